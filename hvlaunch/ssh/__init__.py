@@ -1,1 +1,3 @@
-"""Ways to a host: paramiko, and this machine itself."""
+"""SSH connections to hosts, by paramiko or by the ssh binary, with the user's ssh configuration, keys and
+known_hosts.
+"""

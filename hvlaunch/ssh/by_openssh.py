@@ -1,4 +1,4 @@
-"""Connections by the ssh binary, for what paramiko can't do: GSSAPI, FIDO keys, PKCS#11, ControlMaster."""
+"""Connections by the ssh binary, for features that paramiko lacks: GSSAPI, FIDO keys, PKCS#11, ControlMaster."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ from hvlaunch.ssh.tcp import ConnectLimit, addresses_toward, persist, silence
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 
 _MARK = b"hvlaunch: connected\n"
-"""What ssh prints once it is let in, by LocalCommand, before anything of the host's."""
+"""LocalCommand prints this once ssh is logged in, before any output of the host."""
 _POLICIES: dict[HostKeyPolicy, tuple[str, ...]] = {
     "strict": ("StrictHostKeyChecking=yes",),
     "accept-new": ("StrictHostKeyChecking=accept-new",),
@@ -35,11 +35,14 @@ _POLICIES: dict[HostKeyPolicy, tuple[str, ...]] = {
 }
 _ALWAYS = (
     "BatchMode=yes",
-    "ControlMaster=no",  # to use one that is open, and never to leave one behind
+    # Use an open master connection, but never leave one behind.
+    "ControlMaster=no",
     "ForwardX11=no",
-    "ClearAllForwardings=yes",  # hosts are not to reach this machine, whatever the configuration says
+    # Hosts must not reach this machine, even if the configuration forwards ports.
+    "ClearAllForwardings=yes",
     "Tunnel=no",
-    "LogLevel=INFO",  # of QUIET, nothing would tell why it failed
+    # With QUIET, stderr would not tell why ssh failed.
+    "LogLevel=INFO",
     "RequestTTY=no",
     "RemoteCommand=none",
     "PermitLocalCommand=yes",
@@ -56,9 +59,9 @@ class _RunLimited(Protocol):
 
 
 class OpenSSHClient:
-    """Runs ssh for the hosts of a job as `options` say, with `timeout` seconds for each. Thread-safe.
+    """Runs ssh for the hosts of a job, with `timeout` seconds for each. Thread-safe.
 
-    It reads the ssh configuration itself; what it can't find out without a question is an error.
+    ssh reads its configuration itself. BatchMode turns every question into an error.
     """
 
     def __init__(self, options: SSHOptions, *, timeout: float, connect_limit: ConnectLimit) -> None:
@@ -71,15 +74,14 @@ class OpenSSHClient:
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
     def connect(self, host: Host, timeout: float | None = None) -> "OpenSSHConnection":
-        """A connection that comes about with its first command, since each is an ssh of its own.
+        """Return a connection. Each of its commands is an ssh process, and so the first command connects.
 
-        `timeout` is its own, in place of that of all.
-
-        Raises HostError for settings that can't be used.
+        `timeout` replaces the common timeout. Raises HostError for unusable settings.
         """
         limit = self._timeout if timeout is None else timeout
         settings = resolve(host, self._options, timeout=limit, ask=self._ask)
-        hops = self._hops.before(host.name, settings.proxy_jump)  # in a circle, ssh would start ssh for ever
+        # Also checks for loops: in a loop of jump hosts, ssh would start ssh for ever.
+        hops = self._hops.before(host.name, settings.proxy_jump)
         first = self._hops.settings(hops[0].host) if hops else settings
         words = ["ssh", "-T", *ssh_words(host, self._options)]
         forward = f"ForwardAgent={'yes' if self._options.forward_agent else 'no'}"
@@ -101,16 +103,16 @@ class OpenSSHClient:
         )
 
     def close(self) -> None:
-        """End questions, and every ssh; may be repeated."""
+        """Stop running questions and all ssh processes; may be repeated."""
         self._asker.close()
         self._sweeper.close()
 
 
 class OpenSSHConnection:
-    """hvlaunch.ssh.connection.Connection by `words`, a command line of ssh that lacks the host's command.
+    """A Connection by `words`, a command line of ssh without the host's command.
 
-    `host` is for messages, `run_limited` is ConnectLimit.run at the address, `by_hand` is the command for hints,
-    `is_ssh_alone` is whether no ProxyCommand writes to the stderr of ssh.
+    `host` is for messages, `run_limited` is ConnectLimit.run for the address, and `by_hand` is the command for
+    hints. `is_ssh_alone` is False if a ProxyCommand writes to ssh's stderr too.
     """
 
     def __init__(
@@ -143,7 +145,7 @@ class OpenSSHConnection:
         self._closed = False
 
     def run(self, command: str) -> Channel:
-        """As in Connection.run; also raises the errors of connecting."""
+        """Start a command as Connection.run does; also raises the errors of connecting."""
         deadline = time.monotonic() + self._timeout
         return self._run_limited(partial(self._start, command, deadline), host=self._host, deadline=deadline)
 
@@ -168,7 +170,8 @@ class OpenSSHConnection:
         self._channels.append(channel)
         if self._closed:
             channel.close()
-        if self._is_shared:  # an ssh that uses another's connection runs no LocalCommand
+        # An ssh that shares a master's connection runs no LocalCommand, and prints no mark.
+        if self._is_shared:
             return channel
         watch = threading.Timer(max(0.0, deadline - time.monotonic()), channel.close)
         watch.daemon = True
@@ -178,7 +181,8 @@ class OpenSSHConnection:
                 return channel
         finally:
             watch.cancel()
-        channel.exit_status(_END_PATIENCE)  # what it says last comes after it has closed its stdout
+        # ssh writes its last message after it has closed stdout.
+        channel.exit_status(_END_PATIENCE)
         stderr = channel.stderr().decode("utf-8", "replace")
         channel.close()
         self._channels.remove(channel)
@@ -189,9 +193,9 @@ class OpenSSHConnection:
 
 
 class OpenSSHChannel:
-    """hvlaunch.ssh.connection.Channel over the ssh `process`.
+    """A Channel over the ssh `process`.
 
-    The exit status of a command that a signal ended is 255, since ssh does not tell which it was.
+    The exit status of a command that a signal ended is 255, because ssh does not tell the signal.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", sweeper: Sweeper) -> None:
@@ -199,21 +203,21 @@ class OpenSSHChannel:
         self._sweeper = sweeper
         sweeper.add(process.pid)
         self._socket: socket.socket | None = None
-        """Another descriptor of ssh's own."""
+        """A borrowed descriptor of ssh's TCP socket, for silence() and keepalive options."""
         self._pipes = PipeChannel(process)
         self._early = b""
 
     def wait_for_mark(self) -> bool:
-        """Wait until ssh is let in; False where it ends before."""
-        seen = b""
+        """Wait until ssh is logged in; return False if it ended before."""
+        output = b""
         try:
-            while _MARK not in seen:
+            while _MARK not in output:
                 if not (data := self._pipes.read()):
                     return False
-                seen += data
+                output += data
         except OSError:  # closed meanwhile
             return False
-        self._early = seen.replace(_MARK, b"", 1)
+        self._early = output.replace(_MARK, b"", 1)
         self._socket = borrow(self._process.pid)
         if self._socket is not None:
             persist(self._socket)

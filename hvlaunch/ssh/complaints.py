@@ -1,4 +1,4 @@
-"""What OpenSSH's ssh says on stderr when it fails, and which of our errors that is.
+"""Error texts of OpenSSH's ssh on stderr, and the hvlaunch error for each.
 
 The texts are those of OpenSSH 7.4 to 10 (sshconnect.c, sshconnect2.c, packet.c, clientloop.c, ssh.c, mux.c).
 """
@@ -19,10 +19,10 @@ from hvlaunch.errors import (
 __all__ = ["FAILED", "TOO_MANY_KEYS", "explain", "lost", "was_sent_away"]
 
 FAILED = 255
-"""The exit status of ssh for its own failures."""
+"""Exit status of ssh for its own failures."""
 
 TOO_MANY_KEYS = "-i KEY, or IdentityFile and `IdentitiesOnly yes` in the ssh configuration: its sshd accepts only a few tries"
-"""What to try where an agent holds more keys than sshd's MaxAuthTries."""
+"""Advice if an agent holds more keys than sshd's MaxAuthTries."""
 
 _REVOKED_KEYS = ("revoked by file", "in revoked keys file")
 _REVOKED = ("REVOKED HOST KEY DETECTED", *_REVOKED_KEYS)
@@ -72,19 +72,19 @@ _NO_NEWS = re.compile(r"^(Warning: Permanently added|Control socket|\*\*|@@@|deb
 
 
 def was_sent_away(text: str) -> bool:
-    """Whether an sshd on the way closed the connection before it sent anything."""
+    """Return True if an sshd on the way closed the connection before its greeting."""
     return _line(text, _SENT_AWAY) is not None
 
 
 def lost(stderr: str) -> str | None:
-    """Why a connection that stood was lost, where ssh says that it was."""
+    """Return ssh's reason for the loss of an established connection, or None."""
     return _line(stderr, _LOST)
 
 
 def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False) -> HostError:
-    """The error that ssh's stderr tells of. `by_hand` is the command that shows it to the user.
+    """Return the error that ssh's stderr describes. `by_hand` is the command that reproduces it.
 
-    `is_ssh_alone`: there is no ProxyCommand that may have said some of it; what is not ssh's is an sshd's Banner.
+    With `is_ssh_alone`, no ProxyCommand has written to stderr: any text not from ssh is an sshd's Banner.
     """
     if _line(stderr, _REVOKED + _CHANGED + _UNKNOWN_KEY):
         return _host_key(stderr, host, by_hand)
@@ -118,9 +118,9 @@ def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False)
 
 
 def _host_key(stderr: str, host: str, by_hand: str) -> HostError:
-    found = _FINGERPRINT.search(stderr)
+    match = _FINGERPRINT.search(stderr)
     kind = _KEY_TYPE.search(stderr)
-    key_type, fingerprint = (found[1], found[2].rstrip(".")) if found else (kind[1] if kind else "", "")
+    key_type, fingerprint = (match[1], match[2].rstrip(".")) if match else (kind[1] if kind else "", "")
     facts = {"host": host, "key_type": key_type, "fingerprint": fingerprint}
     shown = f" {key_type} {fingerprint}".rstrip()
     if _line(stderr, _REVOKED):
@@ -140,7 +140,7 @@ def _host_key(stderr: str, host: str, by_hand: str) -> HostError:
 
 
 def _line(stderr: str, texts: tuple[str, ...]) -> str | None:
-    """The first line that has one of the texts."""
+    """Return the first line that contains one of the texts."""
     return next((line for line in _lines(stderr) if any(text in line for text in texts)), None)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a connection to a host, and the stages of making one."""
+"""The interface of a connection to a host, and the stages of connecting."""
 
 import threading
 from collections.abc import Callable
@@ -8,56 +8,56 @@ __all__ = ["Channel", "Connection", "Stage", "listen", "stage"]
 
 
 class Channel(Protocol):
-    """One command running on the host, its stdin and stdout as raw bytes."""
+    """A command that runs on the host, with stdin and stdout as raw bytes."""
 
     def read(self) -> bytes:
-        """Next bytes of the command's stdout, as many as are there; b"" at its end. Blocks.
+        """Return the available bytes of stdout, or b"" at its end. Blocks.
 
-        Raises OSError where the connection broke.
+        Raises OSError if the connection broke.
         """
 
     def write(self, data: bytes) -> None:
-        """Send all of `data` to the command's stdin. Blocks while the host does not take it.
+        """Send all of `data` to stdin. Blocks while the host does not take it.
 
-        Raises OSError where the connection broke or the command is gone.
+        Raises OSError if the connection broke or the command has ended.
         """
 
     def stderr(self) -> bytes:
-        """The last bytes (at most 16 KiB) that the command wrote to stderr so far."""
+        """Return the last bytes of stderr, at most 16 KiB."""
 
     def exit_status(self, timeout: float) -> int | None:
-        """The command's exit status, 128 + n for a signal n; None if not known within `timeout` seconds."""
+        """Return the exit status, or 128 + n for signal n; None if unknown after `timeout` seconds."""
 
     def close(self) -> None:
-        """Give the command up; unblocks read() and write() in other threads. Never raises, may be repeated."""
+        """Give up the command and unblock read() and write() in other threads. Never raises; may be repeated."""
 
 
 class Connection(Protocol):
-    """An open, authenticated way to one host."""
+    """An open, authenticated connection to one host."""
 
     local_address: str | None
-    """Our own end, which is how the host, or the first machine on the way to it, sees the driver.
+    """The local address, as the host or the first jump host sees it.
 
-    Empty where it is not known; None where the host is this machine.
+    Empty if unknown; None if the host is this machine.
     """
 
     remote_address: str | None
-    """The host's end; empty where it is not known (behind a jump host); None where the host is this machine."""
+    """The host's address; empty if unknown (behind a jump host); None if the host is this machine."""
 
     is_near: bool
-    """Whether the host is known to be so near that tens of kilobytes more cost no time."""
+    """True if the host is known to be near: then tens of kilobytes more cost no time."""
 
     def run(self, command: str) -> Channel:
-        """Start `command` through the login shell of the host (of this machine: /bin/sh).
+        """Start `command` in the login shell of the host (on this machine: /bin/sh).
 
         Raises HostError.
         """
 
     def silence(self) -> float | None:
-        """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+        """Return seconds since the first machine on the way acknowledged data; None if unknown."""
 
     def close(self) -> None:
-        """Close it and its channels; unblocks threads in them. Never raises, may be repeated."""
+        """Close the connection and its channels; unblocks threads in them. Never raises; may be repeated."""
 
 
 Stage = Literal["resolve", "connect", "log in", "passphrase"]
@@ -66,12 +66,12 @@ _of_thread = threading.local()
 
 
 def listen(listener: Callable[[Stage], None]) -> None:
-    """Be told of the stages of all connections that this thread makes."""
+    """Report the stages of all connections made in this thread to `listener`."""
     _of_thread.listener = listener
 
 
 def stage(name: Stage) -> None:
-    """Tell who listens what the thread does now."""
+    """Report the current stage of this thread to its listener."""
     listener = getattr(_of_thread, "listener", None)
     if listener is not None:
         listener(name)

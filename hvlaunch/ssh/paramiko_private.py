@@ -1,4 +1,4 @@
-"""The private names of paramiko that hvlaunch uses."""
+"""The private names of paramiko that hvlaunch uses; nothing else touches them."""
 
 import socket
 import threading
@@ -31,7 +31,7 @@ def _on_close(channel: Channel, message: Message) -> None:
 
 
 class HookedTransport(Transport):
-    """paramiko's transport, which asks a subclass first about some of what the host sends, in paramiko's thread."""
+    """paramiko's transport; subclasses see some of the host's messages first, in paramiko's thread."""
 
     _channel_handler_table: ClassVar[dict[int, Callable[[Channel, Message], None]]] = {
         **Transport._channel_handler_table,
@@ -39,8 +39,8 @@ class HookedTransport(Transport):
         MSG_CHANNEL_REQUEST: _on_request,
     }
 
-    # AES-GCM needs no MAC beside it, which would take as long again; paramiko has it last.
-    # Nothing weak is offered: no CBC, no 3DES, no MACs of SHA-1 or MD5, and none but over the ciphertext first.
+    # AES-GCM comes first: a separate MAC would double the time, but paramiko has AES-GCM last. Weak algorithms are
+    # not offered: no CBC, no 3DES, no MACs of SHA-1 or MD5. MACs over the ciphertext come first.
     _preferred_ciphers = tuple(
         sorted(
             (name for name in Transport._preferred_ciphers if not name.endswith("-cbc")),
@@ -57,28 +57,28 @@ class HookedTransport(Transport):
     _preferred_keys = tuple(name for name in Transport._preferred_keys if name not in _SHA1_KEYS)
     _preferred_pubkeys = tuple(name for name in Transport._preferred_pubkeys if name not in _SHA1_KEYS)
 
-    # Wait for bytes, not for a tenth of a second: closing the stream is what ends the wait.
+    # Block until bytes come instead of polling ten times a second; closing the stream ends the wait.
     _active_check_timeout = None
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
-        """Host keys as they were set: paramiko would ask for certificates in any case."""
+        """Host key algorithms as set; paramiko would always add certificates."""
         return tuple(self._preferred_keys)
 
     def sign_only_with(self, algorithms: tuple[str, ...]) -> None:
-        """The algorithms that our own keys may sign with."""
+        """Restrict the signature algorithms of the user's keys."""
         self._preferred_pubkeys = algorithms
 
     def on_request(self, channel: Channel, message: Message) -> bool:  # noqa: ARG002 (for subclasses)
-        """A channel request has come; whether that is all that there is to do."""
+        """Handle a channel request; return True if it is handled completely."""
         return False
 
     def on_close(self, channel: Channel) -> bool:  # noqa: ARG002 (for subclasses)
-        """The host closes the channel; whether that is all that there is to do."""
+        """Handle the host's close of a channel; return True if it is handled completely."""
         return False
 
     def on_disconnect(self, reason: str) -> None:
-        """The host disconnects, for `reason` in its own words."""
+        """Handle the host's disconnect message."""
 
     def _parse_disconnect(self, message: Message) -> None:
         message.get_int()
@@ -86,31 +86,31 @@ class HookedTransport(Transport):
 
 
 def forget_channel(transport: Transport, channel: Channel) -> None:
-    """The number of a channel that is closed at both ends may be another's."""
+    """Release the number of a channel that is closed at both ends."""
     transport._unlink_channel(channel.get_id())
 
 
 def close_here(channel: Channel) -> list[Message]:
-    """Close it at this end alone. What tells the host of it is returned, for send_message(); nothing where it was closed."""
+    """Close a channel at this end, and return the messages that tell the host; empty if it was closed already."""
     with channel.lock:
         messages = channel._close_internal()
     return [message for message in messages if message is not None]
 
 
 def send_message(transport: Transport, message: Message) -> None:
-    """Send it as soon as no new keys are agreed upon. Raises OSError, EOFError, SSHException."""
+    """Send a message after a pending key exchange. Raises OSError, EOFError, SSHException."""
     transport._send_user_message(message)
 
 
 class HookedAgent(AgentSSH):
-    """paramiko's client of an ssh agent, all of whose questions go through ask(), from any thread."""
+    """paramiko's client of an ssh agent; all questions go through ask(), from any thread."""
 
     def begin(self, sock: socket.socket) -> None:
-        """Ask for the keys, over a socket that leads to the agent. Raises OSError, SSHException."""
+        """Request the keys through a socket to the agent. Raises OSError, SSHException."""
         self._connect(sock)
 
     def ask(self, question: Any) -> Any:
-        """The agent's answer. Raises OSError, SSHException."""
+        """Return the agent's answer. Raises OSError, SSHException."""
         return super()._send_message(question)
 
     def _send_message(self, message: Any) -> Any:
@@ -118,14 +118,14 @@ class HookedAgent(AgentSSH):
 
 
 _PATIENCE = 30.0
-"""Seconds for an answer: the agent may ask its user first; at the end of a dead forwarding it never answers."""
+"""Seconds for an answer. The agent may ask its user first; a dead forwarding never answers."""
 
 
 class AgentClient(HookedAgent):
-    """The ssh agent behind the socket at `path`, and its keys as of now.
+    """The ssh agent at the socket `path`, and its current keys.
 
-    paramiko's own would mix up the questions and answers of several threads, and wait for ever.
-    Raises OSError and SSHException.
+    paramiko's own client would mix up questions and answers of several threads, and would wait for ever. Raises
+    OSError and SSHException.
     """
 
     def __init__(self, path: str) -> None:
@@ -148,5 +148,6 @@ class AgentClient(HookedAgent):
             try:
                 return super().ask(question)
             except OSError:
-                self.close()  # a late answer would be taken for that to the next question
+                # A late answer would be taken for the answer to the next question.
+                self.close()
                 raise

@@ -1,4 +1,4 @@
-"""Commands as processes of this machine, whose three pipes are the channel; see connection.py."""
+"""Commands as processes of this machine; their three pipes are the channel. connection.py has the interface."""
 
 import contextlib
 import os
@@ -38,12 +38,12 @@ _STDERR_PATIENCE = 1.0
 def start_piped(
     words: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a process with three pipes; without an environment, it gets this process's own.
+    """Start a process with three pipes, with `environment` or this process's own.
 
-    Raises OSError, and ValueError for a word that no process can have.
+    Raises OSError, and ValueError for a word with a NUL byte.
     """
-    # A session of its own: Ctrl-C in the terminal is for the driver, which tells the command what to do,
-    # and there is no terminal to ask a question at.
+    # A separate session: Ctrl-C in the terminal goes to the driver alone, which tells the command what to do,
+    # and the command finds no terminal for a question.
     return subprocess.Popen(
         words,
         stdin=subprocess.PIPE,
@@ -56,10 +56,10 @@ def start_piped(
 
 
 class PipeConnection:
-    """hvlaunch.ssh.connection.Connection where each command is a process here: `words`, and the command after them.
+    """A Connection whose commands are processes on this machine: `words` and then the command.
 
-    `host` is for messages. `address` is what both ends have: None where the process is on the host itself,
-    empty where it leads there in a way of its own. `environment` is the processes'; None: this process's own.
+    `host` is for messages. `address` is the address of both ends: None if the process is the host itself, empty
+    if the process leads to the host in its own way.
     """
 
     def __init__(
@@ -96,9 +96,9 @@ class PipeConnection:
 
 
 class PipeChannel:
-    """hvlaunch.ssh.connection.Channel over the three pipes of `process`.
+    """A Channel over the three pipes of `process`.
 
-    The process is never killed, since that could leave its children behind: it sees its stdin end.
+    The process is never killed, because its children could be left behind: it sees the end of its stdin.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -134,7 +134,8 @@ class PipeChannel:
         with self._closing:
             if self._wake_write < 0:
                 return
-            os.close(self._wake_write)  # every select() on the other end returns from now on
+            # Every select() with the other end returns from now on.
+            os.close(self._wake_write)
             self._wake_write = -1
             for pipe in (self._stdin, self._stdout, self._stderr):
                 pipe.close()
@@ -144,11 +145,12 @@ class PipeChannel:
         with contextlib.suppress(OSError):
             while data := self._stderr.read():
                 self._tail.add(data)
-        self._process.wait()  # whoever asks for the status or not, no zombie stays
+        # Reap the process here, even if no caller asks for its status.
+        self._process.wait()
 
 
 class _Pipe:
-    """One end of a pipe, for one thread at a time. What waits on it gives up when `wake` is readable."""
+    """One end of a pipe, for one thread at a time. Waiting stops when `wake` becomes readable."""
 
     def __init__(self, file: IO[bytes] | None, event: int, wake: int) -> None:
         if file is None:
@@ -169,12 +171,12 @@ class _Pipe:
                     return os.read(self._file.fileno(), _READ_SIZE)
 
     def write(self, data: bytes) -> None:
-        rest = memoryview(data)
+        unwritten = memoryview(data)
         with self._turn:
-            while rest:
+            while unwritten:
                 self._wait()
                 with contextlib.suppress(BlockingIOError):
-                    rest = rest[os.write(self._file.fileno(), rest) :]
+                    unwritten = unwritten[os.write(self._file.fileno(), unwritten) :]
 
     def close(self) -> None:
         with self._turn:
@@ -187,5 +189,5 @@ class _Pipe:
 
 
 def connect_local(host: Host, environment: Mapping[str, str] | None = None) -> PipeConnection:
-    """The connection to `host`, which is this machine. Commands get the environment; None: this process's own."""
+    """Return the connection to `host`, which is this machine, with `environment` or this process's own."""
     return PipeConnection(("/bin/sh", "-c"), host.name, None, environment)

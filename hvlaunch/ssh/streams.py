@@ -20,18 +20,18 @@ _GREETING_SIZE = 256
 
 
 class Stream(Protocol):
-    """As much of a socket as SSH needs."""
+    """The part of a socket's interface that SSH needs."""
 
     greeting: bytes
-    """The first bytes that came: they tell what the other side is."""
+    """The first received bytes: they identify the other side."""
 
     @property
     def local_address(self) -> str:
-        """Our own end, as the first machine on the way sees it; empty where it is not known."""
+        """The local address, as the first machine on the way sees it; empty if unknown."""
 
     @property
     def remote_address(self) -> str:
-        """The host's end; empty where it is not known."""
+        """The host's address; empty if unknown."""
 
     @property
     def is_near(self) -> bool:
@@ -51,11 +51,11 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
     def problem(self) -> str | None:
-        """What went wrong on the way, in the words of those who stand there, once the stream has ended."""
+        """Return the error of the transport, as reported there, after the stream has ended."""
 
 
 def greeting_with(greeting: bytes, data: bytes) -> bytes:
-    """The greeting with the bytes that came after it, as long as it is short."""
+    """Append data to the greeting while it is short."""
     return greeting if len(greeting) >= _GREETING_SIZE else greeting + data[:_GREETING_SIZE]
 
 
@@ -79,7 +79,7 @@ _READ_SIZE = 16 * 1024
 
 
 class ProxySocket(GreetingSocket):
-    """The near end of the two-way pipe to `process`, which is ended with it."""
+    """The near end of the pipe to the ProxyCommand `process`; close() ends the process."""
 
     local_address = remote_address = ""
     is_near = False
@@ -100,7 +100,8 @@ class ProxySocket(GreetingSocket):
         complaint = self._tail.get().decode("utf-8", "replace").strip().rpartition("\n")[2]
         status = self._process.poll()
         if status == 0 and not complaint:
-            return None  # it did its work, and the host's sshd ended the connection
+            # The command succeeded: the host's sshd ended the connection.
+            return None
         ended = "" if status is None else f" ended with status {status}"
         return f"its ProxyCommand `{self._command}`{ended}" + (f": {complaint}" if complaint else "")
 
@@ -120,14 +121,15 @@ class ProxySocket(GreetingSocket):
         with stderr:
             while data := os.read(stderr.fileno(), _READ_SIZE):
                 self._tail.add(data)
-        self._process.wait()  # no zombie stays, whoever closes or not
+        # Reap the process here, even if close() is never called.
+        self._process.wait()
 
 
 def start_proxy(host: str, command: str) -> ProxySocket:
     """Start `command` by /bin/sh. `host` is for messages. Raises ConnectFailed."""
     near, far = socket.socketpair()
     try:
-        # A session of its own: Ctrl-C in the terminal is for the driver, and all of it can be ended at once.
+        # A separate session: Ctrl-C in the terminal goes to the driver alone, and killpg() ends the whole command.
         process = subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
             stdin=far.fileno(),
@@ -149,10 +151,10 @@ _PIDFD_GETFD = 438
 
 
 def borrow(pid: int) -> socket.socket | None:
-    """Ours to close, else the connection outlives the process.
+    """Duplicate the TCP socket of another process. The caller must close it, or the connection outlives the process.
 
-    None where the process has none, as with a ProxyCommand, where the kernel has no such call (before Linux 5.6), and where it
-    forbids it (kernel.yama.ptrace_scope above 1).
+    Returns None if the process has no TCP socket (with a ProxyCommand), if the kernel lacks the call (before
+    Linux 5.6), or if it forbids the call (kernel.yama.ptrace_scope above 1).
     """
     if sys.platform != "linux":
         return None
@@ -161,10 +163,10 @@ def borrow(pid: int) -> socket.socket | None:
         try:
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 if str(entry.readlink()).startswith("socket:"):
-                    found = socket.socket(fileno=_get(process, int(entry.name)))
-                    if found.proto == socket.IPPROTO_TCP:
-                        return found
-                    found.close()
+                    duplicate = socket.socket(fileno=_get(process, int(entry.name)))
+                    if duplicate.proto == socket.IPPROTO_TCP:
+                        return duplicate
+                    duplicate.close()
         finally:
             os.close(process)
     return None

@@ -1,4 +1,4 @@
-"""TCP connections to hosts, and the limit of those that are being made at once."""
+"""TCP connections to hosts, and the limit of simultaneous handshakes."""
 
 import contextlib
 import socket
@@ -28,28 +28,28 @@ __all__ = [
 ]
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-"""Linux has it."""
+"""Available on Linux."""
 _READ_SIZE = 1 << 18
 _MIN_RTT = struct.Struct("=148xI")
-"""Linux' struct tcp_info, up to tcpi_min_rtt: microseconds, of the quickest round trip so far."""
+"""Linux' struct tcp_info up to tcpi_min_rtt: the shortest round trip in microseconds."""
 _NEAR = 2000
 _STATE, _CLOSED = struct.Struct("B"), 7
-"""The same, its beginning; TCP_CLOSE."""
+"""The first field of the same struct, and the value TCP_CLOSE."""
 _LAST_ACK_RECV = struct.Struct("=56xI")
-"""The same, up to tcpi_last_ack_recv: milliseconds."""
+"""The same struct up to tcpi_last_ack_recv, in milliseconds."""
 _RTO_MAX_MS = 44
-"""Linux 6.15."""
+"""Since Linux 6.15."""
 _LONGEST_PAUSE = 1000
 _USER_TIMEOUT = 900_000
-"""What Linux has by its own rules, where pauses between attempts are as long as they like."""
+"""Linux' own limit with its default pauses between retransmissions."""
 
 
 class QuickSocket(GreetingSocket):
     """A TCP socket that sends and acknowledges at once.
 
-    Small packets to and fro, as in an SSH handshake, otherwise wait for Nagle's algorithm here and
-    for the kernel's delayed ACK; the kernel forgets TCP_QUICKACK, so it is set again after each read.
-    paramiko asks for each packet in two parts, so that what has come already is read ahead, for one reader.
+    Small packets in both directions, as in an SSH handshake, would wait for Nagle's algorithm here and for the
+    peer's delayed ACK. The kernel forgets TCP_QUICKACK, so it is set after each read. paramiko reads each
+    packet in two parts, so recv() reads ahead; only one thread may read.
     """
 
     _ahead = memoryview(b"")
@@ -80,17 +80,15 @@ class QuickSocket(GreetingSocket):
 
 
 def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
-    """Connect to the host's addresses in the order of getaddrinfo; the first that answers wins.
+    """Connect to the host's addresses in the order of getaddrinfo; the first answer wins.
 
-    `host` is for messages, `deadline` as time.monotonic() counts; an address that stays silent has an
-    equal share of what is left. The lookup of the name is bounded by the resolver's own limits.
-
-    Raises UnknownHost, ConnectFailed, StartTimeout.
+    `host` is for messages, and `deadline` is in time.monotonic(). A silent address gets an equal share of the
+    remaining time. The resolver's own limits bound the lookup. Raises UnknownHost, ConnectFailed, StartTimeout.
     """
     name, port = settings.hostname, settings.port
     stage("resolve")
     try:
-        found = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         cause = f"the name {name} resolves to no address: {_reason(error)}"
         hint = (
@@ -100,8 +98,8 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
     stage("connect")
     failures: list[str] = []
     silent = refused = True
-    for index, (family, _, protocol, _, address) in enumerate(found):
-        share = (deadline - time.monotonic()) / (len(found) - index)
+    for index, (family, _, protocol, _, address) in enumerate(addresses):
+        share = (deadline - time.monotonic()) / (len(addresses) - index)
         limit = min(share, settings.connect_timeout or share)
         if limit <= 0:
             break
@@ -127,27 +125,29 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
 
 
 def is_near(sock: socket.socket) -> bool:
-    """Whether a packet goes there and back within 2 ms, as in one room or on one campus; False where it is not known."""
+    """Return True if a round trip takes less than 2 ms, as in one room or campus; False if unknown."""
     rtt = _info(sock, _MIN_RTT)
     return rtt is not None and rtt < _NEAR
 
 
 def silence(sock: socket.socket) -> float | None:
-    """Seconds since the other side's kernel acknowledged something; None where that is not known."""
+    """Return seconds since the peer's kernel acknowledged data; None if unknown."""
     milliseconds = _info(sock, _LAST_ACK_RECV)
     return None if milliseconds is None else milliseconds / 1000
 
 
 def was_reset(sock: socket.socket) -> bool:
-    """Whether all of the connection is gone, not the other side's part alone: a send may have got the error, and then a read finds the end."""
+    """Return True if both directions are closed: a send may have received the error, and a read then finds the
+    end.
+    """
     return _info(sock, _STATE) == _CLOSED
 
 
 def persist(sock: socket.socket) -> bool:
-    """Send again each second what is not acknowledged. Else the pauses double: after a cut, it takes as long again.
+    """Retransmit unacknowledged data each second. By default the pauses double, so a cut lasts up to twice as long.
 
-    False where the kernel has no such option (before Linux 6.15), and nothing changes. The pauses being short, Linux would give the
-    connection up after 14 s.
+    Returns False on kernels without the option (before Linux 6.15), and changes nothing. With short pauses,
+    Linux would give up the connection after 14 s, so the user timeout is raised too.
     """
     if sys.platform != "linux":
         return False
@@ -160,7 +160,7 @@ def persist(sock: socket.socket) -> bool:
 
 
 def addresses_toward(settings: HostSettings) -> tuple[str, str]:
-    """Our own address and the host's, as routes and names have them now; nothing is sent. Empty if not known."""
+    """Return the local and the host's address by current routes and names, without sending; empty if unknown."""
     name, port = settings.hostname, settings.port
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -207,9 +207,9 @@ _LONGEST_BACKOFF = 2.0
 
 
 class ConnectLimit:
-    """At most `limit` connections are being made to one address at a time. Thread-safe.
+    """At most `limit` simultaneous handshakes with one address. Thread-safe.
 
-    `random` gives numbers from 0 to 1, `clock` and `sleep` are those of the time module.
+    `random` returns numbers from 0 to 1; `clock` and `sleep` are as in the time module.
     """
 
     def __init__(
@@ -228,11 +228,11 @@ class ConnectLimit:
         self._rooms: dict[str, threading.Semaphore] = {}
 
     def run(self, address: str, attempt: Callable[[], T], *, host: str, deadline: float) -> T:
-        """Make an attempt once the limit allows it, and return what it returns; after SentAway, again after a pause.
+        """Run `attempt` when the limit allows it and return its result; retry after SentAway, with a pause.
 
-        The pauses double, and each is cut at random, so that those who were sent away together come
-        back apart. `host` is for messages. Raises StartTimeout, and whatever `attempt` raises, SentAway
-        after ten times or at the deadline.
+        The pauses double and are random, so that refused clients come back at different times. `host` is for
+        messages. Raises StartTimeout and the errors of `attempt`, SentAway after ten attempts or at the
+        deadline.
         """
         longest = _FIRST_PAUSE
         for _ in range(_TRIES - 1):

@@ -1,4 +1,4 @@
-"""Ways to a host: by a client of SSH, or by the user's remote agent."""
+"""Ways to a host: an SSH client, or the user's remote agent."""
 
 import re
 import shlex
@@ -25,10 +25,10 @@ class _Client(Protocol):
 
 
 class Ways:
-    """Connects to hosts over SSH as `options` say, within `timeout` seconds each. Thread-safe.
+    """Connects to hosts by SSH, within `timeout` seconds each. Thread-safe.
 
-    Keys are read once, passphrases asked once, jump hosts connected to once, and at most
-    `options.connect_limit` handshakes go on with one address. Nothing is loaded before it is used.
+    Keys are read once, passphrases are asked for once, and connections to jump hosts are shared. At most
+    `options.connect_limit` handshakes with one address run at the same time. Modules are imported on first use.
     """
 
     def __init__(self, options: SSHOptions, *, timeout: float) -> None:
@@ -39,14 +39,14 @@ class Ways:
         self._client: _Client | None = None
 
     def connect(self, host: Host, timeout: float | None = None) -> Connection:
-        """An open connection to the host, in `timeout` seconds if they are given. Blocks. Raises HostError."""
+        """Return an open connection to the host. `timeout` replaces the common timeout. Blocks. Raises HostError."""
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
         return self._client.connect(host, timeout)
 
     def close(self) -> None:
-        """Close what the connections share, after the connections; may be repeated."""
+        """Close the shared resources, after the connections; may be repeated."""
         with self._lock:
             if self._client is not None:
                 self._client.close()
@@ -79,27 +79,27 @@ _EXEC_WITHOUT_STDIN = re.compile(r"(kubectl[^\n]*? exec )(?![^\n]*(?:-i\b|--stdi
 
 
 def connect_by_agent(agent: str, host: Host, timeout: float | None = None) -> PipeConnection:  # noqa: ARG001 (as ways to hosts have it)
-    """The connection to `host` by way of `agent`, a program and perhaps words of its own. Addresses are not known.
+    """Return a connection to `host` through `agent`, a program with optional arguments. Addresses are unknown.
 
-    Raises ConnectFailed where there is no such program.
+    Raises ConnectFailed if the program does not exist.
     """
     return PipeConnection([*agent_words(agent, host.name), host.name], host.name, "")
 
 
 def agent_words(agent: str, host: str) -> list[str]:
-    """The words before the host's name.
+    """Return the words before the host's name.
 
-    kubexec.sh calls `kubectl exec` without stdin, which MPIs do not need: it is run with -i added.
-    Raises ConnectFailed.
+    kubexec.sh calls `kubectl exec` without stdin, because MPIs do not need it; here it runs with -i. Raises
+    ConnectFailed.
     """
     program, *words = shlex.split(agent)
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise ConnectFailed(
             f"{program}, which the scheduler names to be used instead of ssh, was not found", host=host
         )
-    if Path(found).suffix != ".sh":
-        return [found, *words]
-    text = Path(found).read_text(errors="replace")
+    if Path(path).suffix != ".sh":
+        return [path, *words]
+    text = Path(path).read_text(errors="replace")
     changed = _EXEC_WITHOUT_STDIN.sub(r"\1-i ", text)
-    return [found, *words] if changed == text else ["/bin/sh", "-c", changed, found, *words]
+    return [path, *words] if changed == text else ["/bin/sh", "-c", changed, path, *words]

@@ -1,1 +1,1 @@
-"""SSH spoken by paramiko, in this process."""
+"""SSH by paramiko, in this process."""

@@ -1,4 +1,4 @@
-"""SSH by paramiko."""
+"""The paramiko client of a job, and its shared connections to jump hosts."""
 
 import sys
 import threading
@@ -29,10 +29,10 @@ _LOADING = threading.Lock()
 
 
 class ParamikoClient:
-    """Connects to the hosts of a job as `options` say, within `timeout` seconds each. Thread-safe.
+    """Connects to the hosts of a job, within `timeout` seconds each. Thread-safe.
 
-    What the hosts share are the keys, which `keyring` gives once they are needed, the connect limit, and the connections
-    to jump hosts. `close` ends these, and every ProxyCommand.
+    The hosts share the keys, which `keyring` returns on first use, the connect limit and the connections to
+    jump hosts. `close` ends these connections and every ProxyCommand.
     """
 
     def __init__(
@@ -56,12 +56,11 @@ class ParamikoClient:
         self._closed = False
 
     def connect(self, host: Host, timeout: float | None = None) -> "ParamikoConnection":
-        """Connect to `host` and authenticate with a key. Blocks. The host's key is checked as the options say.
+        """Connect to `host`, check its key and authenticate with a key. Blocks.
 
-        `timeout` is this connection's own, in place of that of all.
-
-        Raises a HostError: UnknownHost, ConnectFailed, SentAway, StartTimeout, HostKeyUnknown,
-        HostKeyChanged, HostKeyRevoked, PermissionDenied, or HostError itself for settings that can't be used.
+        `timeout` replaces the common timeout. Raises a HostError: UnknownHost, ConnectFailed, SentAway,
+        StartTimeout, HostKeyUnknown, HostKeyChanged, HostKeyRevoked, PermissionDenied, or HostError itself for
+        unusable settings.
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
@@ -77,12 +76,13 @@ class ParamikoClient:
         try:
             return self._open(target, via, limit, deadline)
         except StartTimeout:
+            # The jump host may be dead: the next host gets a new connection to it.
             if via is not None and (via.silence() or 0.0) > limit / 2:
                 self._jumps.doubt(via)
             raise
 
     def close(self) -> None:
-        """End questions, the connections to jump hosts, and every ProxyCommand; may be repeated."""
+        """End questions, connections to jump hosts and every ProxyCommand; may be repeated."""
         self._asker.close()
         self._jumps.close()
         with self._lock:
@@ -135,10 +135,10 @@ class ParamikoClient:
 
 
 def _load_login() -> "type[Login]":
-    """Paramiko takes 75 ms to import: the connections are open by then, and the hosts' sshd at work.
+    """Import paramiko late: the import takes 75 ms, while the hosts' sshd start their work.
 
-    It is imported without invoke, which takes a third of the time. It stands its absence, and wants it only for
-    `Match exec` in its own parser of ssh_config, which is not asked where there is an ssh binary.
+    invoke is left out, a third of that time: paramiko works without it, and needs it only for `Match exec` in
+    its own parser of ssh_config, which is not used if there is an ssh binary.
     """
     import shutil  # noqa: PLC0415 (it can wait as well)
 
@@ -164,7 +164,7 @@ C = TypeVar("C", bound=_Closable)
 
 
 class Jumps(Generic[C]):
-    """The connections to jump hosts, by the way to them. Thread-safe."""
+    """The connections to jump hosts, by their keys. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -172,9 +172,9 @@ class Jumps(Generic[C]):
         self._doubted: list[C] = []
 
     def get(self, key: tuple[str, ...], make: Callable[[], C], *, host: str, timeout: float) -> C:
-        """The connection of that key: made by one of those who ask at once, and anew where it is gone.
+        """Return the connection for `key`: one caller makes it, and others wait; a closed connection is replaced.
 
-        `host` is for messages. Raises what `make` raises, for all who wait for it; StartTimeout.
+        `host` is for messages. Raises the errors of `make` for all waiting callers, and StartTimeout.
         """
         from concurrent.futures import Future  # noqa: PLC0415 (5 ms, before any connection; few hosts are behind others)
         from concurrent.futures import TimeoutError as TooLate  # noqa: PLC0415
@@ -198,7 +198,7 @@ class Jumps(Generic[C]):
             raise StartTimeout(cause, host=host) from None
 
     def doubt(self, connection: C) -> None:
-        """It does not answer: whoever asks from now on gets another one. Those who have it may go on with it."""
+        """Make a new connection for later callers, because this one does not answer. Its users may continue."""
         with self._lock:
             for key, future in [*self._made.items()]:
                 if future.done() and not future.exception() and future.result() is connection:
@@ -206,7 +206,7 @@ class Jumps(Generic[C]):
                     del self._made[key]
 
     def close(self) -> None:
-        """Close them, the farthest first. May be repeated."""
+        """Close the connections, the farthest first. May be repeated."""
         with self._lock:
             made = [*self._made.values()]
             doubted = [*self._doubted]

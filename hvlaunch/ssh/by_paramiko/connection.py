@@ -1,4 +1,4 @@
-"""A connection to a host that paramiko carries."""
+"""A connection to a host by paramiko."""
 
 import contextlib
 import threading
@@ -17,14 +17,14 @@ __all__ = ["ParamikoChannel", "ParamikoConnection"]
 
 _CHUNK = 32 * 1024
 _MOST_READ = 1 << 18
-"""Bytes that read() gives at once: who cuts frames out of them has them several times."""
+"""Maximum bytes of one read(): the reader of frames copies them several times."""
 
 _CLOSE_PATIENCE = 1.0
 _STDERR_PATIENCE = 1.0
 
 
 class ParamikoChannel:
-    """hvlaunch.ssh.connection.Channel over `session`, in which a command runs already."""
+    """A Channel over `session`, in which a command is running."""
 
     def __init__(self, transport: ClientTransport, session: Session) -> None:
         self._transport = transport
@@ -41,7 +41,7 @@ class ParamikoChannel:
             data = self._session.recv(_MOST_READ)
         except (EOFError, SSHException) as error:
             raise self._lost() from error
-        # The host says that stdout ended, or that the command did; silence means that the host is gone.
+        # A host reports the end of stdout or of the command. An end without a report means a lost connection.
         ended = self._session.eof_received or self._session.exit_status >= 0
         if data or (ended and not self._given_up):
             return data
@@ -69,7 +69,7 @@ class ParamikoChannel:
         return status if status >= 0 else None
 
     def close(self) -> None:
-        """Tell the host if it listens; with a connection that is stuck, give up all of the connection."""
+        """Tell the host, if it listens; if the connection is stuck, give up the whole connection."""
         self._given_up = True
         if self._session.closed:
             return
@@ -101,9 +101,9 @@ def _because(farewell: str | None) -> str:
 
 
 class ParamikoConnection:
-    """hvlaunch.ssh.connection.Connection over an authenticated transport.
+    """A Connection over an authenticated transport.
 
-    `host` is for messages, `timeout` the seconds for a command to be taken by the host.
+    `host` is for messages; `timeout` limits the start of a command.
     """
 
     def __init__(self, host: str, transport: ClientTransport, stream: Stream, timeout: float) -> None:
@@ -117,7 +117,8 @@ class ParamikoConnection:
 
     def run(self, command: str) -> Channel:
         started = time.monotonic()
-        watch = threading.Timer(self._timeout, self.close)  # exec_command itself waits for ever
+        # exec_command() has no timeout, so a timer closes the connection.
+        watch = threading.Timer(self._timeout, self.close)
         watch.daemon = True
         watch.start()
         try:
@@ -137,9 +138,9 @@ class ParamikoConnection:
         return ParamikoChannel(self._transport, session)
 
     def open_jump(self, target: tuple[str, int], *, host: str, timeout: float) -> JumpStream:
-        """A way through this host to the next; see hvlaunch.ssh.by_paramiko.transport.open_jump."""
-        own = self.local_address or ""
-        return open_jump(self._transport, self._host, own, target, host=host, timeout=timeout)
+        """Open a stream through this host to the next one; see transport.open_jump."""
+        local_address = self.local_address or ""
+        return open_jump(self._transport, self._host, local_address, target, host=host, timeout=timeout)
 
     def is_open(self) -> bool:
         return self._transport.is_active()

@@ -1,4 +1,4 @@
-"""Logging in with paramiko: the handshake, the host's key, and ours, one after the other."""
+"""The login by paramiko: handshake, check of the host key, and authentication, in this order."""
 
 import threading
 import time
@@ -29,22 +29,22 @@ __all__ = ["Login"]
 
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _LAST_STEPS = 1.0
-"""Seconds that are left for the host when a passphrase does not come."""
+"""Seconds that remain for the host if the user enters no passphrase."""
 _QUOTED = 80
-"""Characters of a stranger's greeting that a message quotes."""
+"""Characters of an unknown greeting that a message quotes."""
 _SENT_AWAY = ("Exceeded MaxStartups", "Not allowed at this time")
-"""What newer sshd's say to those who are too many, before they close the connection."""
+"""Texts of newer sshd's with too many connections, before they close."""
 _TOO_MANY = "a smaller --connect-limit, if its sshd has a small MaxStartups; or its sshd may refuse this machine's address"
 _METHODS = {
     "GSSAPIAuthentication": "gssapi",
     "HostbasedAuthentication": "hostbased",
     "PKCS11Provider": "publickey",
 }
-"""What sshd calls what a setting of the ssh binary asks for."""
+"""sshd's name of the authentication method for a setting of the ssh binary."""
 
 
 class Login:
-    """One host's way from an open stream to an authenticated connection, in `timeout` seconds and by `deadline`."""
+    """Turns an open stream into an authenticated connection, in `timeout` seconds and before `deadline`."""
 
     def __init__(
         self, target: Target, policy: HostKeyPolicy, keyring: Keyring, *, timeout: float, deadline: float
@@ -59,7 +59,7 @@ class Login:
         self._where = f"{self._settings.hostname} port {self._settings.port}"
 
     def over(self, stream: Stream) -> ParamikoConnection:
-        """Shake hands and authenticate; the stream is closed where that fails. Raises as ParamikoClient.connect()."""
+        """Do the handshake and authenticate; close the stream on failure. Raises as ParamikoClient.connect()."""
         stage("log in")
         try:
             transport = ClientTransport(stream, name=f"ssh {self._name}")
@@ -80,9 +80,9 @@ class Login:
             raise
 
     def _shake_hands(self, transport: ClientTransport, stream: Stream) -> None:
-        known = self._keyring.known_hosts.key_types(self._settings)
+        key_types = self._keyring.known_hosts.key_types(self._settings)
         certificates = self._keyring.known_hosts.has_authority(self._settings)
-        self._choose_algorithms(transport, known, certificates=certificates)
+        self._choose_algorithms(transport, key_types, certificates=certificates)
         transport.banner_timeout = self._timeout
         done = threading.Event()
         transport.start_client(event=done)
@@ -97,26 +97,26 @@ class Login:
             raise self._no_handshake(transport, stream)
 
     def _choose_algorithms(
-        self, transport: ClientTransport, known: tuple[str, ...], *, certificates: bool
+        self, transport: ClientTransport, key_types: tuple[str, ...], *, certificates: bool
     ) -> None:
-        """Offer what the ssh configuration allows of what we have. Raises HostError where that is nothing."""
+        """Offer the algorithms that the ssh configuration allows. Raises HostError if there are none."""
         listed, security = self._settings.algorithms, transport.get_security_options()
 
         def choose(ours: Sequence[str], keyword: str, words: str | None) -> tuple[str, ...]:
-            if found := allowed(ours, words):
-                return found
+            if chosen := allowed(ours, words):
+                return chosen
             cause = f"{keyword} {words} of the ssh configuration: hvlaunch has none of them"
             raise HostError(cause, host=self._name, hint=OPENSSH)
 
         security.ciphers = choose(security.ciphers, "Ciphers", listed.ciphers)
         security.digests = choose(security.digests, "MACs", listed.macs)
         security.kex = choose(security.kex, "KexAlgorithms", listed.key_exchanges)
-        keys = preferred_algorithms(known, tuple(security.key_types), certificates=certificates)
+        keys = preferred_algorithms(key_types, tuple(security.key_types), certificates=certificates)
         security.key_types = choose(keys, "HostKeyAlgorithms", listed.host_keys)
         transport.sign_only_with(allowed(transport.preferred_pubkeys, listed.signatures))
 
     def _may_sign(self, key: PKey) -> bool:
-        """Whether PubkeyAcceptedAlgorithms of the ssh configuration has an algorithm of this key's."""
+        """Return True if PubkeyAcceptedAlgorithms allows an algorithm of this key."""
         certificate = key.public_blob
         name = certificate.key_type if certificate is not None else key.get_name()
         names = [name.replace("ssh-rsa", new) for new in _RSA] if "rsa" in name else [name]
@@ -192,7 +192,7 @@ class Login:
         raise self._denied(f"permission denied ({','.join(methods)})", tried, offers, methods)
 
     def _ask_methods(self, transport: ClientTransport) -> list[str]:
-        """What the host takes from those who have no key; it may even let them in (RFC 4252, section 5.2)."""
+        """Return the methods that the host offers without a key; it may even log us in (RFC 4252, section 5.2)."""
         transport.auth_timeout = self._remaining()
         try:
             transport.auth_none(self._settings.user)
@@ -218,7 +218,7 @@ class Login:
         return PermissionDenied(cause, host=self._name, hint=hint, tried=tried)
 
     def _let_in(self, offers: Offers, *, any_tried: bool) -> str:
-        """How a key of ours comes to be taken there."""
+        """Return advice to make the host accept a key."""
         copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
         if offers.exposed is not None:
             return f"chmod 600 {offers.exposed}"
@@ -240,7 +240,7 @@ class Login:
 
 
 def _may_help(setting: str, methods: Sequence[str]) -> bool:
-    """Whether a way to authenticate that only the ssh binary knows is one that the host takes."""
+    """Return True if the host offers a method that only the ssh binary supports."""
     name = setting.partition(" ")[0]
     return any(method.startswith(_METHODS.get(name, "-")) for method in methods)
 

@@ -1,4 +1,4 @@
-"""paramiko's transport over any stream, a channel of a jump host's transport among them."""
+"""paramiko's transport over any stream, including a channel of a jump host's transport."""
 
 import contextlib
 import ipaddress
@@ -24,31 +24,33 @@ if TYPE_CHECKING:
 __all__ = ["WINDOW", "ClientTransport", "JumpStream", "open_jump"]
 
 WINDOW = 4 << 20
-"""Bytes that a host may send ahead of what we read."""
+"""Bytes that a host may send before we read them."""
 
 _LOG = "hvlaunch.ssh.paramiko"
 _QUOTED = 300
-"""Characters of the host's words that a message quotes."""
+"""Characters of the host's text that a message quotes."""
 _LONGEST_PACKET = 256 << 10
 """PACKET_MAX_SIZE in OpenSSH's packet.c."""
 _JOIN_PATIENCE = 2.0
 _UNKNOWN_SIGNAL = 255
-"""What ssh(1) returns for a command that a signal ended."""
+"""Exit code of ssh(1) for a command that a signal ended."""
 
-# paramiko logs tracebacks of what the other side does wrong; that reaches the user as our errors.
+# paramiko logs tracebacks for errors of the other side; users get hvlaunch's errors instead.
 logging.getLogger(_LOG).addHandler(logging.NullHandler())
 logging.getLogger(_LOG).propagate = False
 
 
 class _Packetizer(Packetizer):
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """No packet is longer than OpenSSH takes, whatever length the host says: that is read before it is checked."""
+        """Refuse packets longer than OpenSSH's limit: paramiko reads the announced length before it checks it."""
         if n > _LONGEST_PACKET:
             raise SSHException(f"a packet of {n} bytes")
         return super().read_all(n, check_rekey)
 
     def start_handshake(self, timeout: float) -> None:
-        """Start no timer: the deadline is ours, and paramiko's is a thread that holds up the end of the process."""
+        """Start no timer: hvlaunch has its own deadline, and paramiko's timer thread delays the end of the
+        process.
+        """
 
 
 class _ChannelStream(Protocol):
@@ -56,16 +58,16 @@ class _ChannelStream(Protocol):
 
 
 class ClientTransport(HookedTransport):
-    """One SSH connection over a stream that is connected already."""
+    """One SSH connection over a connected stream."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         super().__init__(cast("Any", stream), default_window_size=WINDOW, packetizer_class=_Packetizer)
         self.set_log_channel(_LOG)
         self.name = name
         self.farewell: str | None = None
-        """Why the host disconnected, in its own words."""
+        """The host's reason for the disconnect."""
         self.streams: WeakValueDictionary[int, _ChannelStream] = WeakValueDictionary()
-        """The channels that other connections go through, by their numbers."""
+        """Channels that carry other connections, by number."""
 
     def silence(self) -> float | None:
         """See Connection."""
@@ -74,8 +76,8 @@ class ClientTransport(HookedTransport):
     def hang_up(self) -> None:
         """Close the connection and wait for its thread; unblocks every thread in it. May be repeated.
 
-        The socket is shut down first: closed under a thread that reads it, its number could be another
-        connection's by the time of the read.
+        The socket is shut down before it is closed: if it were closed under a thread that reads it, the read
+        could hit another connection with the same descriptor.
         """
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -85,7 +87,7 @@ class ClientTransport(HookedTransport):
         self.sock.close()
 
     def get_exception(self) -> Exception | None:
-        """What ended the connection. Whatever paramiko stumbled over, the host sent it, or who changed it on its way."""
+        """Return the error that ended the connection. Unexpected exceptions of paramiko mean unreadable data."""
         error = super().get_exception()
         if error is None or isinstance(error, EOFError | OSError | SSHException):
             return error
@@ -94,7 +96,7 @@ class ClientTransport(HookedTransport):
         return unreadable
 
     def on_request(self, channel: Channel, message: Message) -> bool:
-        """Note a command's end by a signal, of which paramiko knows nothing (RFC 4254, section 6.10)."""
+        """Record a command's end by a signal, which paramiko does not know (RFC 4254, section 6.10)."""
         start = message.packet.tell()
         if message.get_text() != "exit-signal":
             message.packet.seek(start)
@@ -106,7 +108,7 @@ class ClientTransport(HookedTransport):
         return True
 
     def on_close(self, channel: Channel) -> bool:
-        """Who sends by the channel answers, where data and the answer must not cross."""
+        """Let the JumpStream answer the close of its channel, because data must not follow the answer."""
         stream = self.streams.get(channel.get_id())
         if stream is None:
             return False
@@ -123,17 +125,15 @@ _CLOSE_PATIENCE = 1.0
 _STUCK = 2.0
 """Seconds without an acknowledgement."""
 _LATE = 0.2
-"""Seconds in which paramiko itself says that time is up."""
+"""Seconds for paramiko to report its own timeout first."""
 
 
 class JumpStream:
-    """hvlaunch.ssh.streams.Stream over `channel` of `transport`: it leads from the jump host `jump` to the host.
+    """A Stream over `channel` of `transport`, from the jump host `jump` to the host.
 
-    `local_address` is ours as the jump host sees it, and `name` the host's as the jump host knows it.
-
-    Data that follow the channel's close make sshd end the whole connection to the jump host, with all other
-    hosts behind it ("nonexistent channel"). paramiko sends outside its own lock, so the close, whoever began
-    it, waits here for what is on its way.
+    `local_address` is ours as the jump host sees it, and `name` is the host's name on the jump host. If data
+    follow the channel's close, sshd ends the connection to the jump host for all hosts behind it ("nonexistent
+    channel"). paramiko sends outside its lock, so a close from either side waits here for running sends.
     """
 
     greeting = b""
@@ -150,7 +150,7 @@ class JumpStream:
         self._lock = threading.Condition()
         self._sends = 0
         self._farewell: list[Message] = []
-        """What tells the jump host of the close."""
+        """Messages that tell the jump host of the close."""
         transport.streams[channel.get_id()] = self
 
     def silence(self) -> float | None:
@@ -179,10 +179,10 @@ class JumpStream:
         self.close()
 
     def close(self) -> None:
-        """Close it at our end at once; the jump host is told unless its connection is stuck.
+        """Close this end at once; tell the jump host, unless its connection is stuck.
 
-        Where something is on its way there and the jump host acknowledges nothing, the connection is given up for all: who
-        sends would wait for ever.
+        If a send is running and the jump host acknowledges nothing, the connection is given up for all hosts:
+        the sender would wait for ever.
         """
         if self._close_here():
             polite = threading.Thread(
@@ -198,7 +198,7 @@ class JumpStream:
             return self._lock.wait_for(lambda: not self._sends, _CLOSE_PATIENCE)
 
     def closed_by_peer(self) -> None:
-        """The jump host closes the channel; see ClientTransport."""
+        """Handle the jump host's close of the channel; see ClientTransport."""
         self._close_here()
         self._say_farewell()
 
@@ -208,14 +208,14 @@ class JumpStream:
         return f"the connection to its jump host {self._jump} was lost"
 
     def _close_here(self) -> bool:
-        """From here on no send begins, and all that wait for room end. Whether it was open."""
+        """Refuse new sends and end waiting ones. Return True if the channel was open."""
         farewell = close_here(self._channel)
         with self._lock:
             self._farewell += farewell
         return bool(farewell)
 
     def _say_farewell(self) -> None:
-        """Tell the jump host, unless a send is on its way: that will do it then."""
+        """Tell the jump host, unless a send is running; then its thread does it."""
         with self._lock:
             if self._sends:
                 return
@@ -234,22 +234,22 @@ def open_jump(
     host: str,
     timeout: float,
 ) -> JumpStream:
-    """Have the jump host connect to `target`, a name as it knows it and a port, within `timeout` seconds.
+    """Let the jump host connect to `target`, a name as the jump host knows it and a port, within `timeout` seconds.
 
     `host` is for messages. Raises ConnectFailed, StartTimeout.
     """
-    where = f"{target[0]} port {target[1]}"
+    destination = f"{target[0]} port {target[1]}"
     try:
         channel = _open_channel(transport, jump, target, timeout)
     except ChannelException as error:
         hint = None
         if error.code == _PROHIBITED:
             hint = f"set `AllowTcpForwarding yes` in the sshd_config of {jump}; ssh -J needs it too"
-        cause = f"its jump host {jump} can't connect to {where}: {error.text}"
+        cause = f"its jump host {jump} can't connect to {destination}: {error.text}"
         raise ConnectFailed(cause, host=host, hint=hint) from None
     except (EOFError, OSError, SSHException) as error:
         if transport.is_active():
-            cause = f"its jump host {jump} did not connect to {where} within {timeout:.0f} s"
+            cause = f"its jump host {jump} did not connect to {destination} within {timeout:.0f} s"
             raise StartTimeout(cause, host=host) from None
         cause = f"the connection to its jump host {jump} was lost: {error}"
         raise ConnectFailed(cause, host=host) from None
@@ -257,9 +257,10 @@ def open_jump(
 
 
 def _open_channel(transport: ClientTransport, jump: str, target: tuple[str, int], timeout: float) -> Channel:
-    """Paramiko's own limit begins when the request is sent, which waits for ever where others wait to send: the connection is stuck.
+    """Open a channel in a thread of its own, because paramiko's timeout starts only after the request is sent.
 
-    Raises as open_channel() does, and TimeoutError.
+    On a stuck connection the request waits for ever behind other senders. Raises the errors of open_channel(),
+    and TimeoutError.
     """
     from concurrent.futures import Future  # noqa: PLC0415 (see streams/jumps.py)
     from concurrent.futures import TimeoutError as TooLate  # noqa: PLC0415

@@ -1,1 +1,1 @@
-"""What OpenSSH's files and the command line say of a host."""
+"""The user's ssh configuration: settings, jump hosts, and questions to the ssh binary."""

@@ -1,4 +1,4 @@
-"""Ask the ssh binary: its configuration of a host, and how it would be called."""
+"""Questions to the ssh binary about its configuration (`ssh -G`)."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ __all__ = ["AskSSH", "Questions", "ask_ssh"]
 
 
 class AskSSH:
-    """Runs `ssh` and gives its answer. Thread-safe."""
+    """Runs `ssh` and returns its answer. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,9 +22,9 @@ class AskSSH:
         self._closed = False
 
     def __call__(self, arguments: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
-        """The answer to `ssh ARGUMENTS`, within `timeout` seconds.
+        """Return the answer to `ssh ARGUMENTS`, within `timeout` seconds.
 
-        Raises FileNotFoundError where there is no ssh, and subprocess.TimeoutExpired, once closed too.
+        Raises FileNotFoundError without an ssh binary, and subprocess.TimeoutExpired, also after close().
         """
         with self._start(arguments) as process:
             try:
@@ -36,7 +36,7 @@ class AskSSH:
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def close(self) -> None:
-        """End what still runs. May be repeated."""
+        """Kill running questions. May be repeated."""
         with self._lock:
             self._closed = True
             for process in self._running:
@@ -54,19 +54,20 @@ class AskSSH:
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="surrogateescape",
-                start_new_session=True,  # so that it can be ended with what it runs
+                # A process group of its own, to kill it with the commands of `Match exec`.
+                start_new_session=True,
             )
             self._running.add(process)
         return process
 
 
 def ask_ssh(arguments: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
-    """One question; see AskSSH."""
+    """Ask one question; see AskSSH."""
     return AskSSH()(arguments, timeout)
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:
-    """End the process and its children, unless it was reaped: its number may be another's by then."""
+    """Kill the process and its children, unless it was reaped: its number may be reused by then."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -79,11 +80,11 @@ _KEYWORD = re.compile(r"\s*(\w+)\s*(?:=|\s)\s*(.*?)\s*")
 
 
 class Questions:
-    """Asks ssh for settings; called as ask_ssh is, by `ask`. Thread-safe.
+    """Asks ssh for settings, with few processes; called like ask_ssh. Thread-safe.
 
-    An `ssh -G` takes 4 ms of a processor, which adds up. With -v it tells the files that it reads. Where
-    none of them has a `Match`, a `Host` other than `*`, a `HostName` or a token, and the host keeps the
-    name that it was asked for by, the same arguments have the same answer for every other name.
+    An `ssh -G` takes 4 ms of CPU, which adds up with many hosts. With -v it names the files that it reads. If
+    these files have no `Match`, no `HostName`, no token and only `Host *`, and the host keeps its given name,
+    the answer for any other name is the same.
     """
 
     def __init__(self, ask: Callable[[Sequence[str], float], Answer]) -> None:
@@ -92,7 +93,7 @@ class Questions:
         self._answers: dict[tuple[str, ...], _Asked] = {}
 
     def __call__(self, arguments: Sequence[str], timeout: float) -> Answer:
-        """The answer to `ssh ARGUMENTS`, the last of which is the host's name. Raises what `ask` does."""
+        """Return the answer to `ssh ARGUMENTS`; the last argument is the host's name. Raises the errors of `ask`."""
         *words, name = arguments
         deadline = time.monotonic() + timeout
         with self._lock:
@@ -110,7 +111,7 @@ class Questions:
 
     @staticmethod
     def _left(arguments: Sequence[str], deadline: float) -> float:
-        """Seconds, once those who asked before have their answer. Raises TimeoutExpired where none is left."""
+        """Return the remaining seconds, after waiting for an earlier question. Raises TimeoutExpired at 0."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise subprocess.TimeoutExpired(list(arguments), 0.0)
@@ -118,7 +119,7 @@ class Questions:
 
 
 class _Asked:
-    """What is known of the answers to some arguments: how they look, with NUL for the name, if they are alike."""
+    """The state of one set of arguments: the answer as a template with NUL for the name, if it fits all hosts."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -129,16 +130,16 @@ class _Asked:
 def _template(answer: Answer, name: str) -> str | None:
     if answer.returncode != 0 or not answer.stderr.startswith("OpenSSH_"):
         return None
-    found: list[str] = []
+    lines: list[str] = []
     for line in answer.stdout.splitlines():
         key, _, value = line.partition(" ")
         if key == "canonicalizehostname" and value not in ("false", "no"):
             return None
         if key == "hostname" and value.lower() != name.lower():
             return None
-        found.append(f"{key} \0" if key in ("host", "hostname") else line)
+        lines.append(f"{key} \0" if key in ("host", "hostname") else line)
     alike = all(_is_same_for_all(Path(file)) for file in _READ.findall(answer.stderr))
-    return "\n".join(found) if alike else None
+    return "\n".join(lines) if alike else None
 
 
 def _is_same_for_all(file: Path) -> bool:
@@ -150,8 +151,8 @@ def _is_same_for_all(file: Path) -> bool:
 
 
 def _means_all(line: str) -> bool:
-    found = _KEYWORD.fullmatch(line)
-    if found is None or "%" in line:
+    match = _KEYWORD.fullmatch(line)
+    if match is None or "%" in line:
         return False
-    keyword, words = found[1].lower(), found[2]
+    keyword, words = match[1].lower(), match[2]
     return words == "*" if keyword == "host" else keyword not in ("match", "hostname")

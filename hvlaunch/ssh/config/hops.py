@@ -1,4 +1,4 @@
-"""Jump hosts (ProxyJump): which ones a host is behind."""
+"""Jump hosts (ProxyJump) on the way to a host."""
 
 import re
 import threading
@@ -18,30 +18,30 @@ _WORD = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A jump host. `key` is the way to it, in words: hosts that share the words share the connection."""
+    """A jump host. `key` is the way to it, in words; equal ways share a connection."""
 
     host: Host
     key: tuple[str, ...]
     jump: str | None
-    """The ProxyJump that leads to it, where another's words say so; None leaves it to its own configuration."""
+    """ProxyJump to this host, if another host's ProxyJump determines it; None uses its own configuration."""
 
 
 def parse_hop(word: str, *, host: str) -> Host:
-    """One word of a ProxyJump: `[user@]name[:port]`, an ssh:// URI included. `host` is for messages.
+    """Parse one word of a ProxyJump: `[user@]name[:port]` or an ssh:// URI. `host` is for messages.
 
     Raises HostError.
     """
-    found = _WORD.fullmatch(word.strip())
-    if found is None:
+    match = _WORD.fullmatch(word.strip())
+    if match is None:
         raise HostError(f"its ProxyJump has {word!r}, which is not a host", host=host)
-    port = found["port"]
-    return Host(found["v6"] or found["name"], user=found["user"], port=int(port) if port else None)
+    port = match["port"]
+    return Host(match["v6"] or match["name"], user=match["user"], port=int(port) if port else None)
 
 
 class Hops:
-    """The jump hosts on the way to hosts, and their settings: each is asked for once. Thread-safe.
+    """The jump hosts and their settings; each is looked up once. Thread-safe.
 
-    As with OpenSSH, a jump host has nothing of what `options` or a host say of port, user and identity.
+    As in OpenSSH, the port, user and identity of `options` or of a host do not apply to its jump hosts.
     """
 
     def __init__(self, options: SSHOptions, *, timeout: float, ask: Ask = ask_ssh) -> None:
@@ -52,7 +52,7 @@ class Hops:
         self._settings: dict[tuple[Host, str | None], HostSettings] = {}
 
     def settings(self, hop: Host, jump: str | None = None) -> HostSettings:
-        """How the jump host is reached; `jump` is a ProxyJump in place of its own. Raises HostError."""
+        """Return the settings of a jump host; `jump` replaces its own ProxyJump. Raises HostError."""
         with self._lock:
             if (hop, jump) not in self._settings:
                 self._settings[hop, jump] = resolve(
@@ -61,19 +61,19 @@ class Hops:
             return self._settings[hop, jump]
 
     def before(self, host: str, jump: str | None) -> tuple[Hop, ...]:
-        """The jump hosts before `host`, in the order of connecting; `jump` is its ProxyJump.
+        """Return the jump hosts before `host`, in the order of connecting; `jump` is the host's ProxyJump.
 
-        The first of a ProxyJump may have one itself. Raises HostError where they go round in circles.
+        The first jump host may have a ProxyJump too. Raises HostError for a loop.
         """
         way: tuple[Hop, ...] = ()
-        seen: list[str] = []
+        jumps: list[str] = []
         while jump is not None:
-            if jump in seen:
-                cause = f"its jump hosts form a loop: {' → '.join((*seen, jump))}"
+            if jump in jumps:
+                cause = f"its jump hosts form a loop: {' → '.join((*jumps, jump))}"
                 raise HostError(
                     cause, host=host, hint=f"ssh -v {host} shows them; change the ProxyJump of one"
                 )
-            seen.append(jump)
+            jumps.append(jump)
             words = jump.split(",")
             way = (
                 *(
@@ -91,5 +91,5 @@ class Hops:
 
 
 def behind(host: str, jump: str, error: HostError) -> HostError:
-    """The error of a jump host, as one of the host behind it."""
+    """Turn the error of a jump host into an error of the host behind it."""
     return error.about(host, f"its jump host {jump}: {error.cause}")

@@ -1,4 +1,4 @@
-"""A host's settings of the ssh configuration."""
+"""A host's settings: the user's options first, then the ssh configuration."""
 
 import fnmatch
 import os
@@ -29,28 +29,31 @@ __all__ = [
 ]
 
 _SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
-"""Two names of one algorithm: RFC 8731, and the one that paramiko has."""
+"""Two names of one algorithm: RFC 8731's, and paramiko's."""
 _HYBRID = "sntrup761x25519-sha512"
 _HYBRIDS = ("mlkem768x25519-sha256",)
-"""Key exchanges that hold against quantum computers too. An ssh before 9.9 knows only the first; who allows it allows these."""
+"""Key exchanges that resist quantum computers.
+
+An ssh before 9.9 knows only _HYBRID; a configuration that allows it allows these too.
+"""
 
 
 class Algorithms(NamedTuple):
-    """The lists of the ssh configuration, as `ssh -G` prints them; None where it says nothing."""
+    """Lists of algorithms, as `ssh -G` prints them; None without a list."""
 
     ciphers: str | None = None
     macs: str | None = None
     key_exchanges: str | None = None
     host_keys: str | None = None
     signatures: str | None = None
-    """For our own keys."""
+    """For the user's keys."""
 
     @classmethod
-    def of(cls, found: Mapping[str, Sequence[str]]) -> "Algorithms":
-        """From the configuration's words, in lower case, and their values."""
+    def of(cls, configured: Mapping[str, Sequence[str]]) -> "Algorithms":
+        """Build the lists from the configuration: lower-case keywords and their values."""
 
         def first(*keys: str) -> str | None:
-            return next((found[key][0] for key in keys if found.get(key)), None)
+            return next((configured[key][0] for key in keys if configured.get(key)), None)
 
         return cls(
             first("ciphers"),
@@ -62,9 +65,10 @@ class Algorithms(NamedTuple):
 
 
 def allowed(ours: Sequence[str], listed: str | None) -> tuple[str, ...]:
-    """Those of `ours` that the list of the configuration allows, in our order; all where there is no list.
+    """Return those of `ours` that the configuration allows, in our order; all of them without a list.
 
-    `-` before a list takes away what it has; `+` and `^` take nothing away. `ssh -G` has carried them out already.
+    A list that begins with `-` excludes names; `+` and `^` exclude nothing. `ssh -G` has resolved these
+    already.
     """
     if listed is None or listed.startswith(("+", "^")):
         return tuple(ours)
@@ -77,7 +81,7 @@ def allowed(ours: Sequence[str], listed: str | None) -> tuple[str, ...]:
 
 
 OPENSSH = "--ssh-client openssh"
-"""What to try where only OpenSSH itself can do what is asked for."""
+"""Advice if only OpenSSH itself supports a setting."""
 
 _SSH_PORT = 22
 _DEFAULT_IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
@@ -85,7 +89,7 @@ _USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _GLOBAL_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 _CONFIG_FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-# What OpenSSH refuses in names (they may reach a shell through ProxyCommand), and what it reads as user@host or a URI.
+# OpenSSH refuses these in names, because they may reach a shell through ProxyCommand, or mean user@host or a URI.
 _BAD_IN_USER = frozenset("'`\"$;&<>|(){}")
 _BAD_IN_NAME = frozenset("'`\"$\\;&<>|(){}@/")
 
@@ -103,59 +107,59 @@ Ask = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """How one host is reached. Paths are expanded; what OpenSSH calls "none" is None or empty."""
+    """The settings of one host. Paths are expanded; OpenSSH's "none" is None or empty."""
 
     hostname: str
-    """Where to connect: a name or an address."""
+    """Name or address to connect to."""
     port: int
     user: str
     identity: str | None
-    """The private key that the user asked for; one that is missing or unreadable is an error."""
+    """Private key that the user asked for; it is an error if it is missing or unreadable."""
     identity_files: tuple[str, ...]
-    """Private keys to try, `identity` first; those that do not exist are skipped."""
+    """Private keys to try, `identity` first; missing files are skipped."""
     identities_only: bool
-    """Offer only keys named in `identity_files`, though the ssh agent may hold more."""
+    """Offer only the keys of `identity_files`, even if the ssh agent holds more."""
     identity_agent: str | None
     """Socket of the ssh agent."""
     user_known_hosts_files: tuple[str, ...]
     global_known_hosts_files: tuple[str, ...]
     revoked_host_keys: str | None
-    """A file of keys that no host may show."""
+    """File of keys that no host may show."""
     hash_known_hosts: bool
-    """New entries hide the host's name."""
+    """Hide host names in new entries."""
     host_key_alias: str | None
     given_name: str | None
-    """What the user calls the host whose address was given with it (`address=`); known_hosts may have either."""
+    """The user's name for a host with a separate address (`address=`); known_hosts may use either."""
     address_family: socket.AddressFamily
     connect_timeout: float | None
-    """Seconds for one address to answer, on top of the limit for all of connecting."""
+    """Seconds for one address to answer, within the limit for all addresses."""
     certificate_files: tuple[str, ...]
-    """Certificates for our keys, besides those that lie next to the keys."""
+    """Certificates for the user's keys, besides those next to the keys."""
     proxy_command: str | None
-    """Its tokens are replaced."""
+    """ProxyCommand with its tokens replaced."""
     proxy_jump: str | None
-    """As in `user@first:port,second`: the host is reached from the last one."""
+    """As in `user@first:port,second`; the last one connects to the host."""
     control_path: str | None
-    """Where the ssh binary looks for a connection that is open already."""
+    """Socket of an open connection of the ssh binary."""
     beyond: tuple[str, ...]
-    """Settings that only the ssh binary can follow, as in `PKCS11Provider /usr/lib/token.so`."""
+    """Settings that only the ssh binary supports, such as `PKCS11Provider /usr/lib/token.so`."""
     algorithms: Algorithms
 
     @property
     def known_hosts_files(self) -> tuple[str, ...]:
-        """Where to look for the host's key, the user's files first."""
+        """Files with host keys, the user's files first."""
         return self.user_known_hosts_files + self.global_known_hosts_files
 
     @property
     def host_key_name(self) -> str:
-        """The host's name in known_hosts files: `name`, `[name]:port` for another port than 22, or the alias."""
+        """Name in known_hosts files: the name, `[name]:port` for a port other than 22, or the alias."""
         if self.host_key_alias is not None:
             return self.host_key_alias
         return self._with_port(self.hostname)
 
     @property
     def other_key_name(self) -> str | None:
-        """Another one, where `address=` is not the name that the user calls it by."""
+        """The second name of a host whose `address=` differs from its name."""
         return None if self.given_name is None else self._with_port(self.given_name)
 
     def _with_port(self, name: str) -> str:
@@ -164,7 +168,7 @@ class HostSettings:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to connect to: a name for messages, the settings, and the ssh command that does the same by hand."""
+    """A host to connect to: its name for messages, its settings, and the equivalent ssh command for hints."""
 
     name: str
     settings: HostSettings
@@ -180,28 +184,25 @@ def resolve(
     ask: Ask = ask_ssh,
     environ: Mapping[str, str] = os.environ,
 ) -> HostSettings:
-    """Settings for `host`: its own words first, then `options`, then the ssh configuration.
+    """Return the settings of `host`: its own, then `options`, then the ssh configuration.
 
-    `jump` is a ProxyJump that comes before the configuration's.
-
-    The configuration is what `ssh -G` prints (within `timeout` seconds; it may look names up, or run
-    the commands of `Match exec`). Without an ssh binary it is read by paramiko's parser, which knows
-    no `Include` and fewer `Match` criteria.
-
-    Raises HostError for a name that can't be one or a configuration that can't be read, StartTimeout.
+    `jump` is a ProxyJump that replaces the configuration's. The configuration is the output of `ssh -G` (within
+    `timeout` seconds; it may resolve names and run commands of `Match exec`). Without an ssh binary, paramiko's
+    parser reads it, which lacks `Include` and some `Match` criteria. Raises HostError for an invalid name or an
+    unreadable configuration, and StartTimeout.
     """
     _check_names(host, options)
     try:
-        found = _from_ssh(host, options, jump, timeout, ask)
+        configured = _from_ssh(host, options, jump, timeout, ask)
     except FileNotFoundError:
-        found = _from_parser(host, options)
+        configured = _from_parser(host, options)
         if jump is not None:
-            found = {**found, "proxyjump": [jump], "proxycommand": ["none"]}
-    return _settings(host, options, found, environ)
+            configured = {**configured, "proxyjump": [jump], "proxycommand": ["none"]}
+    return _settings(host, options, configured, environ)
 
 
 def by_hand(host: Host, options: SSHOptions, settings: HostSettings) -> str:
-    """The command with which the user sees the same by hand, for hints."""
+    """Return the ssh command that reproduces the connection, for hints."""
     words = ["ssh"]
     if options.config is not None:
         words += ["-F", str(options.config)]
@@ -226,7 +227,7 @@ def _is_plain(word: str) -> bool:
 
 
 def ssh_words(host: Host, options: SSHOptions) -> list[str]:
-    """Arguments with which the ssh binary sees the host as we do, its name excepted."""
+    """Return the ssh arguments for the same settings, without the host's name."""
     port, user, identity = _own_words(host, options)
     words: list[str] = []
     if options.config is not None:
@@ -257,11 +258,11 @@ def _from_ssh(
     if answer.returncode != 0:
         complaints = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
         raise _unusable(host, complaints[0].strip(), shlex.join(["ssh", *arguments, host.name]))
-    found: dict[str, list[str]] = {}
+    configured: dict[str, list[str]] = {}
     for line in answer.stdout.splitlines():
         key, _, value = line.partition(" ")
-        found.setdefault(key.lower(), []).append(value)
-    return found
+        configured.setdefault(key.lower(), []).append(value)
+    return configured
 
 
 def _from_parser(host: Host, options: SSHOptions) -> dict[str, list[str]]:
@@ -289,7 +290,7 @@ def _unusable(host: Host, cause: str, hint: str | None = None) -> HostError:
 
 
 def _own_words(host: Host, options: SSHOptions) -> tuple[int | None, str | None, str | None]:
-    """Port, user and identity as the user of hvlaunch said them."""
+    """Return port, user and identity from hvlaunch's own options."""
     identity = host.identity or options.identity
     return (
         host.port if host.port is not None else options.port,
@@ -299,10 +300,10 @@ def _own_words(host: Host, options: SSHOptions) -> tuple[int | None, str | None,
 
 
 def _settings(
-    host: Host, options: SSHOptions, found: Mapping[str, list[str]], environ: Mapping[str, str]
+    host: Host, options: SSHOptions, configured: Mapping[str, list[str]], environ: Mapping[str, str]
 ) -> HostSettings:
     def first(key: str, default: str | None = None) -> str | None:
-        value = found.get(key, [default])[0]
+        value = configured.get(key, [default])[0]
         return None if value is None or value.lower() == "none" else value
 
     port, user, identity = _own_words(host, options)
@@ -321,8 +322,8 @@ def _settings(
         # `ssh -G` prints several paths in one line, without quotes; a path starts with / or ~.
         return tuple(_expand(path, tokens) for path in re.split(r"\s+(?=[/~])", value)) if value else ()
 
-    named = found.get("identityfile", [] if identity else list(_DEFAULT_IDENTITIES))
-    identities = [_expand(path, tokens) for path in named if path.lower() != "none"]
+    identity_words = configured.get("identityfile", [] if identity else list(_DEFAULT_IDENTITIES))
+    identities = [_expand(path, tokens) for path in identity_words if path.lower() != "none"]
     return HostSettings(
         hostname=hostname,
         port=port,
@@ -340,19 +341,19 @@ def _settings(
         address_family=_FAMILIES.get(first("addressfamily") or "any", socket.AF_UNSPEC),
         connect_timeout=connect_timeout or None,
         certificate_files=tuple(
-            _expand(path, tokens) for path in found.get("certificatefile", []) if path.lower() != "none"
+            _expand(path, tokens) for path in configured.get("certificatefile", []) if path.lower() != "none"
         ),
         proxy_command=_replaced(first("proxycommand"), tokens),
         proxy_jump=first("proxyjump"),
         control_path=first("controlpath"),
-        beyond=tuple(_beyond(found)),
-        algorithms=Algorithms.of(found),
+        beyond=tuple(_beyond(configured)),
+        algorithms=Algorithms.of(configured),
     )
 
 
-def _beyond(found: Mapping[str, list[str]]) -> Iterator[str]:
+def _beyond(configured: Mapping[str, list[str]]) -> Iterator[str]:
     for key, name in _BEYOND.items():
-        value = found.get(key, ["no"])[0]
+        value = configured.get(key, ["no"])[0]
         if value.lower() not in ("no", "none", "false"):
             yield f"{name} {value}"
 
@@ -375,7 +376,7 @@ def _agent_socket(value: str | None, tokens: Mapping[str, str], environ: Mapping
 
 
 def _expand(path: str, tokens: Mapping[str, str]) -> str:
-    """Tokens as in ssh_config(5), "TOKENS", and a leading ~."""
+    """Expand tokens as in ssh_config(5), "TOKENS", and a leading ~."""
     return _tilde(_replaced(path, tokens) or "")
 
 
@@ -391,7 +392,7 @@ def _tilde(path: str) -> str:
 
 
 def _account() -> tuple[str, str]:
-    """Name and home as OpenSSH finds them: from the user database, not from the environment."""
+    """Return name and home as OpenSSH does: from the user database, not from the environment."""
     try:
         entry = pwd.getpwuid(os.getuid())
     except KeyError:

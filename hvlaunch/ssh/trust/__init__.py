@@ -1,1 +1,1 @@
-"""Who a host is, and who we are: host keys, certificates, our keys and passphrases."""
+"""Trust: the user's keys and passphrases, known host keys and host certificates."""

@@ -1,4 +1,4 @@
-"""Identity files: private keys as ssh-keygen and OpenSSL write them, and the public halves beside them."""
+"""Identity files: private keys in the formats of ssh-keygen and OpenSSL, and the public keys beside them."""
 
 import base64
 import binascii
@@ -27,7 +27,7 @@ from hvlaunch.ssh.trust.host_certificate import CERTIFICATE
 __all__ = ["Identity", "UserCertificate", "bare_key", "certified", "read_certificate", "read_identity"]
 
 _LONGEST = 1 << 20
-"""Bytes of a file of keys."""
+"""Maximum size of a key file in bytes."""
 _PRIVATE = b" PRIVATE KEY-----"
 _OPENSSH_MAGIC = b"openssh-key-v1\0"
 _PUBLIC_KEY_TYPES = (b"ssh-", b"ecdsa-", b"sk-")
@@ -36,7 +36,7 @@ _FIDO = b"sk-"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an identity file holds: a key to sign with, or why there is none; and the public half, where known."""
+    """The content of an identity file: a private key, or the reason for its absence; and the public key if known."""
 
     path: str
     key: PKey | None = None
@@ -44,7 +44,7 @@ class Identity:
     problem: str | None = None
     missing: bool = False
     exposed: bool = False
-    """Others can read it, so it is not used, unless an agent has it."""
+    """True if other users can read the file: then the key is used only if an agent holds it."""
     encrypted: bool = False
 
 
@@ -58,9 +58,9 @@ class UserCertificate:
 
 
 def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
-    """Read `path` and what lies beside it. Never raises: what is wrong is the `problem`.
+    """Read `path` and the files beside it. Never raises: `problem` describes an error.
 
-    The formats are OpenSSH's (PROTOCOL.key in its sources) and PEM, PKCS #8 included.
+    The formats are OpenSSH's (PROTOCOL.key in its sources) and PEM, including PKCS #8.
     """
     try:
         with Path(path).open("rb") as file:
@@ -107,7 +107,7 @@ def bare_key(certificate: bytes) -> bytes:
 
 
 def certified(key: PKey, blob: PublicBlob) -> PKey:
-    """The same key, which shows the certificate in `blob`."""
+    """Return the same key with the certificate in `blob`."""
     shows = AgentKey(key.agent, key.blob, key.comment) if isinstance(key, AgentKey) else copy.copy(key)
     shows.public_blob = blob
     return shows
@@ -125,7 +125,7 @@ def _private_key(data: bytes, passphrase: bytes | None) -> PKey:
     openssh = b"BEGIN OPENSSH PRIVATE KEY" in data
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
     private = load(data, password=passphrase)
-    # paramiko reads only some PEM formats; this one it reads for every kind of key.
+    # paramiko reads only some PEM formats, but OpenSSH's for every kind of key.
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
     kinds: tuple[tuple[type, type[PKey]], ...] = (
         (rsa.RSAPrivateKey, RSAKey),
@@ -140,7 +140,9 @@ def _private_key(data: bytes, passphrase: bytes | None) -> PKey:
 
 
 def _public_half(path: str, data: bytes) -> bytes | None:
-    """The public key in the file itself (a .pub file, or OpenSSH's format, which leaves it readable), or beside it."""
+    """Return the public key from the file itself (a .pub file, or OpenSSH's format), or from the .pub file
+    beside it.
+    """
     try:
         if data.startswith(_PUBLIC_KEY_TYPES):
             return base64.b64decode(data.split()[1])

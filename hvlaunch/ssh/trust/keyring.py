@@ -1,4 +1,4 @@
-"""The keys to log in with, from agents and files, and the user's passphrases."""
+"""The keys for logins, from agents and files, and the user's passphrases."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _CLEAR_TO_END = "\x1b[K"
 
 
 class Terminal:
-    """The terminal at `path`, asked by one thread at a time. Closing it ends a question that is still open."""
+    """The terminal at `path`; one thread asks at a time. close() ends an open question."""
 
     def __init__(self, path: str = "/dev/tty") -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Terminal:
         self._wake_read, self._wake_write = os.pipe()
 
     def is_there(self) -> bool:
-        """Whether there is someone to ask: a terminal, of which this job is in the foreground."""
+        """Return True if a user can answer: there is a terminal, and this job is in its foreground."""
         try:
             fd = self._open()
         except OSError:
@@ -51,9 +51,9 @@ class Terminal:
             os.close(fd)
 
     def ask(self, question: str, deadline: float | None = None) -> bytes | None:
-        """The answer, which is not shown while it is typed; None where there is none.
+        """Return the user's answer, typed without echo, or None.
 
-        Raises TimeoutError where none has come by `deadline`, as time.monotonic() counts.
+        Raises TimeoutError without an answer by `deadline`, in time.monotonic().
         """
         with self._turn:
             try:
@@ -70,7 +70,7 @@ class Terminal:
                 os.close(fd)
 
     def close(self) -> None:
-        """Leave the terminal as it was. May be repeated."""
+        """Restore the terminal. May be repeated."""
         with self._closing:
             if self._wake_write >= 0:
                 os.close(self._wake_write)
@@ -85,14 +85,14 @@ class Terminal:
         before = termios.tcgetattr(fd)
         silent = [*before]
         silent[3] = before[3] & ~termios.ECHO
-        # Ctrl-Z would let the shell show what is typed after `fg`.
+        # After Ctrl-Z and `fg` the shell would have turned the echo on.
         silent[6] = [*before[6]]
         silent[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSAFLUSH, silent)
         try:
-            # A line of its own, whatever was on it: the console redraws the row that the cursor is in.
-            rest = "" if os.environ.get("TERM", "dumb") == "dumb" else _CLEAR_TO_END
-            os.write(fd, f"{question}{rest}\n".encode())
+            # The question ends with a newline, because the console redraws the row of the cursor.
+            clear = "" if os.environ.get("TERM", "dumb") == "dumb" else _CLEAR_TO_END
+            os.write(fd, f"{question}{clear}\n".encode())
             return self._line(fd, deadline)
         finally:
             with contextlib.suppress(termios.error):
@@ -105,7 +105,8 @@ class Terminal:
             selector.register(self._wake_read, selectors.EVENT_READ)
             ready = selector.select(patience)
         if not ready:
-            termios.tcflush(fd, termios.TCIFLUSH)  # the shell must not get the half of it
+            # The shell must not receive half a passphrase.
+            termios.tcflush(fd, termios.TCIFLUSH)
             raise TimeoutError
         if any(key.fd == self._wake_read for key, _ in ready):
             return None
@@ -114,11 +115,11 @@ class Terminal:
 
 
 _PASSPHRASES = 3
-"""How often the user is asked for one key."""
+"""Attempts per key."""
 
 
 class Asker(Protocol):
-    """Who is asked for passphrases: hvlaunch.ssh.trust.keyring.Terminal."""
+    """The interface to ask for passphrases; Terminal implements it."""
 
     def is_there(self) -> bool: ...
 
@@ -128,33 +129,33 @@ class Asker(Protocol):
 
 
 class Locked(Exception):
-    """An encrypted key that stays so; the text says why."""
+    """A key that stays encrypted; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A key that we can sign with. `label` names it in messages."""
+    """A key for authentication. `label` names it in messages."""
 
     label: str
     load: "Callable[[], PKey]"
-    """Gives the key; asks the user first where it is encrypted. Raises Locked."""
+    """Returns the key; asks the user first if it is encrypted. Raises Locked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The keys to try with a host, in order, and a few words on each that can't be tried."""
+    """The keys to try with a host, in order, and the reasons why others are skipped."""
 
     keys: tuple[Offer, ...]
     skipped: tuple[str, ...]
     locked: bool = False
-    """Whether one that can't be tried is encrypted."""
+    """True if a skipped key is encrypted."""
     exposed: str | None = None
-    """One that is not tried because others can read its file."""
+    """File of a key that is skipped because other users can read it."""
 
 
 @dataclass(slots=True)
 class _Sorted:
-    """Offers while they are found: those to try first, those to try last, and why there are no others."""
+    """Offers while they are collected: first and last keys, and reasons for skipped ones."""
 
     first: list[Offer] = field(default_factory=list)
     last: list[Offer] = field(default_factory=list)
@@ -164,9 +165,9 @@ class _Sorted:
 
 
 class Keyring:
-    """Identity files, ssh agents and known_hosts files: each is read once, however many hosts ask.
+    """Identity files, ssh agents and known_hosts files; each is read once for all hosts of a job.
 
-    A passphrase, too, is asked for once. Thread-safe; one is shared by all hosts of a job.
+    Each passphrase is asked for once, too. Thread-safe.
     """
 
     def __init__(self, asker: Asker | None = None) -> None:
@@ -180,11 +181,11 @@ class Keyring:
         self._agents: dict[str, AgentClient | None] = {}
 
     def offers(self, host: str, settings: HostSettings, deadline: float | None = None) -> Offers:
-        """Our keys: those that were asked for or that an agent holds for an identity file, then other ones.
+        """Return the user's keys: keys asked for, keys of identity files that an agent holds, then the others.
 
-        A key that has a certificate comes twice, with the certificate first. `host` is for messages,
-        `deadline` (of time.monotonic()) for those who are asked for a passphrase.
-        Raises HostError where the identity asked for is missing or can't be read.
+        A key with a certificate is offered twice, with the certificate first. `host` is for messages;
+        `deadline`, in time.monotonic(), limits questions. Raises HostError if the requested identity is missing
+        or unreadable.
         """
         with self._lock:
             identities = [self._identity(path) for path in settings.identity_files]
@@ -193,17 +194,17 @@ class Keyring:
             certificates = [certificate for path in paths if (certificate := self._certificate(path))]
             agent = self._agent(settings.identity_agent)
         held = {key.blob: key for key in agent.get_keys()} if agent else {}
-        found = _Sorted()
+        collected = _Sorted()
         if settings.identity_agent is not None and agent is None:
-            found.skipped.append(f"no ssh agent answers at {settings.identity_agent}")
+            collected.skipped.append(f"no ssh agent answers at {settings.identity_agent}")
         for identity in identities:
             asked_for = identity.path == settings.identity
             if identity.public is not None and identity.public in held:
                 key = held.pop(identity.public)
-                found.first += _ready(f"{key.comment} (agent)", key, certificates)
+                collected.first += _ready(f"{key.comment} (agent)", key, certificates)
             elif identity.key is not None:
                 offers = _ready(identity.path, identity.key, certificates)
-                (found.first if asked_for else found.last).extend(offers)
+                (collected.first if asked_for else collected.last).extend(offers)
             elif asked_for and not identity.encrypted:
                 cause = f"the private key {identity.path} can't be used: {identity.problem}"
                 private = identity.path.removesuffix(".pub")
@@ -213,21 +214,26 @@ class Keyring:
                 raise HostError(cause, host=host, hint=hint)
             elif identity.encrypted and self._asker.is_there():
                 locked = self._locked(identity, certificates, deadline)
-                (found.first if asked_for else found.last).extend(locked)
+                (collected.first if asked_for else collected.last).extend(locked)
             elif not identity.missing:
                 no_one = ", and there is no terminal to ask for its passphrase" if identity.encrypted else ""
-                found.skipped.append(f"{identity.path}: {identity.problem}{no_one}")
-                found.locked = found.locked or identity.encrypted
+                collected.skipped.append(f"{identity.path}: {identity.problem}{no_one}")
+                collected.locked = collected.locked or identity.encrypted
                 if identity.exposed:
-                    found.exposed = identity.path
+                    collected.exposed = identity.path
         others: list[Offer] = []
         if not settings.identities_only:
             for key in held.values():
                 others += _ready(f"{key.comment} (agent)", key, certificates)
-        return Offers((*found.first, *others, *found.last), tuple(found.skipped), found.locked, found.exposed)
+        return Offers(
+            (*collected.first, *others, *collected.last),
+            tuple(collected.skipped),
+            collected.locked,
+            collected.exposed,
+        )
 
     def close(self) -> None:
-        """Hang up on the ssh agents, ask no more; may be repeated."""
+        """Disconnect from the ssh agents and ask nothing more; may be repeated."""
         self._asker.close()
         with self._lock:
             for agent in self._agents.values():
@@ -238,7 +244,7 @@ class Keyring:
     def _locked(
         self, identity: "Identity", certificates: "Iterable[UserCertificate]", deadline: float | None
     ) -> Iterator[Offer]:
-        """Offers of an encrypted key; the user is asked when a host has refused all that came before."""
+        """Yield offers of an encrypted key; the user is asked only if the host refused all keys before it."""
         from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
 
         def load(blob: "PublicBlob") -> "PKey":
@@ -250,7 +256,7 @@ class Keyring:
         yield Offer(identity.path, lambda: self._open(identity.path, deadline))
 
     def _open(self, path: str, deadline: float | None) -> "PKey":
-        """The key in an encrypted file, with the help of the user. Raises Locked."""
+        """Return the key of an encrypted file, with the user's passphrase. Raises Locked."""
         from hvlaunch.ssh.trust.identity import read_identity  # noqa: PLC0415  (paramiko)
 
         with self._asking:
@@ -307,7 +313,7 @@ class Keyring:
 
 
 def _ready(label: str, key: "PKey", certificates: "Iterable[UserCertificate]") -> list[Offer]:
-    """Offers of a key that needs no passphrase: with each of its certificates, then bare."""
+    """Return offers of a key without a passphrase: with each of its certificates, then bare."""
     from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
 
     shown = [certificate for certificate in certificates if certificate.public == key.asbytes()]

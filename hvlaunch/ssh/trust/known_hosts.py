@@ -1,4 +1,4 @@
-"""known_hosts files: is the host the one that it was?
+"""known_hosts files, to check that a host is the same as before.
 
 The format and the rules are OpenSSH's: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT", and ssh(1).
 """
@@ -27,19 +27,19 @@ _RSA_ALGORITHMS = ("rsa-sha2-512", "rsa-sha2-256")
 _REVOKED = "@revoked"
 _AUTHORITY = "@cert-authority"
 _KRL = b"SSHKRL\n\0"
-"""What a binary list of revoked keys begins with; PROTOCOL.krl in OpenSSH's sources."""
+"""First bytes of a binary list of revoked keys; PROTOCOL.krl in OpenSSH's sources."""
 _OTHER_SOURCES = ("KnownHostsCommand", "VerifyHostKeyDNS")
 """Settings of the ssh binary that may know a host's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A public key: its type as in `ssh-ed25519`, and its bytes as they go over the wire."""
+    """A public key: its type, such as `ssh-ed25519`, and its wire format."""
 
     type: str
     blob: bytes
     certificate: bytes | None = field(default=None, compare=False)
-    """What the host shows in place of the bare key, if it does."""
+    """The certificate that the host showed with the key, if any."""
 
     @property
     def fingerprint(self) -> str:
@@ -57,7 +57,7 @@ class _Entry:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it says that this is the host's own key."""
+        """True if the entry says that this is the host's own key."""
         return self.marker is None
 
 
@@ -68,7 +68,7 @@ class _File:
     hashed: list[tuple[bytes, bytes, _Entry]] = field(default_factory=list)
     """Salt, HMAC of the name, entry."""
     patterns: list[tuple[list[re.Pattern[str]], list[re.Pattern[str]], _Entry]] = field(default_factory=list)
-    """Patterns of which one must match, patterns of which none may match, entry."""
+    """Patterns to match (at least one), patterns not to match, entry."""
 
     def add(self, names: str, entry: _Entry) -> None:
         if names.startswith("|1|"):
@@ -98,22 +98,21 @@ class _File:
 
 
 def preferred_algorithms(
-    known: tuple[str, ...], offered: tuple[str, ...], *, certificates: bool = False
+    key_types: tuple[str, ...], offered: tuple[str, ...], *, certificates: bool = False
 ) -> tuple[str, ...]:
-    """Put the signature algorithms for host keys of the `known` types first, as OpenSSH does.
+    """Put the signature algorithms for host keys of `key_types` first, as OpenSSH does.
 
-    So a host that has several keys, of which we know one, shows that one; or its certificate, if
-    we know an authority for it.
+    A host with several keys then shows the key that we know, or its certificate if we know an authority for it.
     """
     first = {
-        name for key_type in known for name in (_RSA_ALGORITHMS if key_type == "ssh-rsa" else (key_type,))
+        name for key_type in key_types for name in (_RSA_ALGORITHMS if key_type == "ssh-rsa" else (key_type,))
     }
     ordered = tuple(sorted(offered, key=lambda name: name not in first))
     return (*(name + CERTIFICATE for name in offered), *ordered) if certificates else ordered
 
 
 class KnownHosts:
-    """The known_hosts files of a job: each is read once, whichever and however many hosts ask. Thread-safe."""
+    """The known_hosts files of a job; each is read once for all hosts. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -122,14 +121,14 @@ class KnownHosts:
         self._revoked: dict[str, frozenset[bytes]] = {}
 
     def key_types(self, settings: HostSettings) -> tuple[str, ...]:
-        """The types of the keys that are known for the host."""
+        """Return the types of the known keys of the host."""
         with self._lock:
             named, plain = self._find(settings)
         listed = [entry for entry in named if entry.is_plain] or plain
         return tuple(dict.fromkeys(entry.key.type for entry in listed if entry.is_plain))
 
     def has_authority(self, settings: HostSettings) -> bool:
-        """Whether an authority is known that may vouch for the host."""
+        """Return True if a known authority may vouch for the host."""
         with self._lock:
             named, plain = self._find(settings)
         return any(entry.marker == _AUTHORITY for entry in (*named, *plain))
@@ -137,11 +136,11 @@ class KnownHosts:
     def check(
         self, key: HostKey, *, host: str, settings: HostSettings, policy: HostKeyPolicy, by_hand: str
     ) -> None:
-        """Accept `key` as the host's, or not; a new one is recorded where `policy` is accept-new.
+        """Accept `key` as the host's or raise an error; with the policy accept-new, record an unknown key.
 
-        `host` is for messages, `by_hand` is the ssh command that would ask the user.
-        Raises HostKeyUnknown, HostKeyChanged, HostKeyRevoked, and HostError where a RevokedHostKeys file
-        can't be read, or a new key not be recorded.
+        `host` is for messages, and `by_hand` is the ssh command that would ask the user. Raises HostKeyUnknown,
+        HostKeyChanged, HostKeyRevoked, and HostError if a RevokedHostKeys file is unreadable, or a new key
+        can't be recorded.
         """
         with self._lock:
             named, plain = self._find(settings)
@@ -168,18 +167,18 @@ class KnownHosts:
                     return
             if problem is not None:
                 raise _not_certified(key, host, problem)
-            known = next((entry for entry in named if entry.is_plain), None)
-            if known is not None:
-                raise _changed(key, host, settings, known)
+            own_entry = next((entry for entry in named if entry.is_plain), None)
+            if own_entry is not None:
+                raise _changed(key, host, settings, own_entry)
             if policy == "strict":
                 raise _unknown(key, host, settings, by_hand)
             if settings.user_known_hosts_files:
                 self._record(key, host, settings)
 
     def _find(self, settings: HostSettings) -> tuple[list[_Entry], list[_Entry]]:
-        """Entries for the host's names with its port, and for its bare names where those are others.
+        """Return entries for the host's names with its port, and for its other bare names.
 
-        As in OpenSSH, a key that is known for the bare name will do, but a different one proves nothing.
+        As in OpenSSH, a matching key of the bare name is accepted, but a different key there proves nothing.
         """
         files = [self._file(path) for path in settings.known_hosts_files]
         named = [settings.host_key_name, settings.other_key_name]
@@ -194,7 +193,9 @@ class KnownHosts:
         return self._files[path]
 
     def _revoked_in(self, path: str, host: str) -> frozenset[bytes]:
-        """The keys of a RevokedHostKeys file. As in OpenSSH, no host is trusted where it can't be read."""
+        """Return the keys of a RevokedHostKeys file. As in OpenSSH, an unreadable file means that no host is
+        trusted.
+        """
         if path not in self._revoked:
             try:
                 data = Path(path).read_bytes()
@@ -232,7 +233,7 @@ def _pattern(word: str) -> re.Pattern[str]:
 
 
 def _read(path: str) -> _File:
-    """What is in the file; as with OpenSSH, nothing where it can't be read."""
+    """Parse a file; as in OpenSSH, an unreadable file counts as empty."""
     file = _File()
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -251,7 +252,7 @@ def _read(path: str) -> _File:
 
 
 def _blob(word: str) -> bytes | None:
-    """A public key in base64; None where it is none."""
+    """Decode a public key in base64, or return None."""
     try:
         return base64.b64decode(word, validate=True)
     except ValueError:
@@ -259,7 +260,7 @@ def _blob(word: str) -> bytes | None:
 
 
 def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
-    """The certificate that the host showed with its key, or what is wrong with it."""
+    """Return the host's certificate, or the reason why it is invalid."""
     if key.certificate is None:
         return None, None
     try:
@@ -277,7 +278,7 @@ def _certified_name(settings: HostSettings) -> str:
 
 
 def _append(path: str, line: str) -> None:
-    """Add a line; a lock keeps other processes' lines whole, and an unfinished last line is finished first."""
+    """Append a line. A lock keeps concurrent lines apart, and an unfinished last line is ended first."""
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b", buffering=0) as file:  # noqa: PTH123  (a descriptor, no path)
@@ -294,8 +295,8 @@ def _hashed(name: str) -> str:
 
 
 def _unknown(key: HostKey, host: str, settings: HostSettings, by_hand: str) -> HostKeyUnknown:
-    there = [_with_trouble(path) for path in settings.known_hosts_files if Path(path).exists()]
-    files = ", ".join(there or settings.known_hosts_files[:1]) or "no file"
+    existing = [_with_trouble(path) for path in settings.known_hosts_files if Path(path).exists()]
+    files = ", ".join(existing or settings.known_hosts_files[:1]) or "no file"
     cause = (
         f"its host key is not known: {key.type} {key.fingerprint}"
         f" (looked for {_searched(settings)} in {files})"
@@ -328,18 +329,18 @@ def _not_certified(key: HostKey, host: str, problem: str) -> HostKeyUnknown:
     return HostKeyUnknown(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 
-def _changed(key: HostKey, host: str, settings: HostSettings, known: _Entry) -> HostKeyChanged:
+def _changed(key: HostKey, host: str, settings: HostSettings, entry: _Entry) -> HostKeyChanged:
     cause = (
-        f"its host key {key.type} {key.fingerprint} is not the one in {known.path}:{known.line}"
-        f" ({known.key.type} {known.key.fingerprint}): the host was reinstalled, or another machine answers under its name"
+        f"its host key {key.type} {key.fingerprint} is not the one in {entry.path}:{entry.line}"
+        f" ({entry.key.type} {entry.key.fingerprint}): the host was reinstalled, or another machine answers under its name"
     )
     names = [name for name in (settings.host_key_name, settings.other_key_name) if name is not None]
-    remove = " && ".join(f"ssh-keygen -f {known.path} -R '{name}'" for name in names)
+    remove = " && ".join(f"ssh-keygen -f {entry.path} -R '{name}'" for name in names)
     hint = f"if it was reinstalled, `{remove}`"
     return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
 
-def _revoked(key: HostKey, host: str, where: str) -> HostKeyRevoked:
-    cause = f"its host key {key.type} {key.fingerprint} is {where}"
+def _revoked(key: HostKey, host: str, source: str) -> HostKeyRevoked:
+    cause = f"its host key {key.type} {key.fingerprint} is {source}"
     hint = "make a new host key on that host (ssh-keygen -A), or ask who revoked this one"
     return HostKeyRevoked(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
