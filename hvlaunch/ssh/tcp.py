@@ -144,7 +144,7 @@ def was_reset(sock: socket.socket) -> bool:
 
 
 def persist(sock: socket.socket) -> bool:
-    """Retransmit unacknowledged data each second. By default the pauses double, so a cut lasts up to twice as long.
+    """Retransmit unacknowledged data each second. The default pauses double, so a cut lasts up to twice as long.
 
     Returns False on kernels without the option (before Linux 6.15), and changes nothing. With short pauses,
     Linux would give up the connection after 14 s, so the user timeout is raised too.
