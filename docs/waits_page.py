@@ -45,7 +45,7 @@ _OTHERS = (
         "all are there",
         "0.5 s",
         "the agent kills all the same: its order has this delay in it",
-        "engine/inspection.py",
+        "engine/workers.py",
     ),
     _OtherWait(
         "an agent's end, until its workers' output is durable",

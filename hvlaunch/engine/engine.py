@@ -12,16 +12,13 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.course import AT_WORK, WITH_WORKERS, Course, Phase
-from hvlaunch.engine.draining import Draining
-from hvlaunch.engine.health import Health, Hearing, Overdue
-from hvlaunch.engine.host_errors import no_list, no_start, stuck, unfit
+from hvlaunch.engine.events import Lull, Sign
+from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.life import InvalidTransition
-from hvlaunch.engine.lull import lull, pass_over, tally
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Course, GroupStates, Phase
 from hvlaunch.engine.network import LOOPBACK
-from hvlaunch.engine.outcome import GroupStates
 from hvlaunch.engine.policy import Decision, Ending, Policy
-from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.pool import HostState, Pool, PoolHost, no_list, no_start, stuck, unfit
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits
@@ -30,7 +27,38 @@ from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobSpec
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "lull", "pass_over", "tally"]
+
+
+def tally(waits: Waits) -> tuple[int, int]:
+    """What a Tick may change before anything is due: then its turn is not idle."""
+    return len(waits.all_of(Wait.DRAINING)), len(waits.all_of(Wait.COOLDOWN))
+
+
+def lull(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None) -> Lull:
+    """All that idle turns can have changed."""
+    current = rounds.round
+    commit_at = waits.since(Wait.COMMIT)
+    if current is None or commit_at is None:
+        return Lull(due=due, deadline=deadline)
+    signs = tuple(Sign(worker.host, worker.slot, worker.commit, worker.beat_at) for worker in rounds.workers)
+    return Lull(signs, current.commit, commit_at, waits.until(Wait.SILENCE_LOOK), due, deadline)
+
+
+def pass_over(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
+    """Be as after the turns that the event stands for."""
+    for sign in event.signs:
+        for worker in rounds.workers.of([(sign.host, sign.slot)]):
+            worker.commit, worker.beat_at = sign.commit, sign.beat_at
+    if rounds.round is None or not waits.has(Wait.COMMIT):
+        return
+    rounds.round.committed(event.commit)
+    waits.begin(Wait.COMMIT, None, event.commit_at, commit_timeout)
+    if event.next_check is None:
+        waits.end(Wait.SILENCE_LOOK)
+    else:
+        waits.begin(Wait.SILENCE_LOOK, None, event.next_check)
+
 
 _START_MARGIN = 0.5
 """Seconds that a host's own, better explained, timeout has before ours."""

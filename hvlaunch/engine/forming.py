@@ -9,16 +9,13 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostNetwork
 from hvlaunch.engine.causes import Cause
-from hvlaunch.engine.inspection import Inspection
 from hvlaunch.engine.life import State
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState
-from hvlaunch.engine.seating import Plan, hand_over, in_order, seated
-from hvlaunch.engine.starting import Starter
-from hvlaunch.engine.stopping import gently
+from hvlaunch.engine.starting import Plan, Starter, hand_over, in_order, seated
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Worker, Workers
+from hvlaunch.engine.workers import Inspection, Worker, Workers, gently
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
 from hvlaunch.hosts.placement import place, seats
 from hvlaunch.job import ElasticOptions, JobSpec

@@ -8,17 +8,14 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.blame import may_be_consequence
-from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.health import Health
 from hvlaunch.engine.life import Trigger
-from hvlaunch.engine.pool import HostState, Pool, PoolHost
-from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState
+from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
+from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
-from hvlaunch.engine.seating import in_order
-from hvlaunch.engine.stopping import AT_ONCE, gently
+from hvlaunch.engine.starting import in_order
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Worker
+from hvlaunch.engine.workers import AT_ONCE, Worker, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 

@@ -5,14 +5,63 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import Enum
 from typing import cast
 
-from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.errors import HostsFailed, Problem
-from hvlaunch.hosts.placement import Seat, slots_of
-from hvlaunch.job import Host
+from hvlaunch.errors import (
+    DiscoveryFailed,
+    HostLost,
+    HostsFailed,
+    Problem,
+    StartTimeout,
+    WorkingDirectoryMissing,
+)
+from hvlaunch.hosts.placement import Seat, slots_of, unlikely
+from hvlaunch.job import Host, JobSpec
 
-__all__ = ["HostState", "Pool", "PoolHost"]
+__all__ = ["Cooldown", "HostState", "Pool", "PoolHost", "no_list", "no_start", "stuck", "unfit"]
+
+_MOST_DOUBLINGS = 30
+
+
+class Cooldown:
+    """Twice as long each time; forgotten when all was well for as long as the longest two."""
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+        self.count = 0
+        """How often in a row it was begun."""
+
+    def begin(self, now: float, bounds: tuple[float, float] | None) -> float:
+        """Exclude it from `now` on: at first the lesser of the bounds, at most the greater; None is for good.
+
+        The number of seconds.
+        """
+        if bounds is None:
+            self.until = math.inf
+            return math.inf
+        least, most = bounds
+        if now > self.until + 2 * most:
+            self.count = 0
+        seconds = min(most, least * 2.0 ** min(self.count, _MOST_DOUBLINGS))
+        self.count += 1
+        self.until = now + seconds
+        return seconds
+
+    def holds(self, now: float) -> bool:
+        return now < self.until
+
+    @property
+    def is_for_good(self) -> bool:
+        return self.until == math.inf
+
+    def cut_short(self, now: float) -> None:
+        """End it now; the next one is still twice as long."""
+        self.until = min(self.until, now)
+
+    def lift(self) -> None:
+        """End one that is for good."""
+        if self.is_for_good:
+            self.until = -math.inf
 
 
 class HostState(Enum):
@@ -187,3 +236,50 @@ class Pool:
     def late(self, wait: Wait, now: float) -> list[PoolHost]:
         """Return the hosts for which this wait is over."""
         return [self._hosts[cast("str", name)] for name in self._waits.due(wait, now)]
+
+
+def no_list() -> Problem:
+    """Nobody says which hosts there are, not even that it can't be found out."""
+    return DiscoveryFailed(
+        "what finds the hosts does not answer",
+        hint="look whether the hostfile or the script is on a file system that hangs",
+    ).problem
+
+
+def _no_directory(host: str, path: str, cause: str) -> Problem:
+    """The workers' directory is not there, or can't be entered."""
+    return WorkingDirectoryMissing(
+        f"working directory {path}: {cause}",
+        host=host,
+        path=path,
+        hint="--cwd DIR, with a directory that every host has",
+    ).problem
+
+
+def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
+    """It is not ready in time."""
+    reached = "its agent does not answer" if is_connected else "no connection"
+    return StartTimeout(
+        f"{reached} within {seconds:g} s",
+        host=host,
+        hint=f"ssh {host} python3 --version, or a longer --start-timeout",
+    ).problem
+
+
+def stuck(host: str) -> Problem:
+    """Its workers live on after SIGKILL."""
+    return HostLost(
+        "lost: its workers do not end, even after SIGKILL",
+        host=host,
+        hint="ps -eo pid,stat,wchan,args on that host: what is in state D waits for a disk or a driver",
+    ).problem
+
+
+def unfit(host: str, facts: HostFacts, slots: int, spec: JobSpec) -> Problem | None:
+    """Why no worker can be started on a host with these slots."""
+    if facts.cwd_error is not None:
+        return _no_directory(host, spec.cwd, facts.cwd_error)
+    if spec.force_slots or facts.gpus is not None:
+        return None
+    error = unlikely(host, slots, facts.cpus)
+    return None if error is None else error.problem

@@ -1,10 +1,9 @@
 """One round: its workers, who has left it, who has ended and how, who failed first; and whether another may follow. Pure."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
-from hvlaunch.engine.blame import cause_of
 from hvlaunch.engine.causes import (
     Cause,
     JobHung,
@@ -23,11 +22,55 @@ __all__ = [
     "FRUITFUL",
     "FRUITLESS_IN_A_ROW",
     "ROUND_TRANSITIONS",
+    "Hold",
     "Restarts",
     "Round",
     "RoundState",
     "RoundTrigger",
+    "cause_of",
+    "first_failed",
+    "may_be_consequence",
 ]
+
+_OWN, _OWN_WHEN_STOPPED, _UNCLEAR, _CONSEQUENCE = range(4)
+
+
+def may_be_consequence(end: WorkerExit) -> bool:
+    """Whether another worker may be the cause of this failure, by what its end looks like."""
+    return _weight(end) > _OWN
+
+
+def first_failed(ends: Iterable[WorkerExit]) -> WorkerExit | None:
+    """By the time of its end, not by when the news came: hosts are at different distances."""
+    return min(_failures(ends), key=lambda end: (end.when, end.rank), default=None)
+
+
+def cause_of(ends: Iterable[WorkerExit]) -> WorkerExit | None:
+    """The first of those whose own error it was, even if hvlaunch had stopped it; else the first that failed."""
+    ends = tuple(ends)
+    suspects = _failures(ends)
+    if suspects:
+        suspects += [end for end in ends if end.stopped and end.look in ("cause", "unclear")]
+    return min(suspects, key=lambda end: (_weight(end), end.when, end.rank), default=None)
+
+
+def _failures(ends: Iterable[WorkerExit]) -> list[WorkerExit]:
+    return [end for end in ends if not end.ok and not end.stopped]
+
+
+def _weight(end: WorkerExit) -> int:
+    if end.oom_killed or end.port_taken_by is not None:
+        return _OWN
+    match end.look:
+        case "consequence":
+            return _CONSEQUENCE
+        case "unclear":
+            return _UNCLEAR
+        case "cause":
+            return _OWN_WHEN_STOPPED if end.stopped or end.was_told else _OWN
+        case _:
+            return _CONSEQUENCE if end.was_told else _OWN
+
 
 FRUITFUL = 15.0
 """Seconds after which a round counts as one that got somewhere, commits or not."""
@@ -238,3 +281,33 @@ class Round:
     def failure(self) -> WorkerExit | None:
         """The worker that is the cause, if any has failed."""
         return cause_of(self.exits.values())
+
+
+_MOST = 240.0
+
+
+class Hold:
+    """A round that was given up before it got anywhere lets the next ones be kept, each twice as long.
+
+    So a pool that flaps does not restart its workers for ever: sooner or later they have the time to begin. Times are
+    seconds of the driver's clock.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long a round that begins now is kept."""
+        return self._seconds
+
+    def keeps(self, current: Round, now: float, *, is_costly: bool) -> bool:
+        """Whether the round may not yet end for a change that may wait; `is_costly` is whether its workers are stopped."""
+        return is_costly and now < current.started_at + self._seconds
+
+    def change(self, current: Round, now: float) -> None:
+        """The round ends for a change."""
+        if now >= current.started_at + max(FRUITFUL, 2 * self._seconds):
+            self._seconds = 0.0
+        else:
+            self._seconds = min(_MOST, max(FRUITFUL, 2 * self._seconds))

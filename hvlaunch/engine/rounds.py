@@ -9,16 +9,13 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
 from hvlaunch.engine.forming import GATHERING_TIME, AskingWorkers, Bounds, Forming, FreshWorkers
-from hvlaunch.engine.hold import Hold
-from hvlaunch.engine.inspection import Inspection
 from hvlaunch.engine.life import State
 from hvlaunch.engine.network import Wiring, shared_machines
 from hvlaunch.engine.pool import Pool
-from hvlaunch.engine.round import Restarts, Round, RoundState
-from hvlaunch.engine.seating import Plan
-from hvlaunch.engine.starting import Starter
+from hvlaunch.engine.round import Hold, Restarts, Round, RoundState
+from hvlaunch.engine.starting import Plan, Starter
 from hvlaunch.engine.waits import ROUND_WAITS, Wait, Waits
-from hvlaunch.engine.workers import Worker, Workers
+from hvlaunch.engine.workers import Inspection, Worker, Workers
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import JobSpec

@@ -1,19 +1,77 @@
 """The workers that live, whether they are in a round or not. Pure."""
 
+import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from hvlaunch.engine.actions import Leave, Step, Stop
+from hvlaunch.engine.actions import Action, Leave, Step, Stop, TakeStacks
 from hvlaunch.engine.causes import Cause
-from hvlaunch.engine.cooldown import Cooldown
 from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
 from hvlaunch.engine.life import ENDING, TRANSITIONS, Life, State, Trigger
-from hvlaunch.engine.stopping import Orders, gently
+from hvlaunch.engine.pool import Cooldown
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
 
-__all__ = ["Worker", "Workers"]
+__all__ = ["AT_ONCE", "TIME", "Inspection", "Orders", "Worker", "Workers", "gently", "passing_on"]
+
+AT_ONCE = (Step(signal.SIGKILL, 0.0),)
+
+_PATIENCE = 10.0
+"""Seconds after the last signal in which a worker must have ended."""
+
+
+def gently(grace: float, after: float = 0.0) -> tuple[Step, ...]:
+    """SIGTERM, and SIGKILL when the grace is over."""
+    return Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)
+
+
+def passing_on(interrupt: int, grace: float) -> tuple[Step, ...]:
+    """The same after an interrupt: SIGINT is tried first, for half of the grace, where it was that."""
+    if interrupt != signal.SIGINT:
+        return gently(grace)
+    return Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2), Step(signal.SIGKILL, grace)
+
+
+class Orders:
+    """What a worker is sent so that it ends. Times are seconds of the driver's clock."""
+
+    def __init__(self) -> None:
+        self.is_by_agent = False
+        """Whether its agent stops it on its own account, and began with that before we heard of it."""
+        self._first_at: float | None = None
+        self._signals: set[int] = set()
+        self._killed_at: float | None = None
+        """When it was, or is, to be sent SIGKILL."""
+
+    def add(self, steps: Sequence[Step], now: float) -> float | None:
+        """Note that these steps, which replace those of an earlier order, were ordered now.
+
+        Returns when the worker must have ended; None if it was sent SIGKILL before, and gets no more time.
+        """
+        first, last = now + steps[0].after, now + steps[-1].after
+        is_killed = self._killed_at is not None and now >= self._killed_at
+        self._first_at = first if self._first_at is None else min(self._first_at, first)
+        self._signals.update(step.signal for step in steps)
+        kills = [now + step.after for step in steps if step.signal == signal.SIGKILL]
+        self._killed_at = min((at for at in (self._killed_at, *kills) if at is not None), default=None)
+        return None if is_killed else last + _PATIENCE
+
+    def had_begun(self, at: float) -> bool:
+        """Whether the worker was sent anything by then."""
+        return self._first_at is not None and at >= self._first_at
+
+    def caused(self, event: WorkerExited) -> bool:
+        """Whether the worker ended for them: after our signals, by one of them, or well. A SIGKILL before ours was another's."""
+        if self._first_at is None:
+            return False
+        is_ours = self.is_by_agent or (self._killed_at is not None and event.at >= self._killed_at)
+        signals = self._signals - {signal.SIGKILL} | ({signal.SIGKILL} if is_ours else set())
+        is_by_signal = event.signal in signals or (event.code or 0) - 128 in signals
+        if event.at < self._first_at:
+            return self.is_by_agent and is_by_signal
+        return is_by_signal or event.code == 0
 
 
 class Worker:
@@ -255,3 +313,73 @@ class Workers:
             if seat[0] == host:
                 cooldown.cut_short(now)
                 self._waits.end(Wait.SLOT_COOLDOWN, seat)
+
+
+TIME = 0.45
+"""Seconds by which a kill may be later for it."""
+
+
+class _Order(NamedTuple):
+    """What is to come when all stacks are there."""
+
+    workers: Sequence[Worker]
+    steps: tuple[Step, ...]
+
+
+class Inspection:
+    """One at a time: whoever is to be killed while one goes on is inspected with the others, until the same time."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._number = 0
+        self._until = 0.0
+        self._awaited: set[tuple[str, int]] = set()
+        """Hosts whose stacks are not there, with the number under which they were asked."""
+        self._orders: list[_Order] = []
+
+    def stop(
+        self,
+        workers: Sequence[Worker],
+        steps: tuple[Step, ...],
+        now: float,
+        trigger: Trigger = Trigger.STOPPED,
+    ) -> list[Action]:
+        """End these workers as Workers.stop() does, when their stacks were taken, or after TIME."""
+        if not workers:
+            return []
+        if not self._awaited or now >= self._until:
+            self.cancel()
+            self._until = now + TIME
+        self._number += 1
+        delay = round(self._until - now, 6)
+        delayed = tuple(Step(step.signal, delay + step.after) for step in steps)
+        stops = self._workers.stop(workers, delayed, now, trigger)
+        self._awaited.update((stop.host, self._number) for stop in stops)
+        self._orders.append(_Order(workers, steps))
+        takes = [TakeStacks(stop.host, self._number, stop.slots or ()) for stop in stops]
+        return [*takes, *stops]
+
+    def taken(self, host: str, number: int, now: float) -> list[Stop]:
+        """A host's stacks are there, or there will be none of it."""
+        if (host, number) not in self._awaited:
+            return []
+        self._awaited.discard((host, number))
+        if self._awaited:
+            return []
+        orders, self._orders = self._orders, []
+        if now >= self._until:
+            return []
+        return [
+            stop
+            for order in orders
+            for stop in self._workers.stop(
+                [worker for worker in order.workers if self._workers.at(worker.seat) is worker],
+                order.steps,
+                now,
+            )
+        ]
+
+    def cancel(self) -> None:
+        """Other orders take the place of those that wait."""
+        self._awaited.clear()
+        self._orders.clear()

@@ -8,23 +8,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine import inspection, outcome, seating
-from hvlaunch.engine.cooldown import Cooldown
-from hvlaunch.engine.course import AT_WORK, Course, Phase
-from hvlaunch.engine.draining import Draining
+from hvlaunch.engine import lifecycle, starting, workers
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
-from hvlaunch.engine.health import Health, Hearing, Overdue
-from hvlaunch.engine.inspection import Inspection
+from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.life import State
+from hvlaunch.engine.lifecycle import AT_WORK, Course, Phase
 from hvlaunch.engine.network import Network, Wiring
 from hvlaunch.engine.policy import Policy
-from hvlaunch.engine.pool import Pool
+from hvlaunch.engine.pool import Cooldown, Pool
 from hvlaunch.engine.round import Restarts, RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Worker, Workers
+from hvlaunch.engine.workers import Inspection, Worker, Workers
 from hvlaunch.job import ElasticOptions
 
 __all__ = ["BUGS", "Bug"]
@@ -99,7 +96,7 @@ def the_last_failure_is_named(patch: Patch) -> None:
         found = [end for end in ends if not (end.ok or end.stopped)]
         return max(found, key=lambda end: end.when) if found else right(ends)
 
-    instead(patch, outcome, "cause_of", last)
+    instead(patch, lifecycle, "cause_of", last)
 
 
 def there_is_one_restart_too_many(patch: Patch) -> None:
@@ -225,11 +222,11 @@ def a_slot_is_forgotten(patch: Patch) -> None:
 
 
 def survivors_sit_slot_by_slot(patch: Patch) -> None:
-    patch.setattr(seating, "_seniority", lambda worker: worker.slot)
+    patch.setattr(starting, "_seniority", lambda worker: worker.slot)
 
 
 def survivors_go_backwards(patch: Patch) -> None:
-    patch.setattr(seating, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
+    patch.setattr(starting, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
 
 
 def survivors_are_left_out(patch: Patch) -> None:
@@ -409,7 +406,7 @@ def the_others_are_not_stopped_at_the_end(patch: Patch) -> None:
 
 
 def stacks_are_waited_for_as_long_as_it_takes(patch: Patch) -> None:
-    patch.setattr(inspection, "TIME", 5.0)
+    patch.setattr(workers, "TIME", 5.0)
 
 
 def stacks_that_are_there_release_nobody(patch: Patch) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
-from hvlaunch.engine.course import AT_WORK, Phase
 from hvlaunch.engine.life import State
+from hvlaunch.engine.lifecycle import AT_WORK, Phase
 from hvlaunch.engine.waits import Wait
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hvlaunch.engine import network, stopping
+from hvlaunch.engine import network, workers
 from hvlaunch.engine.round import Restarts
 from hvlaunch.engine.waits import Wait
 from tests.simulation.bugs import nothing_begins
@@ -27,7 +27,7 @@ def probes_have_more_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def workers_have_a_second_more_to_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stopping, "_PATIENCE", 11.0)
+    patch.setattr(workers, "_PATIENCE", 11.0)
 
 
 def a_cause_is_never_waited_for(patch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.engine import forming, seating
-from hvlaunch.engine.course import Phase
-from hvlaunch.engine.draining import Draining
+from hvlaunch.engine import forming, starting
 from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.health import Draining
 from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
+from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
 from tests.simulation.bugs import BUGS, Bug
@@ -146,7 +146,7 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         found[last] = found[last]._replace(rank=max(0, found[last].rank - 1))
         return found
 
-    for module in (seating, forming):
+    for module in (starting, forming):
         monkeypatch.setattr(module, "seats", wrong)
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from hvlaunch.engine import outcome as outcome_module
-from hvlaunch.engine.blame import cause_of, first_failed
+from hvlaunch.engine import lifecycle
 from hvlaunch.engine.forming import FreshWorkers
-from hvlaunch.engine.outcome import outcome
+from hvlaunch.engine.lifecycle import outcome
 from hvlaunch.engine.policy import Policy
+from hvlaunch.engine.round import cause_of, first_failed
 from hvlaunch.engine.waits import Wait
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
@@ -119,8 +119,8 @@ def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
     ("plant", "found"),
     [
         (lambda patch: nothing_begins(patch, Wait.SETTLING), "a failure waits without end"),
-        (lambda patch: patch.setattr(outcome_module, "cause_of", first_failed), "a victim is named"),
-        (lambda patch: patch.setattr(outcome_module, "cause_of", lowest_rank), "a later failure is named"),
+        (lambda patch: patch.setattr(lifecycle, "cause_of", first_failed), "a victim is named"),
+        (lambda patch: patch.setattr(lifecycle, "cause_of", lowest_rank), "a later failure is named"),
     ],
 )
 def test_a_bug_planted_in_who_is_named_is_found(
@@ -158,7 +158,7 @@ def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -
         return result(*args, last_rank=None)
 
     result = outcome
-    monkeypatch.setattr("hvlaunch.engine.course.outcome", wrong)
+    monkeypatch.setattr("hvlaunch.engine.lifecycle.outcome", wrong)
 
 
 @pytest.mark.parametrize(

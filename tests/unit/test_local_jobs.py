@@ -14,7 +14,7 @@ import pytest
 
 from hvlaunch.agent.facts import free_port
 from hvlaunch.engine import replay
-from hvlaunch.engine.course import Phase
+from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.watch.journal import entries
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

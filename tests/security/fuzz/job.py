@@ -17,7 +17,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.causes import HostProblem
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.inspection import TIME as INSPECTION
+from hvlaunch.engine.workers import TIME as INSPECTION
 from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.rendezvous.serving.connection import ClientConnection
 from hvlaunch.rendezvous.serving.http import HttpLimits

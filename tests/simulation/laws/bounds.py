@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine.course import AT_WORK, Phase
+from hvlaunch.engine.lifecycle import AT_WORK, Phase
 from tests.simulation.laws.law import Law
 from tests.simulation.ledger import End, Worker
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine.course import AT_WORK
+from hvlaunch.engine.lifecycle import AT_WORK
 from tests.simulation.laws.law import Law
 
 if TYPE_CHECKING:

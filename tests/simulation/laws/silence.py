@@ -7,7 +7,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine.course import Phase
+from hvlaunch.engine.lifecycle import Phase
 from tests.simulation.laws.law import Law
 from tests.simulation.ledger import Worker
 

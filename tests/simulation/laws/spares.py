@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from hvlaunch.engine.course import AT_WORK
+from hvlaunch.engine.lifecycle import AT_WORK
 from tests.simulation.laws.law import Law
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.course import Phase
+from hvlaunch.engine.lifecycle import Phase
 from tests.simulation.laws.law import Law
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import replay
-from hvlaunch.engine.course import Phase
+from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.watch.journal import Journal, entries

@@ -12,7 +12,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import replay
 from hvlaunch.engine.codec import BadData, encode
-from hvlaunch.engine.course import Phase
+from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.errors import HostLost
 
 from .history import PORT, History, facts, spec

@@ -7,7 +7,7 @@ import pytest
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Step
-from hvlaunch.engine.inspection import TIME
+from hvlaunch.engine.workers import TIME
 from tests.unit.gloo.elastic_history import elastic, training
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, hosts, spec
 
