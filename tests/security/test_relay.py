@@ -110,7 +110,7 @@ def test_a_host_that_takes_no_answers_opens_no_more(monkeypatch: pytest.MonkeyPa
     rig.channel.frame(REACHED | {"address": "127.0.0.1", "relay_port": 5})
     assert isinstance(rig.event(), on.RendezvousReached)
     rig.sent(1)
-    outgoing = rig.link._session._outgoing
+    outgoing = rig.link.session._outgoing
     takes, waits = threading.Event(), threading.Event()
     sizes = []
     write, wait = rig.channel.write, outgoing.wait_for_relayed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
-from hvlaunch.driver.links.flow import DurableFrames
+from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from tests.simulation.wires import Agent, Frame, Wire
@@ -49,7 +49,7 @@ class Link:
         self.host = host
         self.epoch = epoch
         self.session: Session = world.make_session(BY_DRIVER, BY_AGENT, epoch)
-        self.durable = DurableFrames()
+        self.durable = AckedFrames()
         self.agent = 0
         """Its number, as far as the journal knows it."""
         self.wire: Wire | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvlaunch.agent.wire.session import LASTING, Session
-from hvlaunch.driver.links.flow import DurableFrames
+from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead
 from tests.simulation.journals import Journal
@@ -108,7 +108,7 @@ def nothing_is_prolonged(patch: Patch) -> None:
 
 def what_is_behind_a_gap_is_forgotten(patch: Patch) -> None:
     """A frame whose event is in the journal comes again, if one before it was not yet printed."""
-    patch.setattr(DurableFrames, "__contains__", lambda self, number: number <= self.prefix)
+    patch.setattr(AckedFrames, "__contains__", lambda self, number: number <= self.prefix)
 
 
 TAKEOVER_BUGS: Sequence[Bug] = (

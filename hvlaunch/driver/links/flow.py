@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 from hvlaunch.agent.wire.frames import FRAME_COST
 
-__all__ = ["Credit", "DurableFrames", "Outgoing"]
+__all__ = ["AckedFrames", "Credit", "Outgoing"]
 
 
 _MOST_BEYOND = 1 << 14
 
 
-class DurableFrames:
+class AckedFrames:
     """Those of the lasting stream, by their numbers, which begin with 1. For any thread.
 
     Frames become durable in any order (an event in the journal, output when it was written), and agents are told

@@ -1,17 +1,17 @@
-"""How a host's end is told: as an error with its cause, and what to try."""
+"""The errors for the ends of hosts: each with its cause, and a hint what to try."""
 
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.program.agent_program import NO_PYTHON
 from hvlaunch.errors import AgentFailed, ChannelGarbled, HostError, HostLost, NoPython, ProtocolBroken
 
-__all__ = ["LONGEST_LINE", "broken", "garbled", "lost", "never_began"]
+__all__ = ["broken", "ended", "garbled", "lost", "never_began", "quoted"]
 
-LONGEST_LINE = 500
-"""Of what a host says, where it is quoted."""
+_LONGEST_LINE = 500
+"""Characters of a line that are quoted of a host."""
 _NOT_FOUND = 127
 _TIMED_OUT = 128 + 14
-"""By SIGALRM, of the timer on its command line."""
+"""SIGALRM has ended it: the timer on its command line."""
 _LOST_HINT = "look at the system log of that host, if nobody killed its agent"
 _HINTS = {
     "heard nothing from the driver": "a longer --lease, if hvlaunch was stopped (Ctrl-Z) or this machine slept; otherwise check the network between the two",
@@ -25,12 +25,37 @@ _HINTS = {
 
 
 def lost(host: str, cause: str) -> HostLost:
-    """A host that was ready, and is gone."""
+    """The error for a host that was ready and is gone."""
     return HostLost(f"lost: {cause}", host=host, hint=_hint(cause, _LOST_HINT))
 
 
+def ended(
+    host: str, parting: str | None, no_other: str | None, broken: str | None, stderr: str, status: int | None
+) -> HostLost:
+    """The error for an agent that ended, or whose connection broke.
+
+    `parting` is its own announcement, `no_other` the reason why there is no other connection.
+    """
+    if parting is not None:
+        cause = f"its agent ended: {parting}"
+    elif no_other is not None:
+        cause = f"the connection broke ({broken or 'it ended'}), and there is no other: {no_other}"
+    elif broken is not None:
+        cause = f"the connection broke: {broken}"
+    else:
+        last = plain(stderr.rpartition("\n")[2], _LONGEST_LINE)
+        cause = last or f"its agent ended with status {status}"
+    return lost(host, cause)
+
+
+def quoted(traceback: bytes) -> str:
+    """Return a host's traceback as text that is safe to print."""
+    lines = traceback.decode("utf-8", "replace").splitlines()
+    return "\n".join(plain(line, _LONGEST_LINE) for line in lines)
+
+
 def broken(host: str, error: BadFrame) -> ProtocolBroken:
-    """A host whose agent said what it may not."""
+    """The error for a host whose agent sent a frame that it may not send."""
     return ProtocolBroken(
         f"lost: it sent what no agent of hvlaunch's sends: {error}",
         host=host,
@@ -39,7 +64,7 @@ def broken(host: str, error: BadFrame) -> ProtocolBroken:
 
 
 def garbled(host: str) -> ChannelGarbled:
-    """A host on which something wrote between the agent's bytes."""
+    """The error for a host where another program wrote into the agent's channel."""
     return ChannelGarbled(
         "lost: another program on it wrote into the middle of its agent's messages",
         host=host,
@@ -48,9 +73,9 @@ def garbled(host: str) -> ChannelGarbled:
 
 
 def never_began(name: str, status: int | None, stderr: str, broken: str | None, noise: bytes) -> HostError:
-    """A host whose agent has said nothing; `noise` is what else was printed there."""
+    """The error for a host whose agent has sent nothing; `noise` is the output of other programs."""
     if status == _NOT_FOUND and NO_PYTHON in stderr:
-        tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), LONGEST_LINE)
+        tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), _LONGEST_LINE)
         return NoPython(
             f"no Python >= 3.8 was found (tried {tried})",
             host=name,
@@ -62,7 +87,7 @@ def never_began(name: str, status: int | None, stderr: str, broken: str | None, 
             cause, host=name, hint="a longer --lease: the way to that host is slow, or was cut"
         )
     lines = (stderr or noise.decode("utf-8", "replace").strip()).splitlines() or [broken or "nothing"]
-    last = plain(lines[-1], LONGEST_LINE)
+    last = plain(lines[-1], _LONGEST_LINE)
     ended = f"status {status}" if status is not None else "no status"
     by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
     return AgentFailed(
@@ -73,5 +98,5 @@ def never_began(name: str, status: int | None, stderr: str, broken: str | None, 
 
 
 def _hint(cause: str, otherwise: str) -> str:
-    """What to try, where the cause is one that we know."""
+    """Return the hint for a known cause, else `otherwise`."""
     return next((hint for text, hint in _HINTS.items() if text in cause), otherwise)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
+from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.lease import Lease, agents_lease, patience_alone
+from hvlaunch.driver.links.output import OutputPrinter
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival
@@ -114,7 +115,7 @@ class HostLinks:
     def close(self) -> None:
         """Tell all agents that nobody will come back, and give them up."""
         for link in self:
-            link.leave()
+            link.session.leave()
         for link in self:
             link.close()
         if self._results is not None:
@@ -136,7 +137,7 @@ class HostLinks:
             number=number,
             call=self._call,
             results=self._results,
-            seen=None if self._keeping is None else self._keeping.seen(number),
+            frame_record=None if self._keeping is None else self._keeping.seen(number),
         )
 
         def post(event: on.Event | Arrival) -> None:
@@ -261,7 +262,12 @@ class Heartbeat:
             return
         links = {link.host.name: link for link in self._links if not (link.is_closed or link.has_parted)}
         heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
-        is_due, silent = self._lease.look(heard, lambda name: links[name].last_acknowledged, now)
+
+        def acknowledged(name: str) -> float | None:
+            silence = links[name].session.silence()
+            return None if silence is None else self._clock() - silence
+
+        is_due, silent = self._lease.look(heard, acknowledged, now)
         for name in silent:
             cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
             hint = f"ping {name}: the host is down, or the network is cut"
@@ -271,11 +277,11 @@ class Heartbeat:
         if is_due:
             patience = None if self._can_be_replaced() else patience_alone(self._spec)
             for name in heard.keys() - silent:
-                links[name].ping(patience)
+                links[name].session.ping(patience)
             for link in self._links:
                 link.let_go()
             for name in set(self._lease.doubtful) - set(silent):
-                links[name].renew()
+                links[name].session.renew()
 
     def _post_quiet(self) -> None:
         """Post which hosts have become quiet, or answer again: a quiet host may have workers that live or have ended."""

@@ -14,7 +14,7 @@ from hvlaunch.agent.quick import same
 from hvlaunch.agent.wire.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
-from hvlaunch.driver.links.flow import DurableFrames, Outgoing
+from hvlaunch.driver.links.flow import AckedFrames, Outgoing
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.engine import events as on
@@ -69,7 +69,7 @@ class HostSession:
         """The agent's directory, once it is known."""
         self.number = 0
         """That of the frame that frames() gave last, in the lasting stream; 0 where it is of the other."""
-        self.durable = DurableFrames()
+        self.acked = AckedFrames()
         """Those that the agent need not keep: whoever has dealt with one adds it."""
         self._host = host
         self._program = program
@@ -130,7 +130,7 @@ class HostSession:
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 
     def take_up(
-        self, epoch: int, key: str, scratch: str, connection: AgentConnection, durable: DurableFrames
+        self, epoch: int, key: str, scratch: str, connection: AgentConnection, acked: AckedFrames
     ) -> None:
         """Go on with the session of a driver before us, whose connection is lost. All was sent that it has ordered.
 
@@ -139,7 +139,7 @@ class HostSession:
         self._session = Session(BY_DRIVER, BY_AGENT, epoch)
         self.key, self.scratch = key, scratch
         self._connection = connection
-        self.durable = durable
+        self.acked = acked
         self._is_renewed = True
         self.broken = "its driver has ended"
         for frame in [({"type": "hello"}, b""), *self._outgoing.take_all()]:
@@ -154,19 +154,19 @@ class HostSession:
         """Let the agent hear from us, and know what we have; and how long to wait for us, if that is not as it was begun with."""
         if patience is not None:
             self.send({"type": "patience", "seconds": patience})
-        if self._session.has_news or self.durable.prefix > self._told:
+        if self._session.has_news or self.acked.prefix > self._told:
             self.send({"type": "have"})
         self.send({"type": "ping"})
 
     def acknowledge(self) -> None:
         """Let the agent know at once, where all is durable that has come before its last word."""
-        if self._told < self._received - self.has_bye <= self.durable.prefix:
+        if self._told < self._received - self.has_bye <= self.acked.prefix:
             self.send({"type": "have"})
 
     def _have(self) -> list[int]:
         """What to tell the agent that it need not keep: never less than before."""
         have = self._session.tell()
-        self._told = have[LASTING] = self.durable.prefix
+        self._told = have[LASTING] = self.acked.prefix
         self._note(self._told)
         return have
 
@@ -225,7 +225,7 @@ class HostSession:
         if number <= self._received:
             return False
         self.number = self._received = number
-        return number not in self.durable
+        return number not in self.acked
 
     def _is_about_frames(self, header: Mapping[str, Any]) -> bool:
         """Whether it is for us alone. Raises BadFrame."""

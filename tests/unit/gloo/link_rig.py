@@ -90,7 +90,7 @@ class Rig:
             hello=lambda connection: self.hello | {"cwd": connection.local_address},
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
-            seen=SeenFrames(memoryview(bytearray(32)).cast("Q")),
+            frame_record=SeenFrames(memoryview(bytearray(32)).cast("Q")),
         )
         self.ranks: dict[tuple[int, int], int] = {}
         """By slot and start."""

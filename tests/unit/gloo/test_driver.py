@@ -383,10 +383,10 @@ def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path:
     arrivals = [item for item in rig.events.items if isinstance(item, Arrival)]
     started = next(item for item in arrivals if isinstance(item.event, on.WorkerStarted))
     link: Any = started.source
-    until(lambda: started.frame + 1 in link._session.durable, "the line behind it is printed")
-    assert link._session.durable.prefix == started.frame - 1
+    until(lambda: started.frame + 1 in link.session.acked, "the line behind it is printed")
+    assert link.session.acked.prefix == started.frame - 1
     may_write.set()
-    until(lambda: link._session.durable.prefix > started.frame, "it is in the journal")
+    until(lambda: link.session.acked.prefix > started.frame, "it is in the journal")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.driver.links.flow import DurableFrames
+from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.driver.record.seen import Seen, SeenFile, SeenFrames
 
 
 def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
-    frames = DurableFrames()
+    frames = AckedFrames()
     for number in (1, 2, 4, 6, 5):
         frames.add(number)
     assert frames.prefix == 2
@@ -23,14 +23,14 @@ def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
 
 
 def test_what_was_durable_before_counts() -> None:
-    frames = DurableFrames(3, [2, 5, 4, 7])
+    frames = AckedFrames(3, [2, 5, 4, 7])
     assert frames.prefix == 5
     assert 7 in frames
     assert 6 not in frames
 
 
 def test_a_frame_that_never_becomes_durable_does_not_make_the_agent_keep_all() -> None:
-    frames = DurableFrames()
+    frames = AckedFrames()
     for number in range(2, 20_000):
         frames.add(number)
     assert frames.prefix >= 16_000

@@ -59,7 +59,7 @@ def test_an_agent_does_not_wait_for_ever_for_somebody_who_reads(rig: Rig) -> Non
     parted(rig)
     rig.now += 4.0
     rig.link.let_go()
-    rig.link.ping()
+    rig.link.session.ping()
     rig.now += 1.0
     rig.link.let_go()
     kinds = ["bye", "ping", "leave"]

@@ -88,7 +88,7 @@ def test_an_agent_of_this_machine_goes_on_over_a_carrier(python: str | None) -> 
 def test_an_agent_ends_when_all_is_durable_that_came_before_its_bye() -> None:
     with rig() as it:
         it.part()
-        it.session.durable.add(1)
+        it.session.acked.add(1)
         it.session.acknowledge()
         assert next(it.frames, None) is None
         assert it.session.status == 0
@@ -98,7 +98,7 @@ def test_an_agent_that_has_said_bye_hears_over_a_carrier_what_is_durable() -> No
     with rig() as it:
         it.part()
         it.connection.close()
-        it.session.durable.add(1)
+        it.session.acked.add(1)
         assert next(it.frames, None) is None
         assert [type(it.events.get(timeout=60)) for _ in range(2)] == [on.HostAway, on.HostBack]
         assert it.session.status == 0  # the carrier's: it has waited for the agent's end
