@@ -1,4 +1,4 @@
-"""Training that goes on when hosts come and go, or fail. docs/elastic.md is the guide; the names are Horovod's."""
+"""Elastic training: it continues when hosts come, leave or fail. docs/elastic.md is the guide; the names are Horovod's."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -33,16 +33,16 @@ S = TypeVar("S", bound=State)
 
 
 def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Decorate `train(state, …)`: it is called once in each round, with a state that all workers share.
+    """Decorate `train(state, ...)` to be called once per round, with a state that all workers share.
 
-    In an elastic job of hvlaunch, run() makes the round's groups (see hvlaunch.torch) before the call, and closes them
-    after it. Where the script has called init(), the first round is the one that it found, and the last one's groups stay. Objects for one
-    group, such as a model in DistributedDataParallel, must be made inside `train`. In any other job, and in a single process, run() does
-    init(), state.sync() and one call.
+    In an elastic job of hvlaunch, run() makes the round's groups before each call (see hvlaunch.torch) and closes the groups afterwards.
+    If the script has called init(), training begins in init()'s round, and the groups of the last round stay open. Objects that
+    belong to a group, such as a model in DistributedDataParallel, must be made inside `train`. Outside elastic jobs run() does
+    init(), state.sync() and a single call.
 
-    An exception of `train` ends the worker, except for WorkersChanged, CollectiveFailed, and torch's own errors of
-    collectives. A worker that is not needed any more ends by SystemExit(0). Raises AlreadyInitialized if, in an
-    elastic job, there is a process group that is not init()'s.
+    An exception of `train` ends the worker, except WorkersChanged, CollectiveFailed and torch's own errors of collectives. A worker
+    that the job no longer needs ends by SystemExit(0). Raises AlreadyInitialized if an elastic job has a process group that init()
+    did not make.
     """
 
     @wraps(train)
@@ -56,11 +56,12 @@ def run(train: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]
 
 
 def _train_once(state: State, train: Callable[[], T]) -> T:
-    own = not current.is_initialized()
+    # Groups that the script made stay open after training: the script may still use its groups.
+    is_ours = not current.is_initialized()
     current.init()
     state.forget()
     state.sync()
     result = train()
-    if own:
+    if is_ours:
         current.shutdown()
     return result

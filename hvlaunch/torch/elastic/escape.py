@@ -1,9 +1,10 @@
-"""The way out of a collective that nothing can end: the process starts over, and takes along what it had saved.
+"""Replacing a process that is stuck in a collective: it starts over and keeps its last commit.
 
-NCCL's collectives end with their communicators; but while a communicator is being made, there is none to end yet. When a connection ends, Gloo tells those who wait for messages that it has not begun to send or to receive. It
-forgets whoever waits for one that is half sent or half received (Pair::signalException in gloo/transport/tcp/pair.cc
-passes over `rx_.ubuf`, and over `ubuf` of what is in `tx_`), and nothing reaches that thread any more. So the process
-replaces its program by the same one (exec): same process, same pipes, its last commit in a file in memory.
+NCCL's collectives end with their communicators, but a communicator that is still being made can't be ended. When a connection
+ends, Gloo wakes threads whose message has not begun. Gloo forgets a thread whose message is half sent or half received
+(Pair::signalException in gloo/transport/tcp/pair.cc skips `rx_.ubuf`, and `ubuf` of the entries of `tx_`), and no call reaches
+such a thread any more. Therefore the process replaces its program by the same program (exec): same process, same pipes, the
+last commit in a file in memory.
 """
 
 import multiprocessing
@@ -26,26 +27,29 @@ __all__ = ["Baggage", "Escape", "can_start_over", "start_over", "unpack"]
 
 _LOOK = 1.0
 _VARIABLE = "HVLAUNCH_BAGGAGE"
+# Compared with the file names of stack frames, so the paths must be those that the interpreter recorded at
+# import.
 _TORCH = Path(torch.__file__).parent
 _WAITING = (
     *(f"{_TORCH / part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py")),
     *(f"{Path(__file__).parents[1] / part}" for part in ("handles.py", "sharing.py")),
 )
-"""Where in torch's Python, and in ours, a thread stands that waits for a collective."""
+"""Files of torch and of hvlaunch in which a thread waits for a collective."""
+# Threads in these files read or write checkpoints: slow, but not stuck.
 _FILES = str(_TORCH / "distributed" / "checkpoint"), str(_TORCH / "serialization.py")
 _GPU_LOOKS = 5
 _SPINS = 0.25
-"""Of the time, on a busy machine."""
+"""Share of the time that a spinning thread computes on a busy machine."""
 _CWD = Path.cwd()
 _STDERR = 2
 
 
 @dataclass(frozen=True)
 class Baggage:
-    """What a process takes along when it starts over."""
+    """State that a process keeps when it starts over."""
 
     last_round: int
-    """The round that it can't leave in any other way."""
+    """The round that the process could leave only by starting over."""
     commits: int
     saved: Snapshot | None
     cause: str
@@ -53,28 +57,28 @@ class Baggage:
 
 @dataclass(frozen=True)
 class _Standing:
-    """Where exactly a thread stands, and its CPU time."""
+    """Position and CPU time of a thread."""
 
     place: tuple[tuple[int, int], ...]
-    """Of each call, the innermost first, which frame and instruction it is at."""
+    """Frame and instruction of each call, innermost first."""
     cpu: float
     waits: bool
-    """For a collective, by the line's file."""
+    """True if the line's file is one where threads wait for collectives."""
     may_spin: bool
-    """For a GPU."""
+    """True if the thread may be waiting for a GPU, which spins."""
 
     def has_spun_since(self, before: "_Standing", seconds: float) -> bool:
-        """Whether it has computed at one place, as who waits for a GPU does."""
+        """Return True if the thread computed in one place since `before`: waiting for a GPU looks like this."""
         return self.may_spin and self.place == before.place and self.cpu - before.cpu > _SPINS * seconds
 
 
 class Escape:
-    """Sees that the thread which makes it gets out of a round that breaks; a context, which is the round.
+    """Context of a round: gets the calling thread out of the round if the round breaks.
 
-    `press` ends what its collectives wait for; it is called when the round breaks, and again and again while the
-    thread stays. `start_over` is for a thread that stays all the same, stuck in a collective; it is called once.
-    Neither is called when the context has been left. `look` is seconds between two looks; if nothing has moved, the
-    thread is stuck. Who waits for a GPU (`uses_gpu`) spins, in whatever line: it is stuck after some looks.
+    `press` ends the operations that collectives wait for. It is called when the round breaks, and repeatedly while the thread
+    stays. `start_over` is called once, if the thread stays stuck in a collective. Neither is called after the context was left.
+    `look` is the number of seconds between two looks; a thread that has not moved in between is stuck. A thread that waits for a
+    GPU (`uses_gpu`) spins in any line, so it counts as stuck only after several looks.
     """
 
     def __init__(
@@ -93,9 +97,9 @@ class Escape:
         self._clock = time.pthread_getcpuclockid(self._thread)
         self._is_out = threading.Event()
         self._turn = threading.Lock()
-        """Who has it knows whether the thread is out."""
+        """Held while the thread's state (inside or out) is read or changed."""
         self.has_begun = False
-        """Whether anything has been pressed: then what collectives on a GPU have brought may be garbage."""
+        """True once `press` was called: results of collectives on a GPU may be garbage from then on."""
 
     def __enter__(self) -> "Escape":  # noqa: PYI034 (typing.Self came with Python 3.11)
         return self
@@ -105,11 +109,12 @@ class Escape:
             self._is_out.set()
 
     def begin(self) -> None:
-        """The round is broken, and the thread should be leaving it. From any thread; only the first time counts."""
+        """Start to get the thread out of the broken round. Callable from any thread; only the first call counts."""
         with self._turn:
             if not (self._is_out.is_set() or self.has_begun):
                 self.has_begun = True
                 self._press()
+                # A thread of its own: the caller may be the membership's thread, which must keep listening.
                 threading.Thread(target=self._see_it_out, name="hvlaunch escape", daemon=True).start()
 
     def _see_it_out(self) -> None:
@@ -121,6 +126,7 @@ class Escape:
                     return
                 now = self._standing()
                 spins = before is not None and now.has_spun_since(before, self._look)
+                # A long kernel also spins for a look or two, so one look proves nothing on a GPU.
                 looks = looks + 1 if spins else 0
                 if (now.waits and now == before) or looks == _GPU_LOOKS:
                     self._start_over()
@@ -147,22 +153,23 @@ def _calls(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _waits(frame: FrameType) -> bool:
-    where = frame.f_code.co_filename
-    return where.startswith(_WAITING) and not where.startswith(_FILES)
+    file = frame.f_code.co_filename
+    return file.startswith(_WAITING) and not file.startswith(_FILES)
 
 
 def can_start_over() -> bool:
-    """Whether the command line of this process is its own: a fork of multiprocessing has its parent's."""
+    """Return True if this process can run its own command line again. A fork of multiprocessing has its parent's."""
     is_own = len(sys.orig_argv) > 1 and multiprocessing.parent_process() is None
     return is_own and bool(sys.executable) and hasattr(os, "memfd_create")
 
 
 def start_over(baggage: Baggage) -> NoReturn:
-    """Run this process' program from its beginning, in this process, with its first working directory.
+    """Run this process's program again from its beginning, in this process and in its first working directory.
 
-    Its environment is what it is now. Children of multiprocessing, loaders of data say, are killed: they would wait
-    for ever. Raises OSError, and what pickling the baggage raises; then nothing has happened.
+    The environment is the present one. Children of multiprocessing, such as data loaders, are killed because they would wait for
+    ever. Raises OSError, and errors of pickling the baggage; then nothing has changed.
     """
+    # Memory instead of a file on disk: the disk may be full or slow, and nothing must be left behind.
     file = os.memfd_create("hvlaunch", 0)
     with os.fdopen(file, "wb", closefd=False) as stream:
         torch.save(baggage, stream)
@@ -170,18 +177,21 @@ def start_over(baggage: Baggage) -> NoReturn:
     sys.stderr.write(f"hvlaunch: stuck in a collective ({baggage.cause}): this worker starts over\n")
     sys.stdout.flush()
     sys.stderr.flush()
+    # exec keeps children, but their queues and pipes belong to the old program.
     for child in multiprocessing.active_children():
         child.kill()
+    # Sockets of the old groups must not live on in the new program: peers wait for their end.
     for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (one of them is gone again at once)
         if descriptor > _STDERR and descriptor != file:
             with suppress(OSError):
                 os.set_inheritable(descriptor, False)
+    # The command line may have relative paths, and the script may have changed directory.
     os.chdir(_CWD)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _VARIABLE: str(file)})
 
 
 def unpack() -> Baggage | None:
-    """What this process took along, once; None where it did not start over."""
+    """Return the state that this process kept when it started over, once; None if it did not start over."""
     file = os.environ.pop(_VARIABLE, None)
     if file is None:
         return None

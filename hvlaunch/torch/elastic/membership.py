@@ -1,4 +1,4 @@
-"""A worker's part in an elastic job, as it speaks of it with the driver: asking, being placed, being warned, beating."""
+"""A worker's conversation with the driver of an elastic job: ask for a place, receive it, hear of broken rounds, send beats."""
 
 import ssl
 import threading
@@ -35,14 +35,13 @@ _PAUSE = 1.0
 
 
 class Dismissed(Exception):
-    """The driver has no use for this worker any more; `args[0]` is why."""
+    """The driver does not need this worker any more; `args[0]` is the reason."""
 
 
 class Membership:
-    """Speaks for the worker `worker` (its id) through `client`. `beat` is seconds between signs of life.
+    """Speaks for the worker with id `worker` through `client`; `beat` is the number of seconds between two beats.
 
-    The signs of life come from a thread of Python, on purpose: a process that is stopped, or whose
-    interpreter is held, is silent.
+    A Python thread sends the beats on purpose: a stopped process, or one whose interpreter is held, sends none.
     """
 
     def __init__(self, client: Client, worker: str, *, beat: float) -> None:
@@ -50,9 +49,10 @@ class Membership:
         self._worker = worker
         self._beat = beat
         self.last_round = -1
-        """The last round that this process was placed in."""
+        """The last round in which this process had a place."""
         self._commits = -1
         self._met = -1
+        # An event instead of a sleep: a commit or the end must be reported at once, not at the next beat.
         self._beat_now = threading.Event()
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -61,7 +61,7 @@ class Membership:
         self._on_broken: Callable[[], object] = _nothing
 
     def start(self) -> None:
-        """Begin to beat, and to listen to what becomes of rounds, in threads that end with the process."""
+        """Start the threads that send beats and watch rounds. They end with the process."""
         self._ended = threading.Event()
         self._commits = -1
         for work in (self._send_beats, self._watch_rounds):
@@ -70,7 +70,7 @@ class Membership:
             ).start()
 
     def finish(self, *, is_done: bool = False) -> None:
-        """Tell the driver that it will hear no more, and whether training is done; what is left to do may take its time."""
+        """Tell the driver that no beat will follow, and whether training is done. Work after training may take any time."""
         self._ended.set()
         self._beat_now.set()
         with suppress(RendezvousError):
@@ -84,10 +84,11 @@ class Membership:
         patiently(lambda: self._client.put(ASKS, self._worker, ask))
 
     def grant(self) -> Grant:
-        """The worker's place in a round later than its last, as soon as there is one.
+        """Wait for a place in a later round than the last one, and return it.
 
-        Raises Dismissed where there will be none, and RendezvousError.
+        Raises Dismissed if the job has no place for this worker, and RendezvousError.
         """
+        # Version 0 asks for the present value too: the grant may have come before this request.
         since = 0
         while True:
             changes = patiently(partial(self._client.watch, PLACES, self._worker, since=since, timeout=_POLL))
@@ -101,24 +102,25 @@ class Membership:
                 return grant
 
     def enter(self, round_number: int, on_broken: Callable[[], object]) -> None:
-        """From now on call `on_broken`, in another thread, once, when the round is said to be broken."""
+        """Call `on_broken` once, in another thread, when the driver announces that the round is broken."""
         with self._changed:
+            # The lock pairs the round with its callback: a notice of the last round must not end the new one.
             self._round, self._on_broken = round_number, on_broken
         self._warn()
 
     def leave(self) -> None:
-        """The round is over for this worker."""
+        """Stop watching the present round."""
         with self._changed:
             self._round, self._on_broken = None, _nothing
 
     @property
     def is_changing(self) -> bool:
-        """Whether the round is to be left at the next occasion."""
+        """True if the present round should be left at the next commit."""
         with self._changed:
             return self._round in self._notices
 
     def broken(self, round_number: int, timeout: float) -> Notice | None:
-        """The word that the round is broken, if it comes within `timeout` seconds."""
+        """Wait up to `timeout` seconds for the notice that the round is broken; None if it does not come."""
 
         def found() -> bool:
             notice = self._notices.get(round_number)
@@ -128,12 +130,12 @@ class Membership:
             return self._notices[round_number] if self._changed.wait_for(found, timeout) else None
 
     def committed(self, commits: int) -> None:
-        """Let the next sign of life come now, with the number of commits."""
+        """Send the next beat now, with the number of commits."""
         self._commits = commits
         self._beat_now.set()
 
     def met(self) -> None:
-        """The workers of the round have all come together: let the driver know."""
+        """Tell the driver that all workers of the round have met."""
         self._met = self.last_round
         self._beat_now.set()
 
@@ -170,6 +172,8 @@ class Membership:
 
     def _warn(self) -> None:
         with self._changed:
+            # Taken and cleared under the lock, called without it: the callback aborts groups, which may take
+            # long.
             notice = None if self._round is None else self._notices.get(self._round)
             if notice is None or notice.state != "broken":
                 return
@@ -178,14 +182,15 @@ class Membership:
 
 
 def patiently(request: Callable[[], T]) -> T:
-    """What it returns as soon as the driver can be reached: the network may be cut, and heal.
+    """Repeat `request` until the driver can be reached: the network may be cut and heal.
 
-    Where it does not, the agent of this host notices too, and ends this process when the lease is over. Raises other RendezvousErrors.
+    If the cut lasts, the agent of this host notices too and ends this process after the lease. Raises all other RendezvousErrors.
     """
     while True:
         try:
             return request()
         except RendezvousUnreachable as error:  # noqa: PERF203 (an attempt each)
+            # A wrong certificate never becomes right by waiting; repeating would hide an attack.
             if isinstance(error.__cause__, ssl.SSLError | WrongCertificate):
                 raise
             time.sleep(_PAUSE)

@@ -1,4 +1,4 @@
-"""The samples of each worker, when the number of workers changes in the middle of an epoch."""
+"""Each worker's samples when the number of workers changes within an epoch."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -16,17 +16,16 @@ def _place() -> tuple[int, int]:
 
 
 class ElasticSampler(Sampler[int]):
-    """Divides the samples of an epoch that are not recorded yet among the workers of the round.
+    """Divides the unrecorded samples of an epoch among the workers of the round.
 
-    All workers go through the samples in one order, which depends only on `seed` and the epoch; each takes every
-    size-th sample. So the samples that are done are always the beginning of that order, and one number counts them.
-    Each iteration begins after the samples that record_batch() has recorded, with the ranks of that moment: no sample
-    is lost or repeated because the number of workers changed.
+    All workers share one order of the samples, which depends only on `seed` and the epoch; each worker takes every size-th sample.
+    Therefore finished samples are always the beginning of that order, and a single number counts the finished samples. Each
+    iteration begins after the samples that record_batch() has recorded, with the ranks of that moment: no sample is lost or
+    repeated because the number of workers changed.
 
-    The last samples of an epoch can seldom be divided by the number of workers. With `pad`, workers that would have
-    one sample less get an early sample of the rest again, so that all have as many (collectives need that); without
-    it, some have one less, and every sample comes exactly once. `place` returns rank and size; by default those of
-    torch's process group.
+    The last samples of an epoch can seldom be divided by the number of workers. With `pad`, workers with one sample less repeat an
+    early remaining sample, since collectives need equal numbers. Without `pad`, every sample comes exactly once. `place` returns rank
+    and size; the default asks torch's process group.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class ElasticSampler(Sampler[int]):
         self.epoch = 0
         """The epoch that set_epoch() has begun."""
         self.processed = 0
-        """How many samples of this epoch are done, by all workers together."""
+        """Number of samples of this epoch that all workers together have finished."""
         self._total = len(dataset)
         self._shuffle = shuffle
         self._seed = seed
@@ -50,45 +49,47 @@ class ElasticSampler(Sampler[int]):
         self._begin = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch. In the current epoch, recorded samples stay recorded.
+        """Start an epoch. Within the current epoch, recorded samples stay recorded.
 
-        So it may be called before an epoch, as with torch, or after one, as with Horovod.
+        The call may come before an epoch, as with torch, or after one, as with Horovod.
         """
         if epoch != self.epoch:
             self.epoch = epoch
             self.processed = self._begin = 0
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002 (Horovod's users pass it)
-        """Note that every worker has done a batch of `batch_size` samples; the last one may be shorter."""
+        """Record that every worker has finished a batch of `batch_size` samples; the last batch may be shorter."""
         _, size = self._place()
+        # Padding repeats samples, so the sum can exceed the total in the last batch.
         self.processed = min(self._total, self.processed + batch_size * size)
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, and how many of its samples are done; the same on all workers."""
+        """Return the epoch and the number of finished samples, equal on all workers."""
         return {"epoch": self.epoch, "processed": self.processed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the epoch of a state_dict(), and on behind the samples that are done in it."""
+        """Continue at the epoch of a state_dict(), after its finished samples."""
         self.epoch = int(state["epoch"])
         self.processed = self._begin = int(state["processed"])
 
     def __iter__(self) -> Iterator[int]:
         self._begin = self.processed
         rank, size = self._place()
-        rest = self._order()[self._begin :]
-        missing = -len(rest) % size
-        if self._pad and missing and len(rest):
-            rest = torch.cat([rest, rest.repeat(-(-missing // len(rest)))[:missing]])
-        return iter(rest[rank::size].tolist())
+        remaining = self._order()[self._begin :]
+        missing = -len(remaining) % size
+        if self._pad and missing and len(remaining):
+            remaining = torch.cat([remaining, remaining.repeat(-(-missing // len(remaining)))[:missing]])
+        return iter(remaining[rank::size].tolist())
 
     def __len__(self) -> int:
-        """How many samples the current iteration, or the next, has for this worker."""
+        """Return this worker's number of samples in the current or next iteration."""
         rank, size = self._place()
-        rest = self._total - self._begin
-        return math.ceil((rest if self._pad else max(0, rest - rank)) / size)
+        remaining = self._total - self._begin
+        return math.ceil((remaining if self._pad else max(0, remaining - rank)) / size)
 
     def _order(self) -> torch.Tensor:
         if not self._shuffle:
             return torch.arange(self._total)
+        # A generator of its own: the order must depend on seed and epoch alone, and the script's stays untouched.
         generator = torch.Generator().manual_seed(self._seed + self.epoch)
         return torch.randperm(self._total, generator=generator)

@@ -1,8 +1,8 @@
-"""Ending a collective that waits for a peer that will never answer: by shutting down what it waits on.
+"""Ending a collective that waits for a lost peer, by shutting down its connections.
 
-Gloo has no way to end a collective that is running: its abort() returns at once and changes nothing. But
-when the kernel says that a connection is over, every operation on it fails at once, in whatever thread it
-waits. So we note which sockets came while a round's groups were made, and shut those down when it is broken.
+Gloo can't end a running collective: its abort() returns at once and changes nothing. But when the kernel reports the end of a
+connection, every operation on that connection fails at once, in any thread. Therefore this module notes the sockets that appear
+while a round's groups are made, and shuts them down when the round breaks.
 """
 
 import os
@@ -17,7 +17,7 @@ from hvlaunch.rendezvous.requests import keep_alive
 __all__ = ["GroupSockets", "tcp_sockets"]
 
 _TIMES = 20
-"""A peer that does not answer for a minute is gone."""
+"""Unanswered keepalive probes, one every 3 s: a peer that is silent for a minute is gone."""
 
 _Identity = tuple[int, int]
 
@@ -25,23 +25,23 @@ _Identity = tuple[int, int]
 class GroupSockets:
     """The TCP connections of this process to the other workers of a round.
 
-    Groups that the script makes later, by `torch.distributed.new_group`, are found by their peers: a
-    connection that is younger than the round and leads to an address that the round's own groups use. A
-    connection to the rendezvous may be among them; who uses it makes a new one.
+    Groups that the script makes later, by `torch.distributed.new_group`, are recognised by their peers: a connection that is younger
+    than the round and leads to an address that the round's own groups use. A connection to the rendezvous may be among them; its
+    client then opens another.
     """
 
     def __init__(self) -> None:
         self._older: set[_Identity] = set()
         self._peers: set[str] | None = None
-        """None while the groups are made: any peer may be one of theirs."""
+        """Addresses of peers; None while the groups are made, when any peer may be one of theirs."""
         self._held: dict[_Identity, socket.socket] = {}
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Note what comes inside the block, which makes the round's groups.
+        """Note the sockets that appear inside the block, which makes the round's groups.
 
-        Gloo waits for ever on a connection that was reset at the other end alone, while that end waits for somebody else, who
-        waits for us. So these are kept alive.
+        Gloo waits for ever on a connection that was reset at the other end alone, while the other end waits for a third worker that waits
+        for this one. Keepalive ends such a wait.
         """
         self._older = {identity for identity, _ in _connections()}
         yield
@@ -53,13 +53,14 @@ class GroupSockets:
                     keep_alive(sock, times=_TIMES)
 
     def shut_down(self) -> int:
-        """End every connection of the round's groups, from any thread; how many there were. Again: what has come since.
+        """Shut down every connection of the round's groups and return their number. A repeated call takes later connections.
 
-        They end for reading only. Gloo reads what there still is, answers it, and then fails everything that waits;
-        if it could not answer, it would forget who waits for the answer to be sent. So that the peers, too, can
-        answer what they still have to read, the connections stay until release(), though Gloo closes its side.
+        Only reading is shut down. Gloo reads what has arrived, answers, and then fails all pending operations. If Gloo could not answer, it
+        would forget threads that wait for the answer to be sent. Peers, too, must be able to answer what they still have to read, so
+        the connections stay open until release(), although Gloo closes its side.
         """
         count = 0
+        # Held sockets cost descriptors that the script needs too, so at most half of them are held.
         room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         for fd, peer in tcp_sockets():
             identity = _identity(fd)
@@ -77,7 +78,7 @@ class GroupSockets:
         return count
 
     def release(self) -> None:
-        """Close what was shut down: all peers that still live have left the round."""
+        """Close the sockets that were shut down, after all living peers have left the round."""
         while self._held:
             self._held.popitem()[1].close()
 
@@ -98,15 +99,16 @@ def _identity(fd: int) -> _Identity:
 
 
 def tcp_sockets() -> Iterator[tuple[int, tuple[str, int]]]:
-    """A new descriptor of each connected TCP socket of this process, to be closed by who takes it; and its peer.
+    """Yield a new descriptor of each connected TCP socket of this process, with its peer. The caller closes the descriptor.
 
-    A descriptor of our own can't be closed by its owner, and given to something else, while we look at it.
+    A duplicate can't be closed by the socket's owner and given to another file while the caller looks at it.
     """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (one name of it is gone again at once)
         try:
             fd = os.dup(int(name))
         except OSError:
             continue
+        # From here on the duplicate is ours: each branch closes it or hands it to the caller.
         peer = _peer(fd)
         if peer is None:
             os.close(fd)

@@ -24,19 +24,19 @@ class Snapshot:
 
 
 def take(value: Any) -> Snapshot:
-    """A copy of the value; tensors stay on their devices."""
+    """Return a copy of the value; tensors stay on their devices."""
     skeleton, tensors = split(value)
     return Snapshot(copy.deepcopy(skeleton), [tensor.detach().clone() for tensor in tensors])
 
 
 _BUCKET = 64 << 20
-"""Bytes that are flattened together: enough to be as fast as one message, and little beside the model."""
+"""Bytes per message: large enough for full speed, small beside the model."""
 
 
 def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Give the snapshot to the others of the group, who call receive(). Collective.
+    """Send the snapshot to the group's other workers, which call receive(). Collective.
 
-    `device` is one that the group's backend takes tensors of.
+    `device` is a device whose tensors the group's backend accepts.
     """
     root = dist.get_rank()
     specs = [TensorSpec.of(tensor) for tensor in snapshot.tensors]
@@ -47,7 +47,7 @@ def send(snapshot: Snapshot, group: dist.ProcessGroup, device: torch.device) -> 
 
 
 def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapshot:
-    """What the worker of (global) rank `root` sends. Collective. Tensors come on the kind of device they had there."""
+    """Receive the snapshot of the worker with global rank `root`. Collective. Tensors keep their kind of device."""
     parts: list[Any] = [None, None]
     dist.broadcast_object_list(parts, root, group=group, device=device)
     skeleton, specs = parts
@@ -63,11 +63,12 @@ def receive(root: int, group: dist.ProcessGroup, device: torch.device) -> Snapsh
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Runs of tensors of one dtype, the same on every worker; what has no element is not sent."""
+    """Yield runs of tensors of one dtype, equal on every worker, without empty tensors."""
     by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    # cat() needs one dtype. dicts keep their order, so all ranks build equal buckets without talking.
     for alike in by_dtype.values():
         bucket: list[torch.Tensor] = []
         size = 0
@@ -81,49 +82,49 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 class TrainedRound(Protocol):
-    """A state's connection to the round that it is trained in; run() makes it."""
+    """A state's connection to the round of its training; run() makes it."""
 
     def committed(self, commits: int) -> None:
-        """Tell the driver that work goes on."""
+        """Report a commit to the driver as progress."""
         ...
 
     def see_whole(self) -> None:
-        """Raise CollectiveFailed where what collectives have brought until now may be garbage: on a GPU those that were ended do not fail."""
+        """Raise CollectiveFailed if results of earlier collectives may be garbage: an aborted collective does not fail on a GPU."""
         ...
 
     def check(self) -> None:
-        """Raise WorkersChanged, on all workers at once, where workers come or go. Collective; raises as see_whole() does."""
+        """Raise WorkersChanged on all workers at once if workers come or leave. Collective; raises as see_whole() does."""
         ...
 
 
 class State:
-    """The base of all states: when to save, and what to do when workers come and go.
+    """Base of all states: when to save, and how to react when workers come or leave.
 
-    A subclass says what is saved, in `collect()`, and how it is restored, in `apply()`. Or, as one of Horovod's, it has its own `save()`,
-    `restore()` and `sync()`; rank 0 is then a worker that was there before.
+    A subclass returns the saved value from `collect()` and restores it in `apply()`. A subclass of Horovod's kind instead has its own
+    `save()`, `restore()` and `sync()`; rank 0 is then a worker of the earlier round.
     """
 
     def __init__(self, bcast_object: object = None, get_rank: object = None) -> None:
-        """bcast_object and get_rank are Horovod's, and not needed."""
+        """bcast_object and get_rank exist for Horovod's scripts; hvlaunch ignores both."""
         del bcast_object, get_rank
         self.commits = -1
-        """The number of the last commit; -1 if nothing is saved yet."""
+        """The number of the last commit; -1 before the first."""
         self._saved: Snapshot | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._round: TrainedRound | None = None
 
     def collect(self) -> Any:
-        """Everything that must be saved: tensors, plain values, and dicts and lists of them."""
+        """Return everything to save: tensors, plain values, dicts and lists."""
         raise NotImplementedError
 
     def apply(self, value: Any) -> None:
-        """Restore the result of collect(), which may be another worker's."""
+        """Restore the result of collect(), perhaps another worker's."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Save, and check whether workers come or go. Collective: every worker calls it at the same step.
+        """Save, then check whether workers come or leave. Collective: every worker calls it at the same step.
 
-        Raises WorkersChanged and CollectiveFailed, for run() to catch.
+        Raises WorkersChanged and CollectiveFailed, which run() catches.
         """
         if self._round is not None:
             self._round.see_whole()
@@ -133,7 +134,7 @@ class State:
             self._round.check()
 
     def check_host_updates(self) -> None:
-        """Check whether workers come or go, and save only then. Collective; raises as commit() does."""
+        """Check whether workers come or leave, and save only in that case. Collective; raises as commit() does."""
         if self._round is not None:
             try:
                 self._round.check()
@@ -142,18 +143,19 @@ class State:
                 raise
 
     def _save_and_count(self) -> None:
-        """Save, by a subclass' own save() too, which does not count."""
+        """Save and count one commit, also if a subclass has its own save(), which does not count."""
+        # A subclass's save() may or may not call ours, which counts; the commit counts once either way.
         next_commit = self.commits + 1
         self.save()
         self.commits = max(self.commits, next_commit)
 
     def save(self) -> None:
-        """Keep a copy of everything, on the same devices. The copy before it is kept until this one is complete."""
+        """Keep a copy of everything, on the same devices. The earlier copy stays until the new copy is complete."""
         self._saved = take(self.collect())
         self.commits += 1
 
     def restore(self) -> None:
-        """Go back to what was saved last. Gradients are not saved: they are dropped."""
+        """Return to the last saved state. Gradients are not saved and are dropped."""
         if self._saved is not None:
             copies = [tensor.clone() for tensor in self._saved.tensors]  # an optimizer keeps what it is given
             self.apply(join(self._saved.skeleton, copies))
@@ -161,10 +163,10 @@ class State:
     def sync(self) -> None:
         """Give the newest saved state to the workers that lack it. Collective.
 
-        It comes from the first worker with the most commits; workers with as many commits keep theirs. If no worker has
-        saved anything, it comes from rank 0.
+        The first worker with the most commits sends; workers with as many commits keep their own state. If no worker has saved anything,
+        rank 0 sends.
 
-        Raises NotInitialized where torch's group is not one of init()'s.
+        Raises NotInitialized if torch's group was not made by init().
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
             if self._saved is None:
@@ -182,12 +184,12 @@ class State:
         self.commits = max(newest, 0)
 
     def _transfer(self, root: int, lacking: Sequence[int], device: torch.device) -> None:
-        """Collective among the root and those who lack the state.
+        """Transfer the state from `root` to the workers that lack it. Collective among these workers.
 
-        Their group lives as long as the round: torch would give the next one of the same ranks its name, and
-        its leftovers in the store.
+        Their group lives as long as the round: torch would name the next group of the same ranks alike and find leftovers in the store.
         """
         ranks = sorted([root, *lacking])
+        # The world serves if all members take part: another group would cost time and a name.
         everyone = len(ranks) == dist.get_world_size()
         timeout = current.world().timeout
         group = (
@@ -204,44 +206,46 @@ class State:
             self.restore()
 
     def forget(self) -> None:
-        """Forget what was saved, for a training that begins: all go on from rank 0's state, whatever they saved before."""
+        """Forget saved states when a training begins: all workers start from rank 0's state."""
         self.commits, self._saved = -1, None
 
     def hand_over(self) -> tuple[int, Snapshot | None]:
-        """How many commits there are, and what was saved, for this worker's next life; none where only a subclass has what was saved."""
+        """Return the number of commits and the saved state for this worker's next life; no state if only a subclass has it."""
         return (-1 if self._saved is None else self.commits), self._saved
 
     def take_over(self, commits: int, saved: Snapshot | None) -> None:
-        """Go on from what this worker's last life has handed over."""
+        """Continue from the state that this worker's last life handed over."""
         self.commits, self._saved = commits, saved
         if saved is not None:
             self.restore()
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Functions to call in every new round but the first, when its groups are made and before sync()."""
+        """Register functions to call in every later round, after its groups are made and before sync()."""
         self._callbacks.extend(callbacks)
 
     def reset(self) -> None:
-        """What a subclass does in every new round but the first, before the callbacks; Horovod's name."""
+        """Hook for subclasses, called in every later round before the callbacks; Horovod's name."""
 
     def on_reset(self) -> None:
-        """Call reset(), and what register_reset_callbacks() was given; run() does. Who joins gets what they have changed, too."""
+        """Call reset() and the registered callbacks; run() does. New workers receive the callbacks' changes too."""
         self.reset()
         for call in self._callbacks:
             call()
+        # Callbacks may change the state, a learning rate for example; a new worker must get the changed
+        # state.
         if self._callbacks and self._saved is not None:
             self._saved = take(self.collect())
 
     def attach(self, trained: TrainedRound | None) -> None:
-        """Say which round the state is trained in; run() does."""
+        """Set the round in which the state is trained; run() does."""
         self._round = trained
 
 
 class ObjectState(State):
-    """Attributes by name. Those that have state_dict() and load_state_dict() are saved by these, in lists and dicts too."""
+    """Attributes by name. Objects with state_dict() and load_state_dict() are saved by these, in lists and dicts too."""
 
     def __init__(self, bcast_object: object = None, get_rank: object = None, **values: Any) -> None:
-        """values: the attributes. bcast_object and get_rank are Horovod's, and not needed."""
+        """`values` are the attributes. bcast_object and get_rank exist for Horovod's scripts; hvlaunch ignores both."""
         super().__init__(bcast_object, get_rank)
         self._names = tuple(values)
         for name, value in values.items():
@@ -249,6 +253,7 @@ class ObjectState(State):
                 raise ValueError(f"the name {name!r} is one of a state's own; choose another")
             setattr(self, name, value)
 
+    # Without this method type checkers would refuse the attributes that only the user knows.
     def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are the user's
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
@@ -257,17 +262,17 @@ class ObjectState(State):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def collect(self) -> dict[str, Any]:
-        """The values by name, or what state_dict() gives of those that have it."""
+        """Return the values by name, as state_dict() if a value has one."""
         return {name: _collected(getattr(self, name)) for name in self._names}
 
     def apply(self, value: Mapping[str, Any]) -> None:
-        """Give the values back what collect() has made of them."""
+        """Restore the values that collect() returned."""
         for name, saved in value.items():
             setattr(self, name, _applied(getattr(self, name), saved))
 
 
 class TorchState(ObjectState):
-    """The state of a usual training: its parts by name, those that it has, and whatever `more` there is."""
+    """The state of a usual training: its parts by name, as far as given, and any `more`."""
 
     def __init__(
         self,
@@ -293,7 +298,7 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _holds_stateful(value: Any) -> bool:
-    """Whether it is a plain container of such; a copy of an optimizer, say, would have parameters of no model."""
+    """Return True for a plain container of such objects. A copied optimizer would hold parameters of no model."""
     items = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
     return any(_is_stateful(item) or _holds_stateful(item) for item in items)
 
@@ -309,7 +314,7 @@ def _collected(value: Any) -> Any:
 
 
 def _applied(value: Any, saved: Any) -> Any:
-    """The value with what _collected() made of it; or that, where nothing in the value has a state."""
+    """Apply a collected value to `value`; return the saved value itself if `value` holds no state."""
     if _is_stateful(value):
         value.load_state_dict(saved)
         if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
@@ -323,7 +328,7 @@ def _applied(value: Any, saved: Any) -> Any:
 
 
 def _gathered(number: int, device: torch.device) -> list[int]:
-    """Every worker's number, by rank."""
+    """Return every worker's number, by rank. Collective."""
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)

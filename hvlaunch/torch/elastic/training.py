@@ -44,17 +44,18 @@ __all__ = ["Training", "is_elastic", "placed"]
 T = TypeVar("T")
 
 _LOOK = 2.0
-"""Seconds between looks whether a round broke, while rank 0's address is waited for."""
+"""Seconds between checks for a broken round while rank 0's address is awaited."""
 _TIMED_OUT = "a collective of NCCL took longer than its timeout"
 _DOUBT = 1.0
-"""Seconds for the driver to say whether a round is broken, where an error does not tell."""
+"""Seconds that the driver has to say whether the round is broken, if an error does not tell."""
 _NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
 }
-"""What a thread of torch's, its watchdog, does when a peer of NCCL's is gone: by default it ends this process after a minute, for
-which it sleeps, and who ends the groups waits for it. Here it does nothing, and sleeps for a second (four times what is said)."""
+"""Settings of torch's watchdog thread. By default it ends the process a minute after an NCCL peer is gone, and sleeps during that
+minute, so closing the groups waits too. With these settings it does nothing and sleeps for a second, four times the given value.
+"""
 _OWN_GROUPS = (
     "before a function under elastic.run, call hvlaunch.torch.init() or nothing, but not init_process_group();"
     " and call no such function inside another one"
@@ -70,36 +71,37 @@ _PEERS_FAILED = (
 
 
 class Training:
-    """A process' way through its job. Once for a process: the driver knows it by the rounds that it was in, over all its trainings."""
+    """A process's way through its job. One per process: the driver counts rounds per process, over all trainings."""
 
     def __init__(self, client: Client, membership: Membership) -> None:
         self._client = client
         self._membership = membership
+        # The object is replaced in each round: sockets of an old round must never be shut down for a new one.
         self._sockets = GroupSockets()
         self._groups: dict[str, Any] = {}
-        """How groups are made: see World.form."""
+        """Options for making groups; see World.form."""
         self._stay: ExitStack | None = None
-        """In the round that this process is in."""
+        """Exits the present round; None outside a round."""
         self._escape: Escape | None = None
-        """Out of it."""
+        """Gets the training thread out of the present round."""
         self._late: str | None = None
-        """Why this worker itself has broken it, if it has."""
+        """The reason if this worker itself has broken the round."""
         self._is_wanted = False
-        """Whether the script has called init(): then groups stay, when its training is done."""
+        """True if the script has called init(): groups then stay open after training."""
         self._state: State | None = None
         self._brought: Baggage | None = None
-        """What this process took along when it started over, until it trains."""
+        """State kept from before this process started over, until training takes it."""
         self._rounds = 0
-        """How many rounds this process was in; one more where it has started over."""
+        """Number of rounds of this process; one more if it has started over."""
         self._is_first_training = True
-        """Whoever starts over comes to its first training first."""
+        """A process that starts over always reaches its first training first."""
 
     def join(self, **groups: Any) -> None:
-        """Ask for a place, and meet the others of its round; again where that round breaks. `groups` is how groups are made.
+        """Ask for a place and meet the round's other workers; repeat if the round breaks. `groups` has the options for making groups.
 
-        Its groups are there for the script, in training and behind it, until leave().
+        The groups are open for the script, during and after training, until leave().
 
-        Raises Dismissed, RendezvousError, and what World.form raises for reasons of its own.
+        Raises Dismissed, RendezvousError, and errors of World.form that a broken round does not explain.
         """
         self._groups, self._is_wanted = groups, True
         self._membership.start()
@@ -115,7 +117,7 @@ class Training:
             raise
 
     def leave(self) -> None:
-        """Leave the round of join(), when all do. Collective. Nothing more is to come in this process, or another join()."""
+        """Leave the round of join() together with all workers. Collective. Afterwards only join() may follow."""
         current.shutdown()
         if self._stay is not None:
             self._leave()
@@ -123,9 +125,9 @@ class Training:
         self._groups, self._is_wanted = {}, False
 
     def run(self, state: State, train: Callable[[], T]) -> T:
-        """What train() returns in the round that it is done in; the first round is that of join(), if it was called.
+        """Return the result of train() in the round that completes it. If join() was called, its round is the first.
 
-        Raises AlreadyInitialized, Dismissed, RendezvousError, and what train() raises for reasons of its own.
+        Raises AlreadyInitialized, Dismissed, RendezvousError, and errors of train() that a broken round does not explain.
         """
         if self._state is not None or (dist.is_initialized() and not self._is_wanted):
             raise AlreadyInitialized(_OWN_GROUPS)
@@ -155,6 +157,7 @@ class Training:
                     self._enter(state.commits, cause)
                 with self._as_it_breaks():
                     state.attach(_TrainedRound(self._membership, self._escape))
+                    # The first round has nothing to reset, and Horovod's callbacks are not called in it.
                     if self._rounds > 1:
                         state.on_reset()
                     state.sync()
@@ -173,7 +176,7 @@ class Training:
                 state.attach(None)
 
     def _unpack(self) -> str | None:
-        """Why this process has started over, if it has."""
+        """Return why this process has started over; None if it has not."""
         self._brought = unpack() or self._brought
         if self._brought is None:
             return None
@@ -182,17 +185,18 @@ class Training:
         return self._brought.cause
 
     def _resume(self, state: State) -> None:
-        """Where this process has started over, the state is what it took along."""
+        """Give the state the values that this process kept when it started over."""
         if self._brought is not None:
             state.take_over(self._brought.commits, self._brought.saved)
             self._brought = None
 
     def _start_over(self, round_number: int) -> None:
-        """Where the process can't be replaced, the driver ends it after --reset-timeout."""
+        """Replace this process's program if possible; otherwise the driver ends the process after --reset-timeout."""
         notice = self._membership.broken(round_number, 0.0)
         cause = self._late if notice is None else notice.cause
         if cause is None or not self._is_first_training or not can_start_over():
             return
+        # The driver must not count the silence as a hang: loading torch again may exceed --worker-timeout.
         self._membership.finish()  # it is silent until it is back
         saved: tuple[int, Snapshot | None] = (-1, None)
         if self._state is not None:
@@ -206,27 +210,33 @@ class Training:
             self._membership.start()
 
     def _enter(self, commits: int, cause: str | None) -> None:
-        """Ask for a place, and make its round's groups. Raises CollectiveFailed where it broke, whatever that raised here."""
+        """Ask for a place and make the round's groups. Raises CollectiveFailed if the round breaks meanwhile."""
         self._membership.ask(commits, cause)
         grant = self._membership.grant()
+        # Peers needed the old connections until now, to answer what had arrived.
         self._sockets.release()  # a new round is made when all have left the last one
         self._sockets = GroupSockets()
         for name, value in _NCCL_SETTINGS.items():
+            # torch reads these when it makes a group, so they must be set before World.form. A user's own
+            # value wins.
             os.environ.setdefault(name, value)
         self._stay = ExitStack()
         self._late = None
+        # The escape exists before the groups: a peer may die while they are made, and Gloo would wait for
+        # ever.
         ways_out = partial(_end_collectives, self._sockets), partial(self._start_over, grant.round)
         self._escape = self._stay.enter_context(Escape(*ways_out))
         self._membership.enter(grant.round, self._escape.begin)
         with self._as_it_breaks(), self._sockets.watch():
             current.enter(World.form(self._place(grant), self._meet, **self._groups))
+        # After the groups: a process without groups has no timeout to look for.
         self._stay.enter_context(self._seeing_timeouts(self._escape))
         self._membership.met()
         self._rounds += 1
 
     @contextmanager
     def _seeing_timeouts(self, escape: Escape) -> Iterator[None]:
-        """Leave the round where a collective of NCCL takes longer than its timeout; with Gloo it fails by itself."""
+        """Leave the round if an NCCL collective exceeds its timeout. Gloo's collectives fail by themselves."""
         over = threading.Event()
 
         def look() -> None:
@@ -244,7 +254,7 @@ class Training:
 
     @contextmanager
     def _as_it_breaks(self) -> Iterator[None]:
-        """Leave the round where the block raises; CollectiveFailed where that is because the round broke."""
+        """Leave the round if the block raises. Raises CollectiveFailed if the broken round caused the error."""
         try:
             yield
         except WorkersChanged:
@@ -259,7 +269,7 @@ class Training:
             raise CollectiveFailed(cause) from error
 
     def _leave(self, *, has_groups: bool = False) -> None:
-        """Be in no round any more; with groups, what is left to do in them is no part of the job."""
+        """Leave the round. With `has_groups`, the groups stay open for work that is not part of the job."""
         self._membership.leave()
         if not has_groups:
             current.leave()
@@ -268,7 +278,7 @@ class Training:
             self._stay = None
 
     def _why_left(self, error: BaseException) -> str | None:
-        """What broke the round, where it was not this worker; None where it was."""
+        """Return what broke the round; None if this worker's own error did."""
         text = self._late or f"{type(error).__name__}: {error}".partition("\n")[0]
         has_ended_collectives = self._escape is not None and self._escape.has_begun
         if isinstance(error, _PEERS_FAILED) or is_groups(error):
@@ -280,6 +290,7 @@ class Training:
         return text if is_broken else None
 
     def _place(self, grant: Grant) -> Place:
+        # The interface may change with the round's hosts; all three libraries read it when a group is made.
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             if grant.interface is not None:
                 os.environ[name] = grant.interface
@@ -299,7 +310,7 @@ class Training:
 
 
 class _TrainedRound:
-    """See TrainedRound."""
+    """See the protocol TrainedRound."""
 
     def __init__(self, membership: Membership, escape: Escape | None) -> None:
         self._membership = membership
@@ -321,7 +332,7 @@ class _TrainedRound:
 
 
 def _see_whole(escape: Escape | None) -> None:
-    """See State's TrainedRound. All that was begun is over then, or was ended, and before that is noted."""
+    """See State's TrainedRound. Synchronizing first means that each earlier collective has ended, or its abort is recorded."""
     if dist.is_initialized() and "nccl" in dist.get_backend():
         torch.cuda.synchronize()
         if escape is not None and escape.has_begun:
@@ -329,7 +340,7 @@ def _see_whole(escape: Escape | None) -> None:
 
 
 class _RoundPost:
-    """The rendezvous for meet(): nobody waits there for a round that is broken."""
+    """The rendezvous for meet(): waiting ends if the round breaks."""
 
     def __init__(self, client: Client, membership: Membership, round_number: int) -> None:
         self._client = client
@@ -351,7 +362,7 @@ class _RoundPost:
 
 
 def _end_collectives(sockets: GroupSockets) -> None:
-    """Let every collective of this process end now."""
+    """End every running collective of this process now."""
     abort_groups()
     sockets.shut_down()
 
@@ -361,13 +372,13 @@ _BEAT_RANGE = (0.2, 5.0)
 
 
 def is_elastic() -> bool:
-    """Whether hvlaunch gives this process its places, round after round."""
+    """Return True if hvlaunch gives this process a place in each round."""
     return os.environ.get("HVLAUNCH_ELASTIC") == "1"
 
 
 @contextmanager
 def placed() -> Iterator[Training]:
-    """The training of this process. Raises SystemExit(0) where the block finds that the job does not need this worker any more."""
+    """Yield this process's training. Raises SystemExit(0) if the job does not need this worker any more."""
     try:
         yield _training()
     except Dismissed:
