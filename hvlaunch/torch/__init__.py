@@ -1,6 +1,7 @@
-"""What a training script imports: `import hvlaunch.torch as hvt; hvt.init()`. docs/torch.md is the guide.
+"""The library for training scripts: `import hvlaunch.torch as hvt; hvt.init()`. docs/torch.md is the guide.
 
-The names are Horovod's, so that its scripts go on with `import hvlaunch.torch as hvd`. With this torch knows `init_method="hvlaunch://"`.
+The names are Horovod's, so its scripts continue with `import hvlaunch.torch as hvd`. The import also registers
+`init_method="hvlaunch://"` with torch.
 """
 
 from torch.nn import SyncBatchNorm
@@ -155,5 +156,6 @@ __all__ = [
     "synchronize",
 ]
 
+# Both at import: a script may call torch's init_process_group() and never a function of this package.
 register()
 answer_stack_signal()

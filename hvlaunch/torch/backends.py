@@ -1,4 +1,4 @@
-"""torch's backends: what this torch has, and what Gloo's threads and NCCL's groups need before a process ends or goes on."""
+"""torch's backends: their presence, and the care that Gloo's threads and NCCL's groups need before a process ends or continues."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ __all__ = [
 
 
 def mpi_enabled() -> bool:
-    """Whether collectives go by MPI: never."""
+    """Return False: collectives never use MPI."""
     return False
 
 
 def mpi_built() -> bool:
-    """False, as MPI is not used."""
+    """Return False: MPI is not used."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """False, as MPI is not used."""
+    """Return False: MPI is not used."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether collectives go by Gloo. Before init(): whether they would, without an argument of its own."""
+    """Return True if collectives use Gloo. Before init(): True if a plain init() would choose Gloo."""
     return not torch.cuda.is_available() if not dist.is_initialized() else dist.get_backend() == "gloo"
 
 
 def gloo_built() -> bool:
-    """Whether torch has Gloo."""
+    """Return True if torch has Gloo."""
     return dist.is_gloo_available()
 
 
 def nccl_built() -> int:
-    """The version of NCCL that torch has, as 22105 for 2.21.5; 0 where it has none."""
+    """Return torch's version of NCCL, as 22105 for 2.21.5; 0 without NCCL."""
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -69,33 +69,33 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False, as DDL is not used."""
+    """Return False: DDL is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False, as oneCCL is not used."""
+    """Return False: oneCCL is not used."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether torch is one for CUDA."""
+    """Return True if torch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether torch is one for ROCm."""
+    """Return True if torch was built for ROCm."""
     return torch.version.hip is not None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Raises NotOffered: torch's profiler writes such files."""
+    """Raise NotOffered: torch's profiler writes such files."""
     del file_path, mark_cycles
     raise NotOffered("start_timeline()", "torch.profiler.profile() and its export_chrome_trace()")
 
 
 def stop_timeline() -> None:
-    """Raises NotOffered, as start_timeline()."""
+    """Raise NotOffered, like start_timeline()."""
     raise NotOffered("stop_timeline()", "torch.profiler.profile() and its export_chrome_trace()")
 
 
@@ -107,11 +107,12 @@ _TASKS = Path("/proc/self/task")
 def wait_until_idle(
     *, tasks: Path = _TASKS, sleep: Callable[[float], object] = time.sleep, limit: float = _LIMIT
 ) -> bool:
-    """Wait until no thread of Gloo's is at work, `limit` seconds at most; whether it came to that.
+    """Wait up to `limit` seconds until Gloo's threads are idle; return True if they are.
 
-    True at once where the kernel has no /proc. One that waits for Python's lock wakes in each of Python's switch
-    intervals; so one that sleeps, and has not woken over some of them, waits for work.
+    Returns True at once without /proc. A thread that waits for Python's lock wakes in each switch interval of Python. A sleeping thread
+    that did not wake over several intervals waits for work.
     """
+    # Several intervals: a thread that waits for the lock wakes once in each and must be seen awake.
     pause = 4 * sys.getswitchinterval()
     before = None
     for _ in range(round(limit / pause)):
@@ -124,8 +125,8 @@ def wait_until_idle(
 
 
 def _wakes(tasks: Path) -> dict[str, int | None]:
-    """By thread, how often it has been put to sleep, or None while it runs."""
-    found: dict[str, int | None] = {}
+    """Return the number of voluntary sleeps of each of Gloo's threads, or None for a running one."""
+    wakes: dict[str, int | None] = {}
     for task in tasks.glob("*/status"):
         try:
             lines = task.read_text().splitlines()
@@ -134,26 +135,25 @@ def _wakes(tasks: Path) -> dict[str, int | None]:
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         if status["Name"] == _NAME:
             sleeps = status["State"].startswith("S")
-            found[task.parent.name] = int(status["voluntary_ctxt_switches"]) if sleeps else None
-    return found
+            wakes[task.parent.name] = int(status["voluntary_ctxt_switches"]) if sleeps else None
+    return wakes
 
 
 _PATIENCE = 5.0
 
 
 class Group(Protocol):
-    """As torch's ProcessGroup."""
+    """The part of torch's ProcessGroup that aborting needs."""
 
     def abort(self) -> None:
-        """End its communicators."""
+        """Abort the group's communicators."""
 
 
 class Aborts:
-    """Ends groups, from any thread, each once. `patience` is seconds for one call to wait for them.
+    """Aborts groups, from any thread, each group once. `patience` is the number of seconds that a call waits.
 
-    Each ends in a thread of its own: its communicator waits for the device, which may be busy with the collective of another.
-    torch's own way (`_abort_process_group`) ends one after the other, and takes the groups out of torch's tables, under the feet
-    of a thread that uses them.
+    Each group gets a thread of its own: its communicator waits for the device, perhaps busy with another group's collective. torch's
+    `_abort_process_group` aborts one group after the other, and removes the groups from torch's tables while another thread uses them.
     """
 
     def __init__(self, patience: float = _PATIENCE) -> None:
@@ -161,7 +161,8 @@ class Aborts:
         self._threads: dict[Group, threading.Thread] = {}
 
     def end(self, groups: Iterable[Group]) -> None:
-        """Let every collective of these end now; of all others nothing is kept."""
+        """End every running collective of these groups now, and forget groups of earlier calls."""
+        # A second abort() of a group would block behind the first, so its thread is kept.
         self._threads = {group: self._threads.get(group) or _ending(group) for group in groups}
         deadline = time.monotonic() + self._patience
         for thread in self._threads.values():
@@ -172,33 +173,35 @@ _aborts = Aborts()
 
 
 def abort_groups() -> None:
-    """Let every collective of this process' groups of NCCL end now; again: those of groups that came since.
+    """End every running NCCL collective of this process now. A repeated call takes groups made since.
 
-    Who waits for one on the GPU goes on, and what it was to bring is garbage; who begins another gets torch's DistBackendError.
+    An aborted collective returns garbage to a waiting GPU; the next collective raises torch's DistBackendError.
     """
     _aborts.end(_groups())
 
 
 def has_timed_out() -> bool:
-    """Whether a collective of this process' groups of NCCL took longer than its timeout.
+    """Return True if an NCCL collective of this process exceeded its timeout.
 
-    torch's watchdog notices, and from torch 2.7 on it tells.
+    torch's watchdog notices the timeout, and reports it since torch 2.7.
     """
     return any(_has_timed_out(_backend(group)) for group in _groups())
 
 
 def _ending(group: Group) -> threading.Thread:
+    # A daemon: abort() may never return if the device hangs, and the process must still be able to end.
     thread = threading.Thread(target=group.abort, name="hvlaunch abort", daemon=True)
     thread.start()
     return thread
 
 
 def _groups() -> list[dist.ProcessGroup]:
+    # A copy, because another thread may make a group at this moment.
     return [group for group in list(dist.distributed_c10d._world.pg_map) if _backend(group) is not None]  # noqa: SLF001
 
 
 def _backend(group: dist.ProcessGroup) -> dist.ProcessGroupNCCL | None:
-    """What it has for GPUs, where that is NCCL; the group's name does not say it, where it has one for processors too."""
+    """Return the group's NCCL backend for GPUs, if any. The group's name does not tell: a group may have one backend per device type."""
     try:
         backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
     except RuntimeError:

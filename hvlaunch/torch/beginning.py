@@ -1,4 +1,4 @@
-"""How a script begins and ends: a member of the group of all workers, in static and in elastic jobs."""
+"""Begin and end of a script: membership in the group of all workers, in static and elastic jobs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from hvlaunch.torch.group_errors import NotOffered
 __all__ = ["STACK_SIGNAL", "answer_stack_signal", "init", "shutdown"]
 
 _files: list[TextIO] = []
-"""Which must stay open."""
+"""Kept open for faulthandler, which writes to their descriptors."""
 
 STACK_SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else None
 
 
 def answer_stack_signal() -> None:
-    """Let the host's agent ask this process for its stacks, where it is a worker, and uses the signal for nothing else."""
+    """Let the host's agent request stacks from this process, if it is a worker and does not use the signal otherwise."""
     scratch = os.environ.get("HVLAUNCH_SCRATCH")
     if scratch is None or STACK_SIGNAL is None or _files or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
         return
     with suppress(OSError, ValueError):  # the directory is no more, or another program's
+        # One file per process, opened in advance: a signal handler must not open files.
         path = os.path.join(scratch, f"stack.{os.getpid()}")  # noqa: PTH118 (as cheap as can be)
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "w")
         faulthandler.register(STACK_SIGNAL, file, all_threads=True, chain=False)
@@ -46,17 +47,17 @@ def init(
 ) -> None:
     """Make this process a member of the group of all workers, and choose its device. Collective.
 
-    backend: one of torch's names; the default is NCCL if there is CUDA, else Gloo. timeout: how long to wait for the
-    other workers, and then for each collective, as a timedelta or in seconds; the default is torch's own. process_sets: some to add at
-    once; any may be added later, too. comm is Horovod's, and there must be none.
+    backend: a backend's name in torch; the default is NCCL with CUDA, else Gloo. timeout: the longest wait for the other
+    workers, and for each later collective, as a timedelta or in seconds; the default is torch's. process_sets: sets to add at
+    once; more can be added later. comm exists for Horovod's scripts and must be empty.
 
-    The rank comes from the launcher's variables (hvlaunch, torchrun, mpirun or srun); without a launcher the group has
-    one process. Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT.
-    In an elastic job of hvlaunch this asks for a place in the next round, and a function under elastic.run goes on from there.
+    The rank comes from the launcher's variables (hvlaunch, torchrun, mpirun or srun). Without a launcher the group has a
+    single process. Under hvlaunch the workers find rank 0 through the rendezvous, else at MASTER_ADDR and MASTER_PORT. In an
+    elastic job of hvlaunch, init() asks for a place in the next round, and a function under elastic.run continues from there.
     A second call does nothing until shutdown().
 
-    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError if the rendezvous can't be reached. A worker that an elastic
-    job does not need any more ends by SystemExit(0).
+    Raises GroupError (see hvlaunch.torch.group_errors), and RendezvousError if the rendezvous can't be reached. A worker that
+    an elastic job does not need any more ends by SystemExit(0).
     """
     if comm or not isinstance(backend, str | None):
         raise NotOffered(
@@ -71,17 +72,18 @@ def init(
             training.join(backend=backend, timeout=timeout)
     else:
         current.init(backend, timeout)
+    # init() may be called again after shutdown(), and one registration is enough.
     atexit.unregister(_end)
     atexit.register(_end, os.getpid())
     if process_sets is not None and not isinstance(process_sets, str):
-        for each in process_sets:
-            add_process_set(each)
+        for process_set in process_sets:
+            add_process_set(process_set)
 
 
 def shutdown() -> None:
-    """Wait until all workers call it, then leave the group. Collective. init() may follow. Without a group it does nothing.
+    """Wait until all workers call it, then leave the group. Collective. init() may follow. Does nothing without a group.
 
-    A worker that fails need not call it: the others don't wait for a worker that has ended.
+    A failing worker need not call it: its peers do not wait for a worker that has ended.
     """
     if is_elastic():
         with placed() as training:
@@ -91,7 +93,7 @@ def shutdown() -> None:
 
 
 def _end(process: int) -> None:
-    """Scripts of Horovod's call no shutdown(). Nobody is waited for here: some workers may have failed."""
+    """Leave the group at the end of Python: Horovod's scripts call no shutdown(). Does not wait for peers, which may have failed."""
     if current.is_initialized() and os.getpid() == process:
         wait_until_idle()
         current.leave()

@@ -22,15 +22,16 @@ from hvlaunch.torch.group_errors import NotInitialized
 from hvlaunch.torch.reduction import Op
 from hvlaunch.torch.world import World
 
-__all__ = ["GAP", "Step", "link_to", "note", "trail"]
+__all__ = ["GAP", "Step", "collective_log", "link_to", "note"]
 
 _MAPPED = "::ffff:"
-"""An IPv4 address as one of IPv6."""
+"""Prefix of an IPv4 address written as IPv6."""
 
 
 @contextmanager
 def link_to(store: dist.Store) -> Iterator[Callable[[], bool]]:
-    """What tells whether the other end of the connection to the store is open; always true where there is none to be seen."""
+    """Yield a function that tells if the store's peer is still connected; always True if no connection is visible."""
+    # Only the store at the bottom has a host and a port.
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     connection = _connection(store.host, store.port) if isinstance(store, dist.TCPStore) else None
@@ -42,23 +43,24 @@ def link_to(store: dist.Store) -> Iterator[Callable[[], bool]]:
 
 
 def _connection(host: str, port: int) -> socket.socket | None:
-    """That of this process to there, by a descriptor of its own."""
+    """Return a duplicate of this process's socket to the store, or None."""
     try:
         addresses = {str(about[4][0]) for about in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
         return None
-    found = None
+    connection = None
     for descriptor, peer in tcp_sockets():
-        one = socket.socket(fileno=descriptor)
-        if found is None and peer[0].removeprefix(_MAPPED) in addresses and peer[1] == port:
-            found = one
+        duplicate = socket.socket(fileno=descriptor)
+        if connection is None and peer[0].removeprefix(_MAPPED) in addresses and peer[1] == port:
+            connection = duplicate
         else:
-            one.close()
-    return found
+            duplicate.close()
+    return connection
 
 
 def _is_open(connection: socket.socket) -> bool:
     try:
+        # Peeking leaves torch's bytes in place. An empty answer is the peer's end of the connection.
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
@@ -67,18 +69,18 @@ def _is_open(connection: socket.socket) -> bool:
 
 
 _LOOK = 0.25
-"""Seconds between two looks whether anybody has joined."""
+"""Seconds between two checks for workers that have joined."""
 _POLL = 0.002
-"""Seconds between two looks what the others have begun, for who has nothing else to do."""
+"""Seconds between two checks of a joined worker for its peers' next collective."""
 _KEPT = 1 << 14
 _PREFIX = "hvlaunch/join"
 _END = "end"
 GAP = "gap"
-"""Steps that nobody remembers."""
+"""Kind of a step that stands for forgotten ones."""
 
 
 class Step(NamedTuple):
-    """A collective: its kind, what its tensor is like, and what else there is to know (the operator, or its name; the root)."""
+    """One collective: its kind, its tensor's shape and dtype, and the operator (or its name) or the root."""
 
     kind: str
     shape: tuple[int, ...] = ()
@@ -95,21 +97,21 @@ class Step(NamedTuple):
         return cls(kind, tuple(shape), getattr(torch, dtype), how)
 
 
-class Trail:
-    """That of this worker in a world. It keeps no world alive."""
+class CollectiveLog:
+    """This worker's log for a world. It does not keep the world alive."""
 
-    def __init__(self, of: World) -> None:
-        self._world = weakref.ref(of)
-        self._is_alone = of.place.size == 1
+    def __init__(self, own_world: World) -> None:
+        self._world = weakref.ref(own_world)
+        self._is_alone = own_world.place.size == 1
         self._count = 0
         self._under_way = 0
-        """How many of them are not known to have ended."""
+        """Number of collectives that may still run."""
         self._newest: deque[Step] = deque(maxlen=_KEPT)
         self._turn = threading.Lock()
         self._joins = 0
-        """How often all have joined."""
+        """Number of times that all workers have joined."""
         self._followers = 0
-        """How many have joined since, as far as this worker has looked."""
+        """Number of joined workers since then, as far as this worker has looked."""
         self._follows = False
         self._watcher: threading.Thread | None = None
         self._is_over = threading.Event()
@@ -118,15 +120,18 @@ class Trail:
         return self._world() is other
 
     def add(self, step: Step) -> Callable[[], None]:
-        """The worker is about to begin this; what is returned is to be called when that has ended."""
+        """Log a collective that is about to begin. Call the returned function at its end."""
         if self._is_alone:
             return _nothing
         with self._turn:
             self._count += 1
             self._under_way += 1
             self._newest.append(step)
+            # The thread starts with the first collective: many scripts import this library and never use a
+            # group.
             if self._watcher is None:
                 self._watch()
+            # A worker that follows must not publish the steps that it repeats.
             if self._followers and not self._follows:
                 self._tell(self._count, step)
         return self._ended
@@ -136,14 +141,16 @@ class Trail:
             self._under_way -= 1
 
     def follow(self, take_part: Callable[[Step], object]) -> int:
-        """Do all that the others do, until all follow; the rank that joined last. `take_part` adds its step."""
+        """Take part in all collectives of the peers until every worker follows; return the rank that joined last. `take_part` logs its step."""
         place = world().place
         self._follows = True
         self._store.set(self._key("count", place.rank), str(self._count))
         joined = self._store.add(self._key("joined"), 1)
         self._store.set(self._key("from", joined), str(self._count))
         if joined == place.size:
-            counts = [int(self._store.get(self._key("count", each))) for each in range(place.size)]
+            # The last worker to join ends the wait of all: no peer is left that could begin another
+            # collective.
+            counts = [int(self._store.get(self._key("count", rank))) for rank in range(place.size)]
             self._tell(max(counts) + 1, Step(_END, how=place.rank))
         while (step := self._awaited(self._count + 1)).kind != _END:
             take_part(step)
@@ -154,10 +161,10 @@ class Trail:
 
     @property
     def _store(self) -> dist.Store:
-        found = self._world()
-        if found is None:
+        own_world = self._world()
+        if own_world is None:
             raise NotInitialized
-        return found.store
+        return own_world.store
 
     def _awaited(self, number: int) -> Step:
         key = self._key("step", number)
@@ -168,8 +175,8 @@ class Trail:
     def _tell(self, number: int, step: Step) -> None:
         self._store.set(self._key("step", number), step.encoded())
 
-    def _key(self, *of: object) -> str:
-        return "/".join(map(str, (_PREFIX, self._joins, *of)))
+    def _key(self, *parts: object) -> str:
+        return "/".join(map(str, (_PREFIX, self._joins, *parts)))
 
     def _watch(self) -> None:
         self._watcher = threading.Thread(target=self._look, name="hvlaunch join", daemon=True)
@@ -179,7 +186,7 @@ class Trail:
     def _look(self) -> None:
         with suppress(RuntimeError), link_to(self._store) as is_linked:  # of a store: the world is over
             while not self._is_over.wait(_LOOK) and is_world(self._world()) and is_linked():
-                # Else nobody waits for this worker's trail, and the store may be gone in any moment.
+                # Otherwise no peer waits for this worker's log, and the store may vanish at any moment.
                 while (self._under_way or self._follows) and self._store.check(
                     [key := self._key("from", self._followers + 1)]
                 ):
@@ -189,40 +196,42 @@ class Trail:
         atexit.unregister(self._end)
 
     def _tell_follower(self, count: int) -> None:
-        """Put in the store what somebody needs who has joined after so many."""
+        """Publish the steps that a worker lacks that joined after `count` steps."""
         begin = self._count - len(self._newest)
         if count < begin:
             self._tell(count + 1, Step(GAP))
+        # Under the lock of the caller, so no step can be added between the last one published and the count.
         for number, step in enumerate(self._newest, begin + 1):
             if number > count:
                 self._tell(number, step)
         self._followers += 1
 
     def _end(self) -> None:
-        """Python must not end while the thread is in torch: that would be an abort."""
+        """Stop the thread before Python ends: a thread inside torch at that moment aborts the process."""
         self._is_over.set()
         if self._watcher is not None:
             self._watcher.join()
 
 
-_trail: Trail | None = None
+_log: CollectiveLog | None = None
 
 
-def trail() -> Trail:
-    """That of the process' world. Raises NotInitialized."""
-    global _trail  # noqa: PLW0603 (as the world is the process')
+def collective_log() -> CollectiveLog:
+    """Return the log of the process's world. Raises NotInitialized."""
+    # One per process, like torch's groups. A new round has another world, and so another log.
+    global _log  # noqa: PLW0603 (as the world is the process')
     now = world()
-    if _trail is None or not _trail.is_of(now):
-        _trail = Trail(now)
-    return _trail
+    if _log is None or not _log.is_of(now):
+        _log = CollectiveLog(now)
+    return _log
 
 
 def note(process_set: ProcessSet, step: Step) -> Callable[[], None]:
-    """The worker is about to begin this collective; who has joined is in no set but that of all.
+    """Log a collective that is about to begin. Call the returned function at its end.
 
-    What is returned is to be called when it has ended.
+    Joined workers take part in the set of all workers only, so other sets are not logged.
     """
-    return trail().add(step) if process_set.is_all else _nothing
+    return collective_log().add(step) if process_set.is_all else _nothing
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.collective_log import GAP, Step, note, trail
+from hvlaunch.torch.collective_log import GAP, Step, collective_log, note
 from hvlaunch.torch.current import ProcessSet, global_process_set, world
 from hvlaunch.torch.group_errors import as_failed
 from hvlaunch.torch.handles import Handle, together
@@ -385,7 +385,7 @@ def join(device: int = -1) -> int:
     """
     del device
     place = world().place
-    return place.rank if place.size == 1 else trail().follow(_take_part)
+    return place.rank if place.size == 1 else collective_log().follow(_take_part)
 
 
 def _take_part(step: Step) -> None:

@@ -1,4 +1,4 @@
-"""The group of all workers that this process is in, and process sets."""
+"""The group of all workers to which this process belongs, and process sets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _world: World | None = None
 
 
 def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
-    """As hvlaunch.torch.init(), of a place that the environment has."""
+    """Do the work of hvlaunch.torch.init() for a place that the environment gives."""
     if _world is not None:
         return
     place = Place.from_environment()
@@ -51,128 +51,129 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Wait until all workers call it, then leave the group. Collective. Without a group it does nothing."""
+    """Wait until all workers call it, then leave the group. Collective. Does nothing without a group."""
     if _world is not None:
         _world.leave()
         leave()
 
 
 def enter(new: World) -> None:
-    """Make this the process' world: the elastic way in, with a world formed elsewhere."""
+    """Make `new` the process's world: the elastic entry, with a world formed elsewhere."""
     global _world  # noqa: PLW0603 (torch's group is the process', too)
     _world = new
 
 
 def leave() -> None:
-    """End the process' world at once, whatever others do; the elastic way out of a round that broke."""
+    """Leave the process's world at once, without waiting for peers; the elastic exit from a broken round."""
     global _world  # noqa: PLW0603
     if _world is not None:
+        # First the groups, then the variable: a callback of a group may still ask for the world.
         _world.abandon()
     _world = None
 
 
 def world() -> World:
-    """The process' world. Raises NotInitialized, as all functions below do."""
+    """Return the process's world. Raises NotInitialized, like every function below."""
     if _world is None:
         raise NotInitialized
     return _world
 
 
-def is_world(one: World | None) -> bool:
-    """Whether the process is in this one."""
-    return one is not None and one is _world
+def is_world(other: World | None) -> bool:
+    """Return True if the process is in this world."""
+    return other is not None and other is _world
 
 
 def is_initialized() -> bool:
-    """Whether the process is between init() and shutdown()."""
+    """Return True between init() and shutdown()."""
     return _world is not None
 
 
 def rank() -> int:
-    """The worker's number among all workers, from 0. Raises NotInitialized before init()."""
+    """Return the worker's number among all workers, from 0. Raises NotInitialized before init()."""
     return world().place.rank
 
 
 def size() -> int:
-    """How many workers there are. Raises NotInitialized before init()."""
+    """Return the number of workers. Raises NotInitialized before init()."""
     return world().place.size
 
 
 def local_rank() -> int:
-    """The worker's number among the workers of its host, from 0. Raises NotInitialized before init()."""
+    """Return the worker's number among the workers of its host, from 0. Raises NotInitialized before init()."""
     return world().place.local_rank
 
 
 def local_size() -> int:
-    """How many workers its host has. Raises NotInitialized before init()."""
+    """Return the number of workers on this host. Raises NotInitialized before init()."""
     return len(world().local_ranks)
 
 
 def cross_rank() -> int:
-    """The worker's number among the workers with its local rank, one on each host. Raises NotInitialized before init()."""
+    """Return the worker's number among the workers with its local rank, one per host. Raises NotInitialized before init()."""
     return world().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a worker with this local rank. Raises NotInitialized before init()."""
+    """Return the number of hosts with a worker of this local rank. Raises NotInitialized before init()."""
     return len(world().cross_ranks)
 
 
 def local_group() -> dist.ProcessGroup:
-    """The workers of this host, for torch's `group=`. Raises NotInitialized before init()."""
+    """Return the group of this host's workers, for torch's `group=`. Raises NotInitialized before init()."""
     return world().local_group
 
 
 def cross_group() -> dist.ProcessGroup:
-    """The workers with this one's local rank, one on each host, for torch's `group=`. Raises NotInitialized before init()."""
+    """Return the group of the workers with this local rank, one per host, for torch's `group=`. Raises NotInitialized before init()."""
     return world().cross_group
 
 
 def device() -> torch.device:
-    """The device for this worker's model: its own GPU, or the processor. Raises NotInitialized before init()."""
+    """Return the device for this worker's model: its own GPU, or the processor. Raises NotInitialized before init()."""
     return world().device
 
 
 def _job_client(place: Place) -> Client | None:
-    """None where hvlaunch did not give this place, or told nobody on this host where the rendezvous is."""
+    """Return a client of the job's rendezvous; None if hvlaunch did not give this place or no rendezvous is reachable."""
     if place.launcher != "hvlaunch" or place.size == 1:
         return None
     return Client.from_environment() if "HVLAUNCH_RENDEZVOUS" in os.environ else None
 
 
 class ProcessSet:
-    """These ranks of the world, in order; it is of use once add_process_set() has been called with it, in each world anew."""
+    """A set of ranks of the world, in order. It works after add_process_set(), once in each world."""
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
-        """None is all ranks."""
+        """`ranks` None means all ranks."""
         self._ranks = None if ranks is None else tuple(sorted(set(ranks)))
         self._made: tuple[World, dist.ProcessGroup | None] | None = None
 
     @property
     def is_all(self) -> bool:
-        """Whether it is all workers, however many there are."""
+        """True for the set of all workers, whatever their number."""
         return self._ranks is None
 
     @property
     def ranks(self) -> list[int]:
-        """The global ranks, in order. Raises NotInitialized where it is all, and there is no world."""
+        """The global ranks, in order. Raises NotInitialized for the set of all workers without a world."""
         return list(range(world().place.size)) if self._ranks is None else list(self._ranks)
 
     def size(self) -> int:
-        """How many ranks are in it."""
+        """Return the number of ranks in the set."""
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The worker's number in it. Raises ValueError where it is not in it."""
+        """Return the worker's number in the set. Raises ValueError for a worker outside the set."""
         return self.ranks.index(world().place.rank)
 
     def included(self) -> bool:
-        """Whether this worker is in it."""
+        """Return True if this worker is in the set."""
         return world().place.rank in self.ranks
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Torch's group of it. Raises ValueError where it was not added in this world, or this worker is not in it."""
+        """Torch's group of the set. Raises ValueError if the set was not added in this world, or this worker is outside."""
         if self._ranks is None:
             world()
             if dist.group.WORLD is None:
@@ -185,16 +186,17 @@ class ProcessSet:
         return self._made[1]
 
     def add(self) -> None:
-        """Make its group. Collective among all workers. Raises ValueError for ranks that there are not."""
+        """Make the set's group. Collective among all workers. Raises ValueError for ranks that do not exist."""
         if self._ranks is None:
             return
         if not self._ranks or not 0 <= self._ranks[0] <= self._ranks[-1] < world().place.size:
             raise ValueError(f"{self}: the world has the ranks 0 to {world().place.size - 1}")
+        # torch gives workers outside the set a marker instead of a group.
         made = dist.new_group(list(self._ranks), timeout=world().timeout)
         self._made = world(), made if isinstance(made, dist.ProcessGroup) else None
 
     def remove(self) -> bool:
-        """End its group; whether there was one. Collective among all workers."""
+        """End the set's group; return False if there was none. Collective among all workers."""
         if self._made is None or self._made[0] is not world():
             return False
         _, group = self._made
@@ -208,16 +210,16 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet(None)
-"""All workers."""
+"""The set of all workers."""
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make the group of these ranks. Collective: all workers call it with the same ranks, those that are not in it too."""
+    """Make the group of these ranks. Collective: every worker calls it with the same ranks, also workers outside the set."""
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     added.add()
     return added
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """End the group of a set; False where it was not added. Collective among all workers."""
+    """End the group of a set; return False if it was not added. Collective among all workers."""
     return process_set.remove()

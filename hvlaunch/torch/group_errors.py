@@ -1,4 +1,4 @@
-"""The errors of groups of workers, and the interruptions of a round."""
+"""Errors of groups of workers, and the interruptions of a round."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,27 +33,28 @@ __all__ = [
 
 
 class GroupError(HvlaunchError, RuntimeError):
-    """The base."""
+    """Base of the errors of groups."""
 
 
+# A ValueError too: torch raises one here, and scripts catch that.
 class NotInitialized(GroupError, ValueError):
-    """Something was asked that only a member of a group knows."""
+    """A function was called that needs a group."""
 
     def __init__(self) -> None:
         super().__init__("this process is not in a group yet", hint="call hvlaunch.torch.init() first")
 
 
 class NotOffered(GroupError, NotImplementedError):
-    """What Horovod has under this name, and hvlaunch has not. `name` is what was asked for."""
+    """Horovod has this function and hvlaunch does not. `name` is the function."""
 
     def __init__(self, name: str, instead: str) -> None:
         super().__init__(f"hvlaunch.torch has no {name}", hint=f"use {instead}")
         self.name = name
-        """What was asked for."""
+        """The missing function."""
 
 
 class AlreadyInitialized(GroupError):
-    """torch.distributed has a process group that hvlaunch.torch did not make."""
+    """torch.distributed already has a process group that hvlaunch.torch did not make."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class AlreadyInitialized(GroupError):
 
 
 class BadParameter(GroupError, ValueError):
-    """An address `hvlaunch://…` does not say, or says wrongly, which rank this process is. `name` is the parameter.
+    """An address `hvlaunch://...` lacks the rank of this process or gives a wrong one. `name` is the parameter.
 
     A ValueError in torch's words, as for `tcp://` and `file://`.
     """
@@ -78,7 +79,7 @@ class BadParameter(GroupError, ValueError):
 
 
 class BadPlace(GroupError, ValueError):
-    """The environment does not say, or says wrongly, which rank this process is. `name` is the variable."""
+    """The environment lacks the rank of this process or gives a wrong one. `name` is the variable."""
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
         super().__init__(f"variable {name}: {cause}", hint=hint)
@@ -87,7 +88,7 @@ class BadPlace(GroupError, ValueError):
 
 
 class NoMasterAddress(GroupError):
-    """Nothing says where rank 0 is. `missing` are the variables that would."""
+    """No variable names rank 0's address. `missing` are the variables that would."""
 
     def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
         what = " and ".join(missing)
@@ -96,11 +97,11 @@ class NoMasterAddress(GroupError):
             f"rank 0 can't be found: started by {launcher}, and {what} {verb} not set", hint=hint
         )
         self.missing = tuple(missing)
-        """The variables that would say it."""
+        """The missing variables."""
 
 
 class RankZeroMissing(GroupError):
-    """Rank 0 did not say within `seconds` where its store is."""
+    """Rank 0 did not publish its store within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
@@ -108,11 +109,11 @@ class RankZeroMissing(GroupError):
             hint="look at rank 0's output; or a longer init(timeout=…), if it has much to load",
         )
         self.seconds = seconds
-        """How long it was waited for."""
+        """Seconds waited."""
 
 
 class RankZeroGone(GroupError):
-    """Rank 0 came, and ended while the others were still awaited; its store ended with it."""
+    """Rank 0 came, and ended before all peers came; its store ended with it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -130,15 +131,15 @@ class RanksMissing(GroupError):
             hint="look at their output; or a longer init(timeout=…), if they have much to load",
         )
         self.missing = tuple(missing)
-        """The ranks, in order."""
+        """The missing ranks, in order."""
         self.size = size
-        """How many workers there are to be."""
+        """Number of workers expected."""
         self.seconds = seconds
-        """How long they were waited for."""
+        """Seconds waited."""
 
 
 class StoreUnreachable(GroupError):
-    """Rank 0's store is at `address` and `port`, and this process has no connection to it."""
+    """Rank 0's store is at `address` and `port`, and this process can't connect to it."""
 
     def __init__(self, address: str, port: int, cause: str) -> None:
         super().__init__(
@@ -146,22 +147,22 @@ class StoreUnreachable(GroupError):
             hint="look at rank 0's output, and whether a firewall lets this port through",
         )
         self.address = address
-        """Of rank 0's store."""
+        """Address of rank 0's store."""
         self.port = port
-        """Of rank 0's store."""
+        """Port of rank 0's store."""
 
 
 class PortsTaken(GroupError):
-    """No port that workers may listen on (`first` to `last`) is free."""
+    """Every port for workers (`first` to `last`) is taken."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(
             f"none of the ports {first} to {last} is free for rank 0", hint="a wider --worker-port-range"
         )
         self.first = first
-        """The first port that workers may listen on."""
+        """First port for workers."""
         self.last = last
-        """The last port that workers may listen on."""
+        """Last port for workers."""
 
 
 class PlacesClash(GroupError):
@@ -179,7 +180,7 @@ class PlacesClash(GroupError):
 
 
 class TooFewGPUs(GroupError):
-    """The worker's local rank is beyond the `gpus` that it sees."""
+    """The worker's local rank exceeds the number of visible GPUs, `gpus`."""
 
     def __init__(self, local_rank: int, gpus: int, *, host: str) -> None:
         super().__init__(
@@ -190,11 +191,11 @@ class TooFewGPUs(GroupError):
         self.local_rank = local_rank
         """The worker's local rank."""
         self.gpus = gpus
-        """How many GPUs the worker sees."""
+        """Number of GPUs that the worker sees."""
 
 
 def _fold(numbers: Sequence[int]) -> str:
-    """`0, 3-5, 9`."""
+    """Return numbers as `0, 3-5, 9`."""
     ordered = sorted(numbers)
     cuts = [index for index, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1]
     runs = [ordered[begin:end] for begin, end in pairwise([0, *cuts, len(ordered)])]
@@ -202,15 +203,15 @@ def _fold(numbers: Sequence[int]) -> str:
 
 
 _WRONG_CALL = "ProcessGroupGloo::"
-"""How torch begins where a collective can't be begun with what it was given."""
+"""Beginning of torch's message if a collective got wrong arguments."""
 
 
 class WorkersChanged(Exception):
-    """Workers come or go: the round ends here, where all workers are at the same place. Nothing is lost."""
+    """Workers come or leave: the round ends at a place that all workers share. Nothing is lost."""
 
 
 class CollectiveFailed(RuntimeError):
-    """A peer is gone, or did not come in time, or the driver has declared the round broken: run() goes back to the last commit."""
+    """A peer is gone or late, or the driver declared the round broken: run() returns to the last commit."""
 
 
 HostsUpdatedInterrupt = WorkersChanged
@@ -221,7 +222,7 @@ HorovodInternalError = CollectiveFailed
 
 @contextmanager
 def as_failed() -> Iterator[None]:
-    """What torch raises of a collective that others have left is CollectiveFailed."""
+    """Raise CollectiveFailed in place of torch's error of a collective that peers have left."""
     try:
         yield
     except RuntimeError as error:
@@ -231,9 +232,10 @@ def as_failed() -> Iterator[None]:
 
 
 def is_groups(error: BaseException) -> bool:
-    """Whether an error comes from a group: from Gloo, which has no class of its own, or of torch's class for the others."""
+    """Return True for an error of a group: Gloo has no error class, other backends have torch's."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)
+    # Gloo's errors quote their C++ source file. Wrong arguments are the script's mistake, and no peer's end.
     is_gloos = "gloo/" in text or "Gloo" in text
     return isinstance(error, RuntimeError) and is_gloos and not text.startswith(_WRONG_CALL)

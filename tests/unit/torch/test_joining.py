@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hvlaunch.torch as hvd
-from hvlaunch.torch import collective_log as trail
+from hvlaunch.torch import collective_log as log_module
 from tests.unit.torch.played_job import LONG, me
 from tests.unit.torch.ranks import in_worlds
 
@@ -77,7 +77,7 @@ def training(rank):
 
 def asked_for_a_broadcast(rank):
     if rank == 1:
-        trail.note(hvd.global_process_set, trail.Step("broadcast", (1,), how=0))
+        log_module.note(hvd.global_process_set, log_module.Step("broadcast", (1,), how=0))
     if rank == 0:
         with pytest.raises(RuntimeError, match="rank 0 has joined, and others wait for its broadcast"):
             hvd.join()
@@ -85,9 +85,9 @@ def asked_for_a_broadcast(rank):
 
 def left_behind(rank):
     if rank == 1:
-        trail.trail()._newest = deque(maxlen=2)
+        log_module.collective_log()._newest = deque(maxlen=2)
         for _ in range(3):
-            trail.note(hvd.global_process_set, trail.Step("barrier"))
+            log_module.note(hvd.global_process_set, log_module.Step("barrier"))
     if rank == 0:
         with pytest.raises(RuntimeError, match="too many collectives ahead"):
             hvd.join()
@@ -142,8 +142,8 @@ def test_where_rank_0_ends_first_the_others_write_nothing_of_its_store(rendezvou
     """As a script of Horovod's, which calls no shutdown(); whether anybody joins is looked for as long as there is a store, and no more."""
     text = """
 import threading, torch, hvlaunch.torch as hvd
-from hvlaunch.torch import collective_log as trail
-trail._LOOK = 0.0001
+from hvlaunch.torch import collective_log as log_module
+log_module._LOOK = 0.0001
 hvd.init()
 hvd.allreduce(torch.ones(1))
 looking = [thread for thread in threading.enumerate() if thread.name == "hvlaunch join"]
@@ -172,12 +172,12 @@ def test_a_process_ends_well_while_it_looks_whether_others_join():
     """Python would abort if it ended while a thread is in torch; a hundred threads that look all the time make that likely."""
     text = """
 import torch, hvlaunch.torch as hvd
-from hvlaunch.torch import collective_log as trail
-trail._LOOK = 0
+from hvlaunch.torch import collective_log as log_module
+log_module._LOOK = 0
 hvd.init()
 from hvlaunch.torch.current import world
 for _ in range(20):
-    trail.Trail(world()).add(trail.Step("barrier"))
+    log_module.CollectiveLog(world()).add(log_module.Step("barrier"))
 """
     run = partial(subprocess.run, [sys.executable, "-c", text], capture_output=True, text=True, timeout=LONG)
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
