@@ -98,7 +98,7 @@ class Step(NamedTuple):
 
 
 class CollectiveLog:
-    """This worker's log for a world. It does not keep the world alive."""
+    """The log of this worker for a world. It does not keep the world alive."""
 
     def __init__(self, own_world: World) -> None:
         self._world = weakref.ref(own_world)

@@ -1,4 +1,4 @@
-"""Collectives on tensors, by Horovod's names and in torch's groups."""
+"""Collectives on tensors, by Horovod's names, in torch's groups."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = [
 ]
 
 
-_TYPES = sorted({str(each) for each in vars(torch).values() if isinstance(each, torch.dtype)})
-"""The types of numbers by name: workers of one job have the same torch."""
+_TYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
+"""Names of number types in one order; a job's workers have the same torch."""
 
 
 def allreduce_async(
@@ -45,12 +45,12 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Begin: a new tensor, the average of all workers' or the result of `op`; each is multiplied by the factors before and after.
+    """Begin a reduction: a new tensor with the average over the workers, or with the result of `op`. The factors multiply before and after.
 
-    tensor: of any shape, the same shape and type on all workers, and so is the result; averages of integers are cut off. average is the
-    older name of op: False is Sum. Returns a Handle, whose result is the tensor.
+    tensor: any shape; shape and type are equal on every worker and in the result; averages of integers are cut off. average is the
+    older name of op: False is Sum. Returns a Handle whose result is the tensor.
 
-    Raises NotInitialized, and ValueError for a set that this worker is not in, and for both op and average.
+    Raises NotInitialized, and ValueError for a set without this worker, or for both op and average.
     """
     del name
     return _reduced(tensor, chosen(op, average), (prescale_factor, postscale_factor), process_set)
@@ -65,10 +65,10 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """As allreduce_async(), into the tensor itself, which is the result.
+    """Begin allreduce_async() in place: the result is the tensor itself.
 
-    tensor: of any shape, the same shape and type on all workers. It has its new value when poll() has told that it is there, or synchronize()
-    has returned. Raises as allreduce_async() does.
+    tensor: any shape; shape and type are equal on every worker. The new value is complete when poll() returns True or synchronize()
+    returns. Raises like allreduce_async().
     """
     return _into(
         tensor, allreduce_async(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
@@ -83,6 +83,7 @@ def _into(tensor: torch.Tensor, handle: Handle[torch.Tensor]) -> Handle[torch.Te
 def _reduced(
     tensor: torch.Tensor, op: Op, factors: tuple[float, float], process_set: ProcessSet
 ) -> Handle[torch.Tensor]:
+    # A copy on the backend's device: the caller may change or free its tensor while the collective runs.
     result = scaled(carried(tensor, world().carrier), factors[0])
     ended = note(process_set, Step("allreduce", tensor.shape, tensor.dtype, op))
     work = dist.all_reduce(result, Sum if op == Average else op, process_set.group, async_op=True)
@@ -98,10 +99,10 @@ def _reduced(
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[torch.Tensor]:
-    """Begin: the tensors of all workers behind each other, in order of rank. Their first dimensions may differ.
+    """Begin to gather: the workers' tensors one after the other, in order of rank. First dimensions may differ.
 
-    tensor: [rows, …], the same but for the rows on all workers; one without dimensions is a row. Returns a Handle, whose result is
-    [rows of all, …]. Raises NotInitialized, and ValueError, on all workers, where other dimensions or types differ.
+    tensor: [rows, ...], equal on every worker except for the rows; a tensor without dimensions is a row. Returns a Handle with the
+    result [sum of rows, ...]. Raises NotInitialized, and ValueError on every worker if other dimensions or types differ.
     """
     del name
     return gathered(tensor, process_set)[0]
@@ -109,10 +110,11 @@ def allgather_async(
 
 @as_failed()
 def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torch.Tensor], int]:
-    """As allgather_async(), and where this worker's rows begin."""
+    """Begin allgather_async(), and return also where this worker's rows begin."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     mine = carried(rows, world().carrier)
     ended = note(process_set, Step("allgather", rows.shape, rows.dtype))
+    # Backends gather equal shapes only, so the workers exchange shapes first and pad to the longest.
     shapes = _shapes(rows, process_set)
     if len({shape[1:] for shape in shapes}) > 1:
         raise ValueError(
@@ -123,42 +125,42 @@ def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torc
     if mine.shape[0] < max(counts):
         padded = mine.new_zeros((max(counts), *mine.shape[1:]))
         padded[: mine.shape[0]] = mine
-    found = [torch.empty_like(padded) for _ in shapes]
-    work = dist.all_gather(found, padded, process_set.group, async_op=True)
+    received = [torch.empty_like(padded) for _ in shapes]
+    work = dist.all_gather(received, padded, process_set.group, async_op=True)
 
     def finish() -> torch.Tensor:
-        parts = [part[:count] for part, count in zip(found, counts, strict=True)]
+        parts = [part[:count] for part, count in zip(received, counts, strict=True)]
         return torch.cat(parts).to(tensor.device, tensor.dtype)
 
     return Handle([work], finish, ended), sum(counts[: process_set.rank()])
 
 
 def _shapes(tensor: torch.Tensor, process_set: ProcessSet) -> list[tuple[int, ...]]:
-    """Those of all workers, in order of rank. Collective. Raises ValueError where their lengths differ, or the tensors' types."""
+    """Gather the workers' shapes, in order of rank. Collective. Raises ValueError if their lengths or the tensors' types differ."""
     kind = torch.tensor([tensor.dim(), _number(tensor.dtype)], device=world().carrier)
-    counts, types = zip(*(one.tolist() for one in _all(kind, process_set)), strict=True)
+    counts, types = zip(*(pair.tolist() for pair in _all(kind, process_set)), strict=True)
     _check_types("allgather", types)
     if len(set(counts)) > 1:
         raise ValueError(f"tensors of {sorted(set(counts))} dimensions can't be put together")
     shape = torch.tensor(tensor.shape, dtype=torch.int64, device=world().carrier)
-    return [tuple(one.tolist()) for one in _all(shape, process_set)]
+    return [tuple(sizes.tolist()) for sizes in _all(shape, process_set)]
 
 
 def _all(tensor: torch.Tensor, process_set: ProcessSet) -> list[torch.Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(process_set.size())]
-    dist.all_gather(found, tensor, process_set.group)
-    return found
+    tensors = [torch.empty_like(tensor) for _ in range(process_set.size())]
+    dist.all_gather(tensors, tensor, process_set.group)
+    return tensors
 
 
 def _number(dtype: torch.dtype) -> int:
-    """Under which workers tell each other of it."""
+    """Return the number by which workers exchange the type."""
     return _TYPES.index(str(dtype))
 
 
-def _check_types(what: str, numbers: Sequence[int]) -> None:
+def _check_types(collective: str, numbers: Sequence[int]) -> None:
     if len(set(numbers)) > 1:
         names = ", ".join(_TYPES[number].removeprefix("torch.") for number in sorted(set(numbers)))
-        raise ValueError(f"{what}: all tensors must be of one type, and are of {names}")
+        raise ValueError(f"{collective}: all tensors must be of one type, and are of {names}")
 
 
 @as_failed()
@@ -168,10 +170,10 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """Begin: a new tensor, that of the root (a global rank).
+    """Begin a broadcast: a new tensor with the value of the root (a global rank).
 
-    tensor: of any shape, the same shape and type on all workers. Returns a Handle, whose result is a tensor of that shape. Raises
-    NotInitialized, and ValueError for a set that this worker is not in.
+    tensor: any shape; shape and type are equal on every worker. Returns a Handle whose result has the same shape. Raises
+    NotInitialized, and ValueError for a set without this worker.
     """
     del name
     result = carried(tensor, world().carrier)
@@ -186,10 +188,10 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[torch.Tensor]:
-    """As broadcast_async(), into the tensor itself, which is the result.
+    """Begin broadcast_async() in place: the result is the tensor itself.
 
-    tensor: of any shape, the same shape and type on all workers. It has its new value when poll() has told that it is there, or synchronize()
-    has returned. Raises as broadcast_async() does.
+    tensor: any shape; shape and type are equal on every worker. The new value is complete when poll() returns True or synchronize()
+    returns. Raises like broadcast_async().
     """
     return _into(tensor, broadcast_async(tensor, root_rank, name, process_set))
 
@@ -201,12 +203,12 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[tuple[torch.Tensor, torch.Tensor]]:
-    """Begin: what all workers have for this one, in order of rank; and how many rows are from each.
+    """Begin an exchange: the rows that each worker has for this one, in order of rank, and the number of rows from each.
 
-    tensor: [rows, …], the same but for the rows on all workers. splits: [workers], how many rows go to each, whose sum is `rows`; without it
-    all get as many. Returns a Handle, whose result is [rows from all, …] and [workers].
+    tensor: [rows, ...], equal on every worker except for the rows. splits: [workers], the number of rows for each, with the sum
+    `rows`; without splits every worker gets an equal part. Returns a Handle with [received rows, ...] and [workers].
 
-    Raises NotInitialized, and ValueError where the rows can't be divided so, and, on all workers, where the types of tensors differ.
+    Raises NotInitialized, ValueError if the rows can't be divided like this, and ValueError on every worker if types differ.
     """
     del name
     size = process_set.size()
@@ -227,12 +229,15 @@ def alltoall_async(
 def _rows_from_all(
     sent: list[int], dtype: torch.dtype, process_set: ProcessSet
 ) -> tuple[torch.Tensor, list[int]]:
-    """How many each has for this worker, twice. Collective. Raises ValueError where types of tensors differ between any workers."""
+    """Exchange the numbers of rows; return the numbers for this worker as a tensor and as a list. Collective.
+
+    Raises ValueError if the tensors' types differ between any workers.
+    """
     mine = torch.tensor([[rows, _number(dtype)] for rows in sent], device=world().carrier)
-    found = torch.empty_like(mine)
-    dist.all_to_all_single(found, mine, group=process_set.group)
-    _check_types("alltoall", found[:, 1].tolist())
-    return found[:, 0], found[:, 0].tolist()
+    received = torch.empty_like(mine)
+    dist.all_to_all_single(received, mine, group=process_set.group)
+    _check_types("alltoall", received[:, 1].tolist())
+    return received[:, 0], received[:, 0].tolist()
 
 
 def _splits(tensor: torch.Tensor, splits: torch.Tensor | Sequence[int] | None, size: int) -> list[int]:
@@ -255,11 +260,11 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[torch.Tensor]:
-    """Begin: this worker's rows of the average of all, or of their sum. The first ranks have one row more where there is a rest.
+    """Begin a reduction whose rows are divided: this worker's rows of the average or Sum. The first ranks get a remainder's rows.
 
-    tensor: [rows, …], the same shape and type on all workers. Returns a Handle, whose result is [rows of this worker, …].
+    tensor: [rows, ...]; shape and type are equal on every worker. Returns a Handle with [rows of this worker, ...].
 
-    Raises NotInitialized, and ValueError for another operator, and for a tensor without rows.
+    Raises NotInitialized, and ValueError for another operator or a tensor without rows.
     """
     del name
     op = chosen(op)
@@ -267,17 +272,18 @@ def reducescatter_async(
         raise ValueError("reducescatter: op is Average or Sum")
     if not tensor.dim():
         raise ValueError("reducescatter: a tensor of no dimensions has no rows")
+    # Gloo has no reduce_scatter: every worker reduces everything and keeps its own rows.
     whole = _reduced(tensor, op, (prescale_factor, postscale_factor), process_set)
     begin, end = rows_of(tensor.shape[0], process_set)
     return whole.then(lambda result: result[begin:end].clone())
 
 
 def rows_of(rows: int, process_set: ProcessSet) -> tuple[int, int]:
-    """The first of this worker's rows, and the one behind its last."""
-    each, more = divmod(rows, process_set.size())
+    """Return the first of this worker's rows, and the end of its rows."""
+    share, more = divmod(rows, process_set.size())
     rank = process_set.rank()
-    begin = rank * each + min(rank, more)
-    return begin, begin + each + (rank < more)
+    begin = rank * share + min(rank, more)
+    return begin, begin + share + (rank < more)
 
 
 def grouped_allreduce_async(
@@ -289,9 +295,9 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """As allreduce_async(), of several tensors: one Handle, whose result is a list.
+    """Begin allreduce_async() of several tensors, with a single Handle whose result is a list.
 
-    tensors: of any shapes and types, the same on all workers. Raises as allreduce_async() does.
+    tensors: any shapes and types, equal on every worker. Raises like allreduce_async().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
     return together([allreduce_async(tensor, *how) for tensor in tensors])
@@ -306,9 +312,9 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle[list[torch.Tensor]]:
-    """As grouped_allreduce_async(), into the tensors themselves, which are the result.
+    """Begin grouped_allreduce_async() in place: the result are the tensors themselves.
 
-    tensors: of any shapes and types, the same on all workers. Raises as allreduce_async() does.
+    tensors: any shapes and types, equal on every worker. Raises like allreduce_async().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
     return together([allreduce_async_(tensor, *how) for tensor in tensors])
@@ -317,9 +323,9 @@ def grouped_allreduce_async_(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle[list[torch.Tensor]]:
-    """As allgather_async(), of several tensors: one Handle, whose result is a list.
+    """Begin allgather_async() of several tensors, with a single Handle whose result is a list.
 
-    tensors: each [rows, …], the same but for the rows on all workers. Raises as allgather_async() does.
+    tensors: each [rows, ...], equal on every worker except for the rows. Raises like allgather_async().
     """
     return together([allgather_async(tensor, name, process_set) for tensor in tensors])
 
@@ -332,9 +338,9 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle[list[torch.Tensor]]:
-    """As reducescatter_async(), of several tensors: one Handle, whose result is a list.
+    """Begin reducescatter_async() of several tensors, with a single Handle whose result is a list.
 
-    tensors: each [rows, …], the same shape and type on all workers. Raises as reducescatter_async() does.
+    tensors: each [rows, ...]; shape and type are equal on every worker. Raises like reducescatter_async().
     """
     how = name, op, process_set, prescale_factor, postscale_factor
     return together([reducescatter_async(tensor, *how) for tensor in tensors])
@@ -346,14 +352,15 @@ def sparse_allreduce_async(
     op: Op | str = Average,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[], torch.Tensor]:
-    """Begin: the average, or the Sum, of sparse tensors; what is returned is a function that waits for it, and gives it, as Horovod's.
+    """Begin the average or Sum of sparse tensors. Returns a function that waits and returns the result, as in Horovod.
 
-    tensor: one of torch.sparse_coo_tensor(), of the same shape and type on all workers; so is the result. All workers get
-    all rows of all, and torch adds those of the same index. Raises NotInitialized.
+    tensor: made by torch.sparse_coo_tensor(), with shape and type equal on every worker and in the result. Every worker receives
+    every worker's rows, and torch adds rows of the same index. Raises NotInitialized.
     """
     del name
     rows = tensor.coalesce()
     indices = allgather_async(rows.indices().T.contiguous(), None, process_set)
+    # Both are on their way before either is awaited.
     values = allgather_async(rows.values(), None, process_set)
     size = process_set.size() if chosen(op) == Average else 1
 
@@ -366,25 +373,27 @@ def sparse_allreduce_async(
 
 @as_failed()
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until all workers have come here. Collective. Raises NotInitialized, and HorovodInternalError where a worker is lost."""
+    """Wait until every worker calls it. Collective. Raises NotInitialized, and HorovodInternalError if a worker is lost."""
     carrier = world().carrier
     ended = note(process_set, Step("barrier"))
+    # Without the device's number NCCL guesses a GPU from the rank, which is wrong on hosts with other numbers
+    # of slots.
     ids = None if carrier.index is None else [carrier.index]
     dist.barrier(process_set.group, device_ids=ids)
     ended()
 
 
 def join(device: int = -1) -> int:
-    """Wait until all workers have called it; the rank that did so last. Collective.
+    """Wait until every worker has called it; return the rank that was last. Collective.
 
-    Until then this worker takes part in the functions of hvlaunch.torch on tensors that the others call for all workers: with zeros where
-    values are reduced, and with no rows where they are gathered. An average is over all workers, those that have joined too. `device` is
-    Horovod's, and not needed.
+    Until then this worker takes part in collectives of hvlaunch.torch that its peers call for all workers: with zeros in reductions,
+    with no rows in gathers. An average counts joined workers too. `device` exists for Horovod's scripts; hvlaunch ignores it.
 
-    Raises RuntimeError where the others wait for a broadcast of this worker's, or are too far ahead.
+    Raises RuntimeError if peers wait for this worker's broadcast or are too many collectives ahead.
     """
     del device
     place = world().place
+    # A single worker has no peers to follow.
     return place.rank if place.size == 1 else collective_log().follow(_take_part)
 
 

@@ -1,6 +1,6 @@
-"""The collectives as functions that gradients flow through, by Horovod's names; what is begun here is waited for.
+"""Collectives as differentiable functions, by Horovod's names; each waits for its result.
 
-A gradient is the average over the workers, as the gradients of a loss that all of them average.
+A gradient is the average over the workers, like the gradient of a loss that the workers average.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A new tensor: the average of all workers', or the result of `op` (Average, Sum, Min, Max, Product). Collective.
+    """Return a new tensor: the average over the workers, or the result of `op` (Average, Sum, Min, Max, Product). Collective.
 
-    tensor: of any shape, the same shape and type on all workers; averages of integers are cut off. Raises NotInitialized, and
-    HorovodInternalError (a RuntimeError) where a worker is lost, as all functions here do.
+    tensor: any shape; shape and type are equal on every worker; averages of integers are cut off. Raises NotInitialized, and
+    HorovodInternalError (a RuntimeError) if a worker is lost, like every function here.
     """
     del name
     small, dtype = compression.compress(tensor)
@@ -136,9 +136,9 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """As allreduce(), into the tensor itself, which it returns. No gradient goes through it. Collective.
+    """Do allreduce() in place and return the tensor. No gradient flows through. Collective.
 
-    tensor: of any shape, the same shape and type on all workers. Raises as allreduce() does.
+    tensor: any shape; shape and type are equal on every worker. Raises like allreduce().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
     return collectives.allreduce_async_(tensor, *how).wait()
@@ -154,9 +154,9 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As allreduce(), of several tensors; a list. Collective.
+    """Return the allreduce() of several tensors as a list. Collective.
 
-    tensors: of any shapes and types, the same on all workers. Raises as allreduce() does.
+    tensors: any shapes and types, equal on every worker. Raises like allreduce().
     """
     how = average, name, compression, op, prescale_factor, postscale_factor, process_set
     return [allreduce(tensor, *how) for tensor in tensors]
@@ -171,9 +171,9 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """As grouped_allreduce(), into the tensors themselves, which it returns. No gradient goes through it. Collective.
+    """Do grouped_allreduce() in place and return the tensors. No gradient flows through. Collective.
 
-    tensors: of any shapes and types, the same on all workers. Raises as allreduce() does.
+    tensors: any shapes and types, equal on every worker. Raises like allreduce().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
     return collectives.grouped_allreduce_async_(tensors, *how).wait()
@@ -182,10 +182,10 @@ def grouped_allreduce_(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all workers behind each other, in order of rank; their first dimensions may differ. Collective.
+    """Return the workers' tensors one after the other, in order of rank; first dimensions may differ. Collective.
 
-    tensor: [rows, …], the same but for the rows on all workers. Returns [rows of all, …]. Raises NotInitialized, and ValueError, on all workers,
-    where other dimensions or types differ.
+    tensor: [rows, ...], equal on every worker except for the rows. Returns [sum of rows, ...]. Raises NotInitialized, and ValueError
+    on every worker if other dimensions or types differ.
     """
     del name
     result: torch.Tensor = _apply(_Allgather, tensor, process_set)
@@ -195,9 +195,9 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """As allgather(), of several tensors; a list. Collective.
+    """Return the allgather() of several tensors as a list. Collective.
 
-    tensors: each [rows, …], the same but for the rows on all workers. Raises as allgather() does.
+    tensors: each [rows, ...], equal on every worker except for the rows. Raises like allgather().
     """
     return [allgather(tensor, name, process_set) for tensor in tensors]
 
@@ -208,9 +208,9 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """A new tensor: that of the root (a global rank). Collective.
+    """Return a new tensor with the value of the root (a global rank). Collective.
 
-    tensor: of any shape, the same on all workers. Raises NotInitialized.
+    tensor: any shape, equal on every worker. Raises NotInitialized.
     """
     del name
     result: torch.Tensor = _apply(_Broadcast, tensor, root_rank, process_set)
@@ -223,9 +223,9 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """As broadcast(), into the tensor itself, which it returns. No gradient goes through it. Collective.
+    """Do broadcast() in place and return the tensor. No gradient flows through. Collective.
 
-    tensor: of any shape, the same shape and type on all workers. Raises as broadcast() does.
+    tensor: any shape; shape and type are equal on every worker. Raises like broadcast().
     """
     return collectives.broadcast_async_(tensor, root_rank, name, process_set).wait()
 
@@ -254,10 +254,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What all workers have for this one, in order of rank; with `splits` (rows for each), also the rows from each. Collective.
+    """Return the rows that each worker has for this one, in order of rank; with `splits`, also the number of rows from each. Collective.
 
-    tensor: [rows, …]; without `splits` each worker gets as many of the rows. splits: [workers], whose sum is `rows`. Raises
-    NotInitialized, and ValueError where the rows can't be divided so, and, on all workers, where the types of tensors differ.
+    tensor: [rows, ...]; without splits every worker gets an equal part. splits: [workers], with the sum `rows`.
+
+    Raises NotInitialized, ValueError if the rows can't be divided like this, and ValueError on every worker if types differ.
     """
     del name
     result, received = _apply(_Alltoall, tensor, splits, process_set)
@@ -273,10 +274,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """The worker's rows of the average of all, or of their sum. Collective.
+    """Return this worker's rows of the average or Sum. Collective.
 
-    tensor: [rows, …], the same shape on all workers; the first ones get one row more where the rows are no multiple of them.
-    Raises NotInitialized.
+    tensor: [rows, ...], equal shapes on every worker; the first ranks get a remainder's rows. Raises NotInitialized.
     """
     del name
     small, dtype = compression.compress(tensor)
@@ -294,9 +294,9 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """As reducescatter(), of several tensors; a list. Collective.
+    """Return the reducescatter() of several tensors as a list. Collective.
 
-    tensors: each [rows, …], the same shape and type on all workers. Raises as reducescatter() does.
+    tensors: each [rows, ...]; shape and type are equal on every worker. Raises like reducescatter().
     """
     how = name, compression, op, process_set, prescale_factor, postscale_factor
     return [reducescatter(tensor, *how) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""How the workers of a round find each other, and the port of rank 0."""
+"""How the workers of a round find their common store, and the port of rank 0."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ _BACKLOG = 2048
 
 
 def port_range(environ: Mapping[str, str]) -> range | None:
-    """HVLAUNCH_WORKER_PORTS, `FIRST-LAST`; None where every port may be used. Raises BadPlace."""
+    """Return the ports in HVLAUNCH_WORKER_PORTS (`FIRST-LAST`); None if every port is allowed. Raises BadPlace."""
     text = environ.get("HVLAUNCH_WORKER_PORTS", "")
     if not text:
         return None
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    if found is None or not 0 < int(found[1]) <= int(found[2]) < 1 << 16:
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if match is None or not 0 < int(match[1]) <= int(match[2]) < 1 << 16:
         raise BadPlace("HVLAUNCH_WORKER_PORTS", f"{text!r} is not a range of ports, FIRST-LAST")
-    return range(int(found[1]), int(found[2]) + 1)
+    return range(int(match[1]), int(match[2]) + 1)
 
 
 def reserve(ports: range) -> socket.socket:
-    """A socket that listens on the first of these ports that is free. Raises PortsTaken."""
+    """Return a socket that listens on the first free port of the range. Raises PortsTaken."""
+    # Workers may reach rank 0 by either family, and only one port can be published.
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     for port in ports:
@@ -55,7 +56,7 @@ def reserve(ports: range) -> socket.socket:
 
 
 _CONNECT_TIME = 30.0
-"""Seconds for a connection to a store that is known to listen."""
+"""Seconds for a connection to a store that already listens."""
 
 _HERE = "hvlaunch/here"
 _ALL_HERE = "hvlaunch/all here"
@@ -67,31 +68,31 @@ _HINTS = {
 }
 
 _meetings: Counter[tuple[str, int]] = Counter()
-"""How often a rank in this process has met the others in each scope or port: every meeting has keys of its own."""
+"""Number of meetings of a rank of this process per scope or port: each meeting has keys of its own."""
 
 _standing: dict[tuple[str, int, int], TCPStore] = {}
-"""The stores at ports that were given, by address, port and rank."""
+"""Stores at given ports, by address, port and rank."""
 
 
 def round_scope(number: int) -> str:
-    """The scope that has what the workers of a round tell each other."""
+    """Return the scope for values of a round's workers."""
     return f"round.{number}"
 
 
 class Post(Protocol):
-    """Where an address is published: the job's rendezvous, as its Client has it."""
+    """Publishes an address, like a Client of the job's rendezvous."""
 
     def put(self, scope: str, key: str, value: bytes) -> None: ...
     def wait(self, scope: str, key: str, timeout: float) -> bytes: ...
 
 
 def meet(place: Place, timeout: timedelta, client: Post | None) -> Store:
-    """A store that all workers of the place's round have in common, once all are there. Collective.
+    """Return a store that the round's workers share, after every worker has come. Collective.
 
-    With a client, the address is published at the rendezvous (docs/rendezvous.md), and the port is any free one;
-    without, rank 0 listens on the place's master_port. The store's own timeout is `timeout`, too.
+    With a client, the address is published at the rendezvous (docs/rendezvous.md), at any free port. Without a client, rank 0 listens
+    on the place's master_port. `timeout` is also the store's own timeout.
 
-    Raises NoMasterAddress, PortsTaken, RankZeroMissing, RankZeroGone, StoreUnreachable, RanksMissing, and what the client raises.
+    Raises NoMasterAddress, PortsTaken, RankZeroMissing, RankZeroGone, StoreUnreachable, RanksMissing, and errors of the client.
     """
     if place.size == 1:
         return _lonely_store(timeout)
@@ -114,6 +115,8 @@ def _lonely_store(timeout: timedelta) -> Store:
 
 def _published(place: Place, client: Post, timeout: timedelta) -> Store:
     scope = round_scope(place.round)
+    # A script may call init() and shutdown() repeatedly in one round: an old key would lead to a closed
+    # store.
     times = _meetings[scope, place.rank]
     _meetings[scope, place.rank] += 1
     key = f"store.{times}" if times else "store"
@@ -124,15 +127,15 @@ def _published(place: Place, client: Post, timeout: timedelta) -> Store:
         client.put(scope, key, f"{_bracketed(place.master_addr)}:{store.port}".encode())
         return store
     try:
-        where = client.wait(scope, key, timeout.total_seconds())
+        address = client.wait(scope, key, timeout.total_seconds())
     except WaitTimeout as error:
         raise RankZeroMissing(timeout.total_seconds()) from error
     # Rank 0 knows its port, but every host knows best how it reaches rank 0's host.
-    return _connect(place.master_addr, int(where.rpartition(b":")[2]), place.size, timeout)
+    return _connect(place.master_addr, int(address.rpartition(b":")[2]), place.size, timeout)
 
 
 def _listen(size: int, timeout: timedelta) -> TCPStore:
-    """On a free port; the store's own, or one of those that workers may use."""
+    """Listen on a free port: any, or one that workers may use."""
     ports = port_range(os.environ)
     if ports is None:
         return TCPStore("localhost", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -145,12 +148,13 @@ def _listen(size: int, timeout: timedelta) -> TCPStore:
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
+        # torch takes the listening socket over, so the port is never free in between.
         master_listen_fd=listener.detach(),
     )
 
 
 def _connect(address: str, port: int, size: int, timeout: timedelta) -> TCPStore:
-    """To a store that listens already: what does not answer soon never will, and torch would try for all of timeout."""
+    """Connect to a store that already listens. torch would retry a dead address for the whole timeout, so a plain connection tries first."""
     try:
         socket.create_connection((address, port), min(_CONNECT_TIME, timeout.total_seconds())).close()
     except OSError as error:
@@ -166,16 +170,16 @@ def _client_of(address: str, port: int, size: int, timeout: timedelta) -> TCPSto
 
 
 def _at_master_port(place: Place, timeout: timedelta) -> Store:
-    """The port is given, so the first store there stays: a new one could be taken for it, or it for the new one."""
+    """Return the store at the given port. The first store there stays: a later one could be confused with it."""
     if place.master_addr is None or place.master_port is None:
         raise _no_master(place)
-    where = place.master_addr, place.master_port
-    own = *where, place.rank
-    if own not in _standing:
-        _standing[own] = _open(place, *where, timeout)
-    times = _meetings[f"{where}", place.rank]
-    _meetings[f"{where}", place.rank] += 1
-    store = PrefixStore(f"meeting.{times}", _standing[own])
+    address = place.master_addr, place.master_port
+    key = *address, place.rank
+    if key not in _standing:
+        _standing[key] = _open(place, *address, timeout)
+    times = _meetings[f"{address}", place.rank]
+    _meetings[f"{address}", place.rank] += 1
+    store = PrefixStore(f"meeting.{times}", _standing[key])
     store.set_timeout(timeout)
     return store
 
@@ -190,13 +194,14 @@ def _open(place: Place, address: str, port: int, timeout: timedelta) -> TCPStore
 
 
 def _is_torchruns() -> bool:
-    """Whether torchrun itself has a store at MASTER_ADDR and MASTER_PORT."""
+    """Return True if torchrun itself has a store at MASTER_ADDR and MASTER_PORT."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _check_in(store: Store, place: Place, deadline: float, timeout: timedelta) -> None:
-    """Wait until every rank is here; name those that are not. It takes each rank three requests, however many there are."""
+    """Wait until every rank has come, and name missing ranks. Costs each rank three requests, at any number of ranks."""
     try:
+        # The key first, the count second: whoever completes the count must find every key.
         store.set(f"{_HERE}/{place.rank}", place.host)
         if store.add(_HERE, 1) == place.size:
             store.set(_ALL_HERE, "")
@@ -208,7 +213,7 @@ def _check_in(store: Store, place: Place, deadline: float, timeout: timedelta) -
 
 
 def _missing(store: Store, size: int, seconds: float) -> list[int]:
-    """The ranks that are not here within so many seconds."""
+    """Return the ranks that do not come within `seconds`."""
     try:
         store.wait([_ALL_HERE], timedelta(seconds=seconds))
     except dist.DistStoreError:
@@ -217,8 +222,8 @@ def _missing(store: Store, size: int, seconds: float) -> list[int]:
 
 
 def _no_master(place: Place) -> NoMasterAddress:
-    found = {"MASTER_ADDR": place.master_addr, "MASTER_PORT": place.master_port}
-    missing = [name for name, value in found.items() if value is None]
+    variables = {"MASTER_ADDR": place.master_addr, "MASTER_PORT": place.master_port}
+    missing = [name for name, value in variables.items() if value is None]
     hint = _HINTS.get(place.launcher, f"set {' and '.join(missing)} to the same in all processes")
     return NoMasterAddress(missing, launcher=place.launcher, hint=hint)
 

@@ -1,4 +1,4 @@
-"""Which rank this process is, as whoever started it says: hvlaunch, torchrun, mpirun or srun."""
+"""The rank of this process, as its launcher gives it: hvlaunch, torchrun, mpirun or srun."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["Place"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One worker's place in a round. What it does not say of others, they tell each other."""
+    """One worker's place in a round. Workers exchange whatever a place does not say about its peers."""
 
     rank: int
     size: int
     local_rank: int
     host: str
-    """A name that the workers of one host have in common, and no others have."""
+    """A name that only this host's workers share."""
     launcher: str
-    """As users call it; "" where there is none."""
+    """The launcher's usual name; "" without a launcher."""
     slot: int | None = None
-    """Its place on the host for as long as it lives, where its local rank may change from round to round."""
+    """The worker's slot on the host for its whole life; its local rank may change from round to round."""
     round: int = 0
     master_addr: str | None = None
     """Rank 0's host, as this host reaches it."""
     master_port: int | None = None
-    """The port that rank 0 is to listen on where nothing can be published."""
+    """Port for rank 0's store if no rendezvous publishes another."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Place:
-        """The place that the launcher nearest to this process gave it; alone, rank 0 of 1.
+        """Read the place that the nearest launcher gave to this process; without a launcher, rank 0 of 1.
 
-        Raises BadPlace where the environment gives a part of it, or nonsense.
+        Raises BadPlace if the environment gives only a part, or nonsense.
         """
         launcher = next((candidate for candidate in _LAUNCHERS if candidate.started(environ)), None)
         if launcher is None:
@@ -55,14 +55,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables that one launcher sets; of several names, the first that is there counts."""
+    """The variables of one launcher; among several names the first present counts."""
 
     name: str
     rank: str
     size: tuple[str, ...]
     local_rank: tuple[str, ...]
     host: str
-    """Names or numbers the host; the machine's own name where it is not set."""
+    """Variable that names or numbers the host; the machine's own name if unset."""
 
     def started(self, environ: Mapping[str, str]) -> bool:
         if self.rank not in environ:
@@ -73,7 +73,7 @@ class _Launcher:
                 ("WORLD_SIZE", *self.size),
                 ("TORCHELASTIC_RUN_ID", "HVLAUNCH_JOB_ID"),
             )
-            return all(environ.get(torchs) in (None, environ.get(own)) for torchs, own in ours)
+            return all(environ.get(torchs) in (None, environ.get(variable)) for torchs, variable in ours)
         if self.name == "srun":  # a batch script has SLURM_PROCID, too
             return "SLURM_STEP_ID" in environ
         return True
@@ -104,6 +104,7 @@ _LAUNCHERS = (
 
 
 def _alone(environ: Mapping[str, str]) -> Place:
+    # PMIx alone does not give the number of processes. Guessing 1 would train as many single jobs.
     if "PMIX_RANK" in environ:
         raise BadPlace(
             "PMIX_RANK",

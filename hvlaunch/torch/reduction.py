@@ -1,4 +1,4 @@
-"""Operators of reductions and compression, by Horovod's names."""
+"""Operators of reductions, and compression, by Horovod's names."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ __all__ = [
 Op = dist.ReduceOp.RedOpType
 
 Average = dist.ReduceOp.AVG
-"""The mean of all workers' tensors."""
+"""The mean of the workers' tensors."""
 Sum = dist.ReduceOp.SUM
-"""Their sum."""
+"""The sum of the workers' tensors."""
 Min = dist.ReduceOp.MIN
 """The least of each element."""
 Max = dist.ReduceOp.MAX
 """The greatest of each element."""
 Product = dist.ReduceOp.PRODUCT
-"""Their product."""
+"""The product of the workers' tensors."""
 
 Adasum = "Adasum"
-"""Horovod's; it is refused where it is to be used."""
+"""Horovod's operator; a function that receives it refuses."""
 
 _WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
-"""Gloo and NCCL take none of these."""
+"""Number types that neither Gloo nor NCCL accepts, with a type that both accept."""
 
 
 def chosen(op: Op | str | None, average: bool | None = None) -> Op:
-    """The operator, by its older name too. Raises ValueError where both are given, and NotOffered for Adasum."""
+    """Return the operator, also by its older name. Raises ValueError for both names at once, and NotOffered for Adasum."""
     if isinstance(op, str):
         raise NotOffered(op, "Average, and a learning rate for as many workers")
     if op is not None and average is not None:
@@ -55,12 +55,12 @@ def chosen(op: Op | str | None, average: bool | None = None) -> Op:
 
 
 def carried(tensor: torch.Tensor, carrier: torch.device) -> torch.Tensor:
-    """A copy of it on the backend's device, of a type that the backend takes."""
+    """Copy the tensor to the backend's device, as a type that the backend accepts."""
     return tensor.detach().to(carrier, _WIDER.get(tensor.dtype, tensor.dtype), copy=True).contiguous()
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """The tensor, times the factor; integers are cut off."""
+    """Return the tensor times the factor; integers are cut off."""
     if factor == 1.0:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
@@ -69,22 +69,22 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def divided(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """A sum of so many, as their average; integers are cut off."""
+    """Divide a sum by the number of workers; integers are cut off."""
     whole = None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
     return torch.div(tensor, size, rounding_mode=whole)
 
 
 class Compressor:
-    """Sends tensors as they are."""
+    """Compression that leaves tensors alone."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """What is sent, and the type to come back to."""
+        """Return the tensor to send, and the type to restore."""
         return tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What has come, in its own type."""
+        """Return the received tensor in its own type."""
         return tensor.to(dtype)
 
 
@@ -95,9 +95,9 @@ class _Half(Compressor):
 
 
 class Compression:
-    """How gradients are sent: `none`, as they are; `fp16`, floating-point numbers in 16 bits."""
+    """Forms in which gradients travel: `none` leaves them alone, `fp16` sends floating-point numbers in 16 bits."""
 
     none = Compressor
-    """Gradients are sent as they are."""
+    """Gradients travel as they are."""
     fp16 = _Half
-    """Floating-point numbers are sent in 16 bits (torch.float16), and come back in their own type; others are sent as they are."""
+    """Floating-point numbers travel as torch.float16 and return to their own type; other types are left alone."""

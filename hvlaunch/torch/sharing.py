@@ -1,4 +1,4 @@
-"""Objects and state that workers send each other."""
+"""Objects and state that workers exchange."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _TensorRef:
-    """Stands in a skeleton for a tensor: its index in the list."""
+    """Placeholder of a tensor in a skeleton: its index in the list."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """How to make a tensor like another one, in another process."""
+    """Recipe for an equal tensor in another process."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
-    """The kind, without a number: each worker has its own."""
+    """The device's kind without a number: each worker has its own device."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
@@ -51,7 +51,7 @@ class TensorSpec:
 
 
 def split(value: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Skeleton and tensors. Dicts, lists and tuples are looked through, everything else is kept as it is."""
+    """Split a value into a skeleton and its tensors. Dicts, lists and tuples are searched; everything else is kept."""
     tensors: list[torch.Tensor] = []
 
     def take_out(node: Any) -> Any:
@@ -64,7 +64,7 @@ def split(value: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def join(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The value that split() took apart, with these tensors. Nothing but the tensors is shared with the skeleton."""
+    """Join a skeleton with tensors. The result shares only the tensors with its sources."""
 
     def put_back(node: Any) -> Any:
         return tensors[node.index] if isinstance(node, _TensorRef) else copy.deepcopy(node)
@@ -73,7 +73,7 @@ def join(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _rebuilt(node: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The value in new containers, with what leaf() makes of all else. Containers that need more to be made are such leaves."""
+    """Copy the value into new containers and apply leaf() elsewhere. A container that needs more arguments to be made is a leaf."""
     kind = type(node)
     if kind in (dict, OrderedDict):
         rebuilt = kind((key, _rebuilt(item, leaf)) for key, item in node.items())
@@ -89,13 +89,13 @@ T = TypeVar("T")
 Parameters = nn.Module | Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor]
 
 _FLIGHT = 64
-"""Broadcasts on their way at once."""
+"""Number of broadcasts in progress at once."""
 
 
 def broadcast_object(
     obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> T:
-    """The root's object (root is a global rank), on every rank. Collective. Pickled: only for workers that trust each other."""
+    """Return the object of the root (a global rank) on every rank. Collective. Pickled: only for workers that trust each other."""
     del name
     held = [obj]
     with as_failed():
@@ -106,7 +106,7 @@ def broadcast_object(
 def allgather_object(
     obj: T, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[T]:
-    """The objects of all ranks, in order of rank. Collective. Pickled, as by broadcast_object."""
+    """Return every rank's object, in order of rank. Collective. Pickled, like broadcast_object()."""
     del name
     found: list[Any] = [None] * process_set.size()
     with as_failed():
@@ -115,10 +115,10 @@ def allgather_object(
 
 
 def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
-    """Give all ranks the root's parameters and buffers, in place. Collective.
+    """Give every rank the root's parameters and buffers, in place. Collective.
 
-    params: a module, a state_dict, or the result of parameters() or named_parameters(); the same on all ranks except for the values.
-    DistributedDataParallel does this by itself. Raises NotInitialized, and HorovodInternalError where a worker is lost.
+    params: a module, a state_dict, or the result of parameters() or named_parameters(); equal on every rank except for the values.
+    DistributedDataParallel does this by itself. Raises NotInitialized, and HorovodInternalError if a worker is lost.
     """
     _broadcast(_tensors_of(params), root_rank)
 
@@ -126,9 +126,9 @@ def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int = 0, model: nn.Module | None = None
 ) -> None:
-    """Give all ranks the root's optimizer state, with learning rates and other settings. Collective.
+    """Give every rank the root's optimizer state, with learning rates and other settings. Collective.
 
-    The other ranks' optimizers may be new: they need not have made a step. `model` is Horovod's, and not needed.
+    Optimizers of other ranks may be new, without a step. `model` exists for Horovod's scripts; hvlaunch ignores it.
     """
     del model
     is_root = world().place.rank == root_rank
@@ -153,7 +153,7 @@ def _items(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[Any]:
 
 
 def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
-    """Several at once, so that many small ones cost little more than one. As bytes: backends lack some types of numbers."""
+    """Broadcast tensors as bytes, since backends lack some number types; several at once, so small tensors cost little."""
     carrier = world().carrier
     for begin in range(0, len(tensors), _FLIGHT):
         targets = [tensor.detach() for tensor in tensors[begin : begin + _FLIGHT]]

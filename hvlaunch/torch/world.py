@@ -1,4 +1,4 @@
-"""One round's groups: made together, torn down together, in a process that may live through many rounds."""
+"""One round's groups, made and ended together, in a process that may live through many rounds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["World", "choose_device", "let_go", "members"]
 _over: list[dist.ProcessGroup] = []
 """The groups of the last world.
 
-Gloo's group waits for its threads when its last owner lets go of it, and a thread that gives back a tensor of Python's
-waits for Python's lock. DistributedDataParallel, where it is the last, holds that lock meanwhile, and neither would ever
-end; we don't hold it.
+A Gloo group waits for its threads when its last owner releases it, and a thread that returns a Python tensor waits for Python's
+lock. If DistributedDataParallel is the last owner, it holds that lock meanwhile, and neither ends. This list is released
+without the lock.
 """
 
 _PATIENCE = 1.0
@@ -36,26 +36,25 @@ _PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class World:
-    """The workers of a round as this one sees them: a global group, a local and a cross group.
+    """The workers of a round as this worker sees them: a global, a local and a cross group.
 
-    Made by `form`. A world is over after `leave` or `abandon`; only one can be there at a time, since torch has one
-    global group.
+    `form` makes a world; `leave` or `abandon` ends it. A process has at most one, since torch has one global group.
     """
 
     place: Place
     store: Store
     device: torch.device
-    """Where this worker's model belongs: its own GPU, or the processor."""
+    """The device for this worker's model: its own GPU, or the processor."""
     local_ranks: tuple[int, ...]
-    """The (global) ranks on this host, this one included, in order."""
+    """Global ranks on this host, in order, including this worker."""
     cross_ranks: tuple[int, ...]
-    """The (global) ranks that have this one's local rank, one on each host that has so many, in order."""
+    """Global ranks with this worker's local rank, one per host that has so many, in order."""
     local_group: dist.ProcessGroup
     cross_group: dist.ProcessGroup
     timeout: timedelta | None
-    """For each collective; None is torch's."""
+    """Longest duration of a collective; None means torch's."""
     excepthook: Callable[..., object]
-    """What wrote tracebacks before torch put `[rank0]` in front of their lines."""
+    """The exception hook from before torch's, which adds `[rank0]` to the lines of a traceback."""
 
     @classmethod
     def form(
@@ -66,18 +65,20 @@ class World:
         backend: str | None = None,
         timeout: timedelta | None = None,
     ) -> World:
-        """Meet the other workers of the place's round, and make the groups. Collective.
+        """Meet the round's other workers and make the groups. Collective.
 
-        meet gives the store that they have in common. backend is torch's name of one; by default NCCL where
-        there is CUDA, else Gloo. timeout is for the others to come and for each collective; by default torch's.
+        `meet` returns their common store. `backend` is a backend's name in torch; the default is NCCL with CUDA, else Gloo. `timeout`
+        bounds the wait for peers and each collective; the default is torch's.
 
-        Raises AlreadyInitialized, TooFewGPUs, PlacesClash, and what meet raises; then there is no group.
+        Raises AlreadyInitialized, TooFewGPUs, PlacesClash, and errors of `meet`; then there is no group.
         """
         if dist.is_initialized():
             raise AlreadyInitialized
         backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
         device = choose_device(place, backend)
         if device.type == "cuda":
+            # Before the group: NCCL takes the current device, and a default of GPU 0 would put every rank
+            # there.
             torch.cuda.set_device(device)
         store = meet(place, timeout or default_pg_timeout)
         excepthook = sys.excepthook
@@ -97,16 +98,16 @@ class World:
 
     @property
     def cross_rank(self) -> int:
-        """The worker's place among those with its local rank, one on each host."""
+        """The worker's index among the workers with its local rank, one per host."""
         return self.cross_ranks.index(self.place.rank)
 
     @property
     def carrier(self) -> torch.device:
-        """The device whose tensors the global group's backend takes."""
+        """The device whose tensors the global group's backend accepts."""
         return _carrier(dist.get_backend(), self.device)
 
     def leave(self) -> None:
-        """End the groups when all workers have come here. Collective; where a worker is gone, nobody waits for it."""
+        """End the groups after every worker has called it. Collective; does not wait for a lost worker."""
         have_all_come = False
         with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
@@ -119,7 +120,7 @@ class World:
             let_go()
 
     def abandon(self) -> None:
-        """End the groups at once, whatever the others do. What is left of them goes when the next world stands."""
+        """End the groups at once, regardless of peers. Their remains are released when the next world stands."""
         self._end(breaks=True)
 
     def _end(self, *, breaks: bool) -> None:
@@ -132,10 +133,9 @@ class World:
 
 
 def let_go() -> None:
-    """Let go of the last world's groups, once nothing else of that world is left.
+    """Release the last world's groups, after everything else of that world is gone.
 
-    A thread of Gloo's may be stuck for good in a message that is half on its way (see elastic/escape.py), though
-    ours got out. Whoever waits for that thread then is one that nobody misses.
+    A thread of Gloo may be stuck for ever in a half-sent message (see elastic/escape.py). Then only a daemon thread waits for it.
     """
     if _over:
         waits = threading.Thread(target=_over.clear, name="hvlaunch let go", daemon=True)
@@ -144,29 +144,29 @@ def let_go() -> None:
 
 
 def _restore(excepthook: Callable[..., object]) -> None:
-    """Take back torch's, which wraps the one before it in each new group; but none of the script's."""
+    """Restore the earlier exception hook, unless the script has set its own. torch wraps the hook again for each group."""
     if getattr(sys.excepthook, "__module__", None) == dist.distributed_c10d.__name__:
         sys.excepthook = excepthook
 
 
 def choose_device(place: Place, backend: str) -> torch.device:
-    """The GPU of this slot or local rank, or the only one that it sees; the processor where there is no CUDA.
+    """Return the GPU of this slot or local rank, or the only visible GPU; the processor without CUDA.
 
-    Raises TooFewGPUs where the backend is NCCL and there is none for this worker.
+    Raises TooFewGPUs if the backend is NCCL and this worker has no GPU.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    own = place.local_rank if place.slot is None else place.slot
-    if own < gpus:
-        return torch.device("cuda", own)
+    index = place.local_rank if place.slot is None else place.slot
+    if index < gpus:
+        return torch.device("cuda", index)
     if gpus == 1:  # a launcher that shows each worker a GPU of its own
         return torch.device("cuda", 0)
     if "nccl" in backend:
-        raise TooFewGPUs(own, gpus, host=place.host)
+        raise TooFewGPUs(index, gpus, host=place.host)
     return torch.device("cpu")
 
 
 def members(place: Place, homes: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ranks of this place's local and cross groups, from what each rank told: (host's number, local rank).
+    """Return the ranks of this place's local and cross groups. `homes` has each rank's (number of its host, local rank).
 
     Raises PlacesClash.
     """
@@ -181,11 +181,13 @@ def members(place: Place, homes: list[tuple[int, int]]) -> tuple[tuple[int, ...]
 
 
 def _homes(place: Place, carrier: torch.device) -> list[tuple[int, int]]:
-    """What every rank says of its host and local rank. Collective, and the first: it shows that the group works."""
+    """Exchange hosts and local ranks among all workers. Collective, and the first: it shows that the group works."""
     digest = hashlib.sha256(place.host.encode(errors="surrogateescape")).digest()
-    own = torch.tensor([int.from_bytes(digest[:8], "big", signed=True), place.local_rank], device=carrier)
-    everyones = [torch.empty_like(own) for _ in range(place.size)]
-    dist.all_gather(everyones, own)
+    # Host names differ in length, and collectives need equal shapes: eight bytes of a digest stand for a
+    # name.
+    home = torch.tensor([int.from_bytes(digest[:8], "big", signed=True), place.local_rank], device=carrier)
+    everyones = [torch.empty_like(home) for _ in range(place.size)]
+    dist.all_gather(everyones, home)
     return [(int(host), int(local_rank)) for host, local_rank in torch.stack(everyones).tolist()]
 
 
