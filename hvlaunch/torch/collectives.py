@@ -272,7 +272,7 @@ def reducescatter_async(
         raise ValueError("reducescatter: op is Average or Sum")
     if not tensor.dim():
         raise ValueError("reducescatter: a tensor of no dimensions has no rows")
-    # Gloo has no reduce_scatter: every worker reduces everything and keeps its own rows.
+    # Not every backend has reduce_scatter: every worker reduces everything and keeps its own rows.
     whole = _reduced(tensor, op, (prescale_factor, postscale_factor), process_set)
     begin, end = rows_of(tensor.shape[0], process_set)
     return whole.then(lambda result: result[begin:end].clone())

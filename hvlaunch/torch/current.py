@@ -67,7 +67,6 @@ def leave() -> None:
     """Leave the process's world at once, without waiting for peers; the elastic exit from a broken round."""
     global _world  # noqa: PLW0603
     if _world is not None:
-        # First the groups, then the variable: a callback of a group may still ask for the world.
         _world.abandon()
     _world = None
 
