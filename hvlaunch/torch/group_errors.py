@@ -70,9 +70,10 @@ class BadParameter(GroupError, ValueError):
     """
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
-        what = "port number" if name == "port" else f"{name} parameter"
+        parameter = "port number" if name == "port" else f"{name} parameter"
         super().__init__(
-            f"Error initializing torch.distributed using hvlaunch:// rendezvous: {what} {cause}", hint=hint
+            f"Error initializing torch.distributed using hvlaunch:// rendezvous: {parameter} {cause}",
+            hint=hint,
         )
         self.name = name
         """The parameter in the address."""
@@ -91,10 +92,10 @@ class NoMasterAddress(GroupError):
     """No variable names rank 0's address. `missing` are the variables that would."""
 
     def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
-        what = " and ".join(missing)
+        names = " and ".join(missing)
         verb = "is" if len(missing) == 1 else "are"
         super().__init__(
-            f"rank 0 can't be found: started by {launcher}, and {what} {verb} not set", hint=hint
+            f"rank 0 can't be found: started by {launcher}, and {names} {verb} not set", hint=hint
         )
         self.missing = tuple(missing)
         """The missing variables."""

@@ -1,4 +1,4 @@
-"""The store that workers share by way of the rendezvous, and torch's init_method hvlaunch://."""
+"""A store at the rendezvous that workers share, and torch's init_method hvlaunch://."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _DEFAULT_TIMEOUT = timedelta(seconds=300)  # as of torch's own stores
 _QueueEmpty: type[Exception] = getattr(dist, "QueueEmptyError", DistStoreError)  # torch's queues came late
 
 _kept: set[HTTPStore] = set()
-"""C++ calls methods written in Python only while Python has a reference, too."""
+"""Open stores. C++ can call Python methods only while Python holds a reference."""
 
 
 class HTTPStore(Store):
-    """A `torch.distributed.Store` whose values are at the rendezvous, so they stay when a worker ends.
+    """A `torch.distributed.Store` whose values live at the rendezvous and survive the end of a worker.
 
-        url, token: those of the rendezvous; by default the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for another
-    rendezvous, HVLAUNCH_TOKEN_FILE, else HVLAUNCH_TOKEN). certificate: of a rendezvous on another machine, a file or a
-    fingerprint; by default HVLAUNCH_RENDEZVOUS_CERT. scope: the part of the rendezvous for this store; by default
-    one for this round. Keys stay until they are deleted: a second process group in the same scope finds the keys of
-    the first. timeout: of `get`, `wait` and similar methods (timedelta).
+    url, token: address and token of the rendezvous; the default is the job's, from HVLAUNCH_RENDEZVOUS and HVLAUNCH_TOKEN (for
+    another rendezvous HVLAUNCH_TOKEN_FILE, else HVLAUNCH_TOKEN). certificate: a file or fingerprint, for a rendezvous on another
+    machine; the default is HVLAUNCH_RENDEZVOUS_CERT. scope: the part of the rendezvous for this store; the default belongs to this
+    round. Keys stay until deleted: a second process group in the same scope finds the first group's keys. timeout: for `get`,
+    `wait` and similar methods (timedelta).
 
-    Good for small groups and for control messages: Gloo sends N² requests to a store, and TCPStore answers faster.
-    Queues are not keys: wait() and check() do not see them.
+    Use it for small groups and control messages: Gloo sends N² requests to a store, and TCPStore answers faster. wait() and check()
+    do not see queues.
 
-    Methods raise torch's DistStoreError, or DistNetworkError if the rendezvous can't be reached; `__cause__` is the
-    client's error. The constructor raises NoRendezvous. The store stays open until close().
+    Methods raise torch's DistStoreError, or DistNetworkError if the rendezvous can't be reached; `__cause__` is the client's
+    error. The constructor raises NoRendezvous. The store stays open until close().
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class HTTPStore(Store):
         return f"HTTPStore({self._client.url!r}, scope={self._scope!r})"
 
     def close(self) -> None:
-        """Close the store: call it when no process group uses it any more. Its keys stay at the rendezvous."""
+        """Close the store, after the last process group has stopped using it. Keys stay at the rendezvous."""
         _kept.discard(self)
         self._client.close()
 
     def clone(self) -> HTTPStore:
-        """Another store with the same keys, and its own timeout."""
+        """Return a store with the same keys and a timeout of its own."""
+        # Without __init__: a clone shares the connection and needs no settings from the environment.
         copy = HTTPStore.__new__(HTTPStore)
         copy._begin(self._client, self._scope, timedelta(seconds=self._seconds))  # noqa: SLF001 (it is one of ours)
         return copy
@@ -92,33 +93,35 @@ class HTTPStore(Store):
     # One key:
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Set the key to this value, whatever it had."""
+        """Set the key to the value."""
         with _as_torchs():
             self._client.put(self._scope, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value, as soon as there is one."""
+        """Wait for the key and return its value."""
         with _as_torchs():
             return self._client.wait(self._scope, key, self._seconds)
 
     def add(self, key: str, value: int) -> int:
-        """Add to the number that the key has, or to 0 where it is not set; the sum."""
+        """Add to the key's number, or to 0 if unset, and return the sum."""
         with _as_torchs():
             return self._client.add(self._scope, key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put this behind the value that the key has, if it has one."""
+        """Append to the key's value, or set an unset key."""
         with _as_torchs():
             self._client.append(self._scope, key, _bytes(value))
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Set the key if it has the expected value, or if it is not set and b"" is expected; returns the value after that.
+        """Set the key if it has the expected value, or if it is unset and b"" is expected; return the value afterwards.
 
-        If it is not set, and another value is expected, returns the expected value.
+        For an unset key and another expected value, return the expected value.
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
         with _as_torchs():
             value, version = self._client.read(self._scope, key)
+            # Another worker may change the key between reading and writing: the version tells, and the loop
+            # reads again.
             while (value or b"") == expected:
                 done, (value, version) = self._client.compare_and_set(self._scope, key, desired, version)
                 if done:
@@ -126,14 +129,14 @@ class HTTPStore(Store):
             return expected if value is None else value
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key; False if it was not set."""
+        """Delete the key; return False if it was unset."""
         with _as_torchs():
             return self._client.delete(self._scope, key)
 
     # Many keys:
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return as soon as all keys are set."""
+        """Wait until the keys are set."""
         if keys:
             with _as_torchs():
                 self._client.wait_all(
@@ -141,53 +144,53 @@ class HTTPStore(Store):
                 )
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are set, now."""
+        """Return True if the keys are set now."""
         with _as_torchs():
             return self._client.check(self._scope, keys)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values, as soon as all keys are set."""
+        """Wait for the keys and return their values."""
         deadline = time.monotonic() + self._seconds
         while keys:
             with _as_torchs():
                 values = self._client.get_many(self._scope, keys)
-                found = [value for value in values if value is not None]
-                if len(found) == len(values):
-                    return found
+                present = [value for value in values if value is not None]
+                if len(present) == len(values):
+                    return present
                 self._client.wait_all(self._scope, keys, max(deadline - time.monotonic(), 0.0))
         return []
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Set each key to its value, all at once. Raises DistStoreError where there are not as many values as keys."""
+        """Set the keys to the values, in one change. Raises DistStoreError if the numbers of keys and values differ."""
         if len(keys) != len(values):
             raise DistStoreError(f"multi_set: {len(keys)} keys and {len(values)} values")
         with _as_torchs():
             self._client.put_many(self._scope, dict(zip(keys, map(_bytes, values), strict=True)))
 
     def num_keys(self) -> int:
-        """How many keys are set in the scope."""
+        """Return the number of keys in the scope."""
         with _as_torchs():
             return self._client.count(self._scope)
 
     def list_keys(self) -> list[str]:
-        """The keys that are set in the scope."""
+        """Return the scope's keys."""
         with _as_torchs():
             return self._client.keys(self._scope)
 
     def has_extended_api(self) -> bool:
-        """Whether there are append, multi_get and multi_set."""
+        """Return True: append, multi_get and multi_set exist."""
         return True
 
     # Queues, each one value: its items behind one another, with their lengths.
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put an item at the end of this queue."""
+        """Append an item to the queue."""
         data = _bytes(value)
         with _as_torchs():
             self._client.append(self._queues, key, struct.pack("!I", len(data)) + data)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the oldest item out of this queue, as soon as there is one. Raises torch's QueueEmptyError if there is none, and block is false."""
+        """Wait for the queue's oldest item and remove it. Without `block`, raise torch's QueueEmptyError for an empty queue."""
         deadline = time.monotonic() + self._seconds
         seen = 0
         while True:
@@ -195,8 +198,10 @@ class HTTPStore(Store):
                 value, version = self._client.read(self._queues, key)
                 while value:
                     end = struct.calcsize("!I") + struct.unpack_from("!I", value)[0]
-                    item, rest = value[struct.calcsize("!I") : end], value[end:]
-                    done, (value, version) = self._client.compare_and_set(self._queues, key, rest, version)
+                    item, remaining = value[struct.calcsize("!I") : end], value[end:]
+                    done, (value, version) = self._client.compare_and_set(
+                        self._queues, key, remaining, version
+                    )
                     if done:
                         return item
                 if not block:
@@ -205,10 +210,12 @@ class HTTPStore(Store):
                 if left <= 0:
                     cause = f"nothing was pushed to queue {key} within {self._seconds:g} s"
                     raise DistStoreError(_wait_timeout(cause, self._seconds, key))
+                # The watch returns at any change: another worker may take the item first, so the loop reads
+                # again.
                 seen = self._client.watch(self._queues, key, since=seen, timeout=left).version
 
     def queue_len(self, key: str) -> int:
-        """How many items this queue has."""
+        """Return the number of items in the queue."""
         with _as_torchs():
             value = self._client.get(self._queues, key) or b""
         count = start = 0
@@ -229,28 +236,28 @@ class HTTPStore(Store):
     # C++ asks for these by its own names:
 
     deleteKey = delete_key  # noqa: N815
-    """delete_key()."""
+    """delete_key() by the name that C++ calls."""
     getNumKeys = num_keys  # noqa: N815
-    """num_keys()."""
+    """num_keys() by the name that C++ calls."""
 
 
 def rendezvous_client(url: str | None, token: str | None, certificate: str | None = None) -> Client:
-    """A client of this rendezvous; what is None comes from the environment. Raises NoRendezvous."""
-    own = os.environ.get("HVLAUNCH_RENDEZVOUS")
+    """Return a client of this rendezvous; the environment gives values that are None. Raises NoRendezvous."""
+    job_url = os.environ.get("HVLAUNCH_RENDEZVOUS")
     if url is None:
-        url = own
+        url = job_url
     if not url:
         hint = "start this program with hvlaunch, or give the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
     certificate = certificate or os.environ.get("HVLAUNCH_RENDEZVOUS_CERT")
-    lease = read_lease(os.environ) if url == own else 0.0
+    lease = read_lease(os.environ) if url == job_url else 0.0
     return Client(
-        url, token or _token(os.environ, of_this_job=url == own), certificate=certificate, lease=lease
+        url, token or _token(os.environ, of_this_job=url == job_url), certificate=certificate, lease=lease
     )
 
 
 def default_scope(environ: Mapping[str, str]) -> str:
-    """A scope of this round's own in a job; elsewhere `torch`."""
+    """Return a scope for this round within a job, `torch` elsewhere."""
     number = environ.get("HVLAUNCH_ROUND", "")
     return f"{round_scope(int(number))}.torch" if number.isdigit() else "torch"
 
@@ -258,6 +265,7 @@ def default_scope(environ: Mapping[str, str]) -> str:
 def _token(environ: Mapping[str, str], *, of_this_job: bool) -> str:
     file = environ.get("HVLAUNCH_TOKEN_FILE")
     token = environ.get("HVLAUNCH_TOKEN", "")
+    # A token file for another rendezvous must not replace the job's own token, and vice versa.
     if file and not (of_this_job and token):
         try:
             token = Path(file).read_text().strip()
@@ -277,7 +285,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 @contextmanager
 def _as_torchs() -> Iterator[None]:
-    """What the client raises, as torch's callers expect it."""
+    """Turn the client's errors into torch's."""
     try:
         yield
     except (RendezvousUnreachable, RendezvousClosed, TooManyConnections) as error:
@@ -289,7 +297,7 @@ def _as_torchs() -> Iterator[None]:
 
 
 def _wait_timeout(cause: str, seconds: float, key: str) -> str:
-    """In the words of torch's own stores, which its callers look for, and each of which has others."""
+    """Return a message in the words of torch's own stores: callers search for these words, which differ between stores."""
     return f"Wait timeout: {cause} (wait timeout after {1000 * seconds:.0f}ms, keys: /{key})"
 
 
@@ -297,11 +305,11 @@ _OWN = {"rank", "world_size", "scope"}
 _SHAPE = "hvlaunch:// in a worker of hvlaunch, hvlaunch://HOST:PORT?rank=R&world_size=N elsewhere"
 
 _groups: Counter[tuple[str, str, int]] = Counter()
-"""How many groups a rank in this process has made in each scope of each rendezvous: keys stay, so every group has its own."""
+"""Number of groups that a rank of this process has made per scope and rendezvous. Keys stay, so each group has keys of its own."""
 
 
 def register() -> None:
-    """Let torch know the scheme."""
+    """Register the scheme with torch."""
     with contextlib.suppress(RuntimeError):  # it knows it already
         register_rendezvous_handler("hvlaunch", handle)
 
@@ -309,13 +317,13 @@ def register() -> None:
 def handle(
     url: str, timeout: timedelta = timedelta(seconds=300), **_: Any
 ) -> Iterator[tuple[Store, int, int]]:
-    """What torch calls: yields store, rank and size, once.
+    """Yield store, rank and size, once, for torch.
 
-    `hvlaunch://` is this job's rendezvous and this worker's place; the store is then a TCPStore of rank 0's, found
-    through the rendezvous. `hvlaunch://HOST:PORT?rank=R&world_size=N` is any rendezvous; the store is then an
-    HTTPStore, in the scope `torch`, or as `&scope=NAME` says.
+    `hvlaunch://` means this job's rendezvous and this worker's place; the store is rank 0's TCPStore, found through the rendezvous.
+    `hvlaunch://HOST:PORT?rank=R&world_size=N` means another rendezvous; the store is an HTTPStore in the scope `torch`, or in
+    `&scope=NAME`.
 
-    Raises NoRendezvous, BadParameter and BadPlace, and what meeting the others raises.
+    Raises NoRendezvous, BadParameter, BadPlace, and errors of meeting the peers.
     """
     parts = urlsplit(url)
     query = _query(parts.query)

@@ -1,7 +1,7 @@
-"""An optimizer whose gradients are those of all workers: the names are Horovod's.
+"""An optimizer that uses every worker's gradients; the names are Horovod's.
 
-Gradients are sent by step() or synchronize(), and none while the backward pass goes on: which of them a pass gives may differ from worker to
-worker, and then the order of all that is sent would differ, too. Where the script calls these two, all workers are at the same place.
+step() or synchronize() send the gradients, and the backward pass sends nothing. Workers may differ in which gradients a pass
+gives, and then in the order of messages. At a call of step() or synchronize() all workers are at the same place.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ T = TypeVar("T", bound=torch.optim.Optimizer)
 
 _BUCKETS = {"cpu": 1 << 20}
 _LARGE_BUCKET = 25 << 20
-"""Bytes that are sent as one tensor: many small ones take longer. With Gloo a large one takes longer than several that are sent at once; for
-NCCL it is DistributedDataParallel's."""
+"""Bytes per message: many small messages take longer. With Gloo a large message takes longer than several at once. For NCCL
+the size is DistributedDataParallel's.
+"""
 
 
 class _Exchange:
-    """How gradients are reduced over the workers."""
+    """The reduction of gradients over the workers."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class _Exchange:
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        """`predivide` is by how much a gradient is divided before it is sent."""
+        """`predivide` divides gradients before they are sent."""
         self._compression = compression
         self._op = op
         self._factors = 1.0 / predivide, predivide
@@ -48,10 +49,11 @@ class _Exchange:
         self._process_set = process_set
 
     def reduce(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Give each its reduced gradient; zeros are sent where there is none. Collective; nothing happens outside of the process set."""
+        """Replace tensor parameter's gradient by the reduced one; a missing gradient counts as zeros. Collective in the process set."""
         if not self._process_set.included():
             return
-        learning = [each for each in parameters if each.requires_grad]
+        learning = [tensor for tensor in parameters if tensor.requires_grad]
+        # Every bucket is on its way before the first is awaited: they overlap.
         begun = [self._begin(bucket) for bucket in _buckets(map(self._gradient, learning))]
         reduced = chain.from_iterable(wait() for wait in begun)
         for parameter, gradient in zip(learning, reduced, strict=True):
@@ -66,26 +68,27 @@ class _Exchange:
         if bucket[0].is_sparse:
             rows = sparse_allreduce_async(bucket[0], None, self._op, self._process_set)
             return lambda: [rows()]
-        shapes = [each.shape for each in bucket]
-        parts = [each.detach().reshape(-1) for each in bucket]
+        shapes = [tensor.shape for tensor in bucket]
+        parts = [tensor.detach().reshape(-1) for tensor in bucket]
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
+        # Compressed after joining, so the work is one operation per bucket.
         small, dtype = self._compression.compress(flat)
         reduced = allreduce_async(small, None, None, self._op, *self._factors, self._process_set)
         return lambda: _cut(self._compression.decompress(reduced.wait(), dtype), shapes)
 
 
 def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Those that follow each other, are alike, and are not too large together; a sparse one is alone."""
+    """Group consecutive gradients of one kind, up to a bucket's size; a sparse gradient is alone."""
     bucket: list[torch.Tensor] = []
     room = 0
-    for each in gradients:
-        room -= _bytes(each)
-        if bucket and (room < 0 or each.is_sparse or _likeness(each) != _likeness(bucket[0])):
+    for tensor in gradients:
+        room -= _bytes(tensor)
+        if bucket and (room < 0 or tensor.is_sparse or _likeness(tensor) != _likeness(bucket[0])):
             yield bucket
             bucket = []
         if not bucket:
-            room = _BUCKETS.get(each.device.type, _LARGE_BUCKET) - _bytes(each)
-        bucket.append(each)
+            room = _BUCKETS.get(tensor.device.type, _LARGE_BUCKET) - _bytes(tensor)
+        bucket.append(tensor)
     if bucket:
         yield bucket
 
@@ -104,23 +107,23 @@ def _cut(flat: torch.Tensor, shapes: list[torch.Size]) -> Iterator[torch.Tensor]
 
 
 class _Distributed(torch.optim.Optimizer):
-    """What an optimizer's class gets besides."""
+    """Methods added to an optimizer's class."""
 
     _exchange: _Exchange
     _patched_step: Callable[..., Any] | None
-    """What a scheduler has put in place of the optimizer's own, to count the steps."""
+    """The step() that a scheduler has put on the optimizer to count steps; None without one."""
     _is_skipped: bool
     _is_exchanged: bool
-    """Whether there was no backward pass since the gradients were exchanged."""
+    """True from an exchange of gradients until the next backward pass."""
 
     def synchronize(self) -> None:
-        """Give all parameters the gradients of all workers: to clip them, say, before step(). Collective."""
-        self._exchange.reduce(each for group in self.param_groups for each in group["params"])
+        """Give every parameter the reduced gradients, for example to clip them before step(). Collective."""
+        self._exchange.reduce(tensor for group in self.param_groups for tensor in group["params"])
         self._is_exchanged = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it step() takes the gradients as they are, as after synchronize()."""
+        """Within this context step() uses the gradients as they are, as after synchronize()."""
         self._is_skipped = True
         try:
             yield
@@ -128,15 +131,16 @@ class _Distributed(torch.optim.Optimizer):
             self._is_skipped = False
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Horovod's, and not needed: however many backward passes there were, step() takes what they have come to."""
+        """Do nothing: step() uses the sum of all backward passes anyway. The method exists for Horovod's scripts."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Exchange the gradients, unless that is done, and make a step. Collective.
+        """Exchange the gradients, unless already exchanged, and make a step. Collective.
 
-        closure: one that makes the gradients, as torch's optimizers have it; they are exchanged behind each call of it.
+        closure: computes the gradients, as in torch's optimizers; tensor call is followed by an exchange.
         """
         if closure is not None and not self._is_skipped:
             closure = self._exchanging(closure)
+        # A script may have called synchronize() to clip gradients; a second exchange would scale them again.
         elif not self._is_skipped and not self._is_exchanged:
             self.synchronize()
         self._is_exchanged = False
@@ -159,9 +163,11 @@ class _Distributed(torch.optim.Optimizer):
         return exchanged
 
     def _watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        for each in parameters:
-            if each.requires_grad:
-                each.register_post_accumulate_grad_hook(self._changed)
+        for tensor in parameters:
+            if tensor.requires_grad:
+                # A new backward pass after an exchange makes local gradients again; forgetting that would
+                # train tensor worker apart.
+                tensor.register_post_accumulate_grad_hook(self._changed)
 
     def _changed(self, _: torch.Tensor) -> None:
         self._is_exchanged = False
@@ -179,20 +185,20 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> T:
-    """The optimizer, which from now on makes its steps with the gradients of all workers.
+    """Return the optimizer, changed to step with the gradients of every worker.
 
-    Its class is one of its own, made of that which it had: schedulers and all else that knows it go on. It has synchronize(),
-    skip_synchronize() and set_backward_passes_per_step() besides. step() and synchronize() are collective: there the gradients are
-    exchanged, with zeros where a parameter was not used. Workers outside of `process_set` make their steps alone. With
-    DistributedDataParallel, which does this by itself and while the backward pass goes on, use none.
+    Its class becomes a subclass of its former class, so schedulers keep working. New methods are synchronize(), skip_synchronize() and
+    set_backward_passes_per_step(). step() and synchronize() are collective: they exchange gradients, with zeros for unused parameters.
+    Workers outside `process_set` step alone. Do not use it with DistributedDataParallel, which exchanges gradients itself, during the
+    backward pass.
 
-    optimizer: one of torch's; if it is distributed already, it is so in this way from now on. named_parameters: names are not needed; that
-    they are the optimizer's parameters is checked. compression: how gradients are sent. op: Average, Sum, Min, Max or Product.
-    gradient_predivide_factor: by how much gradients are divided before they are sent; the rest is divided after that. sparse_as_dense:
-    sparse gradients are made dense. backward_passes_per_step, num_groups and groups are Horovod's, and not needed.
+    optimizer: an optimizer of torch; a distributed one gets the new settings. named_parameters: checked to contain the optimizer's
+    parameters; the names are not used. compression: the form in which gradients travel. op: Average, Sum, Min, Max or Product.
+    gradient_predivide_factor: divides gradients before they are sent; the remaining division follows. sparse_as_dense: make sparse
+    gradients dense. backward_passes_per_step, num_groups and groups exist for Horovod's scripts.
 
-    Raises ValueError for a name that comes twice, for parameters that are not the optimizer's, for no passes, and for a factor with another
-    operator than Average; NotOffered for Adasum.
+    Raises ValueError for a repeated name, missing parameters, fewer than one pass, or a factor with another operator than
+    Average; NotOffered for Adasum.
     """
     del num_groups, groups
     op = chosen(op)
@@ -200,9 +206,11 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
         raise ValueError("backward_passes_per_step must be at least 1")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor is for op=Average alone")
-    own = [each for group in optimizer.param_groups for each in group["params"]]
-    _check(list(named_parameters or ()), own)
-    distributed = optimizer if isinstance(optimizer, _Distributed) else _made_distributed(optimizer, own)
+    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    _check(list(named_parameters or ()), parameters)
+    distributed = (
+        optimizer if isinstance(optimizer, _Distributed) else _made_distributed(optimizer, parameters)
+    )
     distributed._exchange = _Exchange(  # noqa: SLF001 (of the class above)
         compression=compression,
         op=op,
@@ -214,10 +222,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0917 (Horovod's)
 
 
 def _made_distributed(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> _Distributed:
+    # The class changes instead of the object: schedulers and scripts hold references to this optimizer.
     wrapped = type(optimizer)
     distributed = cast("_Distributed", optimizer)
     distributed.__class__ = cast("Any", type(wrapped.__name__, (_Distributed, wrapped), {}))
     distributed._is_skipped = distributed._is_exchanged = False  # noqa: SLF001 (as above)
+    # A scheduler that exists already counts steps by a patch on the instance; our step() must stand before
+    # it.
     distributed._patched_step = patched = vars(optimizer).get("step")  # noqa: SLF001 (as above)
     if patched is not None:
 
@@ -230,13 +241,13 @@ def _made_distributed(optimizer: torch.optim.Optimizer, parameters: list[torch.T
     return distributed
 
 
-def _check(named: list[tuple[str, torch.Tensor]], own: list[torch.Tensor]) -> None:
+def _check(named: list[tuple[str, torch.Tensor]], parameters: list[torch.Tensor]) -> None:
     names = [name for name, _ in named]
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"named_parameters has {twice!r} twice")
     if named:
-        known = {id(each) for _, each in named}
-        missing = sum(id(each) not in known for each in own)
+        named_ids = {id(tensor) for _, tensor in named}
+        missing = sum(id(tensor) not in named_ids for tensor in parameters)
         if missing:
             raise ValueError(f"named_parameters lacks {missing} of the optimizer's parameters")

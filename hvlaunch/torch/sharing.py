@@ -108,10 +108,10 @@ def allgather_object(
 ) -> list[T]:
     """Return every rank's object, in order of rank. Collective. Pickled, like broadcast_object()."""
     del name
-    found: list[Any] = [None] * process_set.size()
+    objects: list[Any] = [None] * process_set.size()
     with as_failed():
-        dist.all_gather_object(found, obj, group=process_set.group)
-    return found
+        dist.all_gather_object(objects, obj, group=process_set.group)
+    return objects
 
 
 def broadcast_parameters(params: Parameters, root_rank: int = 0) -> None:
@@ -144,8 +144,8 @@ def broadcast_optimizer_state(
 def _tensors_of(params: Parameters) -> list[torch.Tensor]:
     if isinstance(params, nn.Module):
         return [*params.parameters(), *params.buffers()]
-    found = [each[1] if isinstance(each, tuple) else each for each in _items(params)]
-    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+    values = [item[1] if isinstance(item, tuple) else item for item in _items(params)]
+    return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
 
 
 def _items(params: Mapping[str, Any] | Iterable[Any]) -> Iterable[Any]:

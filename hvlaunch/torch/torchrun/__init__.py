@@ -1,1 +1,1 @@
-"""The rendezvous backend `hvlaunch` of torchrun. docs/torchrun.md is the guide; hvlaunch.torchrun is the way in."""
+"""torchrun's rendezvous backend `hvlaunch`. docs/torchrun.md is the guide; hvlaunch.torchrun is the entry point."""

@@ -1,4 +1,4 @@
-"""One node's way to a place in the next round: no I/O, no clock, no thread of its own."""
+"""One node's way to a place in the next round, without I/O, clock or thread."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Barrier", "Ended", "Form", "Join", "Late", "NodePlace", "Step", "Wai
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Put this node among those who wait."""
+    """Add this node to the waiting ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form the next round of those who wait."""
+    """Form the next round of the waiting nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again when the state has changed, or when it is `until`."""
+    """Ask again after a change of the state, or at `until`."""
 
     until: float | None = None
 
@@ -46,7 +46,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The time to join is over, and `came` are all that came."""
+    """The time to join is over, and only `came` have come."""
 
     came: tuple[str, ...]
 
@@ -55,10 +55,10 @@ Step = Join | Form | Wait | NodePlace | Ended | Late
 
 
 class Barrier:
-    """From a node's arrival to its place: ask next() after each change, and do what it says.
+    """The way from a node's arrival to its place: call next() after each change, and follow its answer.
 
-    last: the place that the node had before, if it had one. Times are seconds of one monotonic clock of this node:
-    those of different nodes are never compared.
+    last: the node's previous place, if any. Times are seconds of this node's monotonic clock; clocks of different nodes are never
+    compared.
     """
 
     def __init__(self, node: str, limits: Limits, last: NodePlace | None = None) -> None:
@@ -69,7 +69,7 @@ class Barrier:
         self._called: float | None = None
 
     def next(self, state: JobState | None, now: float, *, alive: bool = False) -> Step:
-        """alive: whether a node of the state has given a sign of life since this one looks."""
+        """Return the next step. alive: True if another node of the state has sent a heartbeat since this node began to look."""
         if state is None:
             return Join()
         if state.outcome:
@@ -86,9 +86,9 @@ class Barrier:
         return last is None or (last.epoch, last.round) != (state.epoch, state.round)
 
     def _at_the_end(self, state: JobState, *, alive: bool) -> Step:
-        """A job that ended belongs to who took part; to a new node only while its nodes live.
+        """Return True if the end belongs to this node's job: to a participant always, to a new node only while the job's nodes live.
 
-        Else the end is of an earlier job with this run id, whose nodes were killed before they could leave.
+        Otherwise an earlier job with this run id has ended, and its nodes were killed before they could leave.
         """
         took_part = self._last is not None and self._last.epoch == state.epoch
         if took_part or alive or self._node in state.nodes:

@@ -41,15 +41,15 @@ _ROLE = "torchelastic/role_info/"
 
 
 class RoundOver(DistStoreError):
-    """What is waited for will not come: the round has lost a node."""
+    """The awaited value will not come: the round has lost a node."""
 
 
 class RoundStore(Store):
-    """One round's values, on the rendezvous server: no node's death takes them along.
+    """One round's values, on the rendezvous server: they survive the death of any node.
 
-    over: whether the round has lost a node. Who waits is then told by RoundOver, but for the exchange of ranks just
-    after a round was formed: an agent would take an error there for its own end. It gets an answer with which it
-    starts its workers, and at its first look at them it is called to the next round.
+    over: returns True if the round has lost a node. A waiting node then gets RoundOver, except during the exchange of ranks just after
+    a round was formed: an agent would mistake an error there for its own end. It gets an answer that lets it start its workers, and
+    its first look at them calls it to the next round.
     """
 
     def __init__(self, client: Client, scope: str, place: NodePlace, over: Callable[[], bool]) -> None:
@@ -77,15 +77,15 @@ class RoundStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         deadline = self._deadline(None)
-        found = []
+        values = []
         for key in keys:
             try:
-                found.append(self._awaited(key, deadline))
+                values.append(self._awaited(key, deadline))
             except RoundOver:  # noqa: PERF203 (each key may be the missing one)
                 if not key.startswith(_ROLE):
                     raise
-                found.append(self._role)
-        return found
+                values.append(self._role)
+        return values
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         self._client.put_many(
@@ -131,7 +131,7 @@ _LONGEST_WAIT = 60.0  # seconds; a waiting thread looks up now and then
 
 
 class Handler(RendezvousHandler):
-    """One node's part in one job. See docs/torchrun.md for how it differs from torch's own backends."""
+    """One node's part in one job. docs/torchrun.md explains how it differs from torch's own backends."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -153,24 +153,23 @@ class Handler(RendezvousHandler):
         self._workers_store: TCPStore | None = None
 
     def get_backend(self) -> str:
-        """`hvlaunch`."""
+        """Return `hvlaunch`."""
         return "hvlaunch"
 
     def get_run_id(self) -> str:
-        """`--rdzv-id`."""
+        """Return the value of `--rdzv-id`."""
         return self._settings.run_id
 
     @property
     def use_agent_store(self) -> bool:
-        """True: the round's TCPStore is in the agent of rank 0, so that no port is raced for."""
+        """True: rank 0's agent serves the round's TCPStore, so no port can be taken in between."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for a place in the next round.
 
-        Raises RendezvousClosedError where the job has ended, but SystemExit(0) in a node that it ended well without:
-        torchrun would fail on RendezvousGracefulExitError (pytorch issue 194710). Raises RendezvousTimeoutError and
-        RendezvousConnectionError, too.
+        Raises RendezvousClosedError if the job has ended, but SystemExit(0) in a node without which the job ended well: torchrun would
+        fail on RendezvousGracefulExitError (pytorch issue 194710). Also raises RendezvousTimeoutError and RendezvousConnectionError.
         """
         if self._is_closed and self._keeper.state is None:
             raise RendezvousClosedError(f"the job {self.get_run_id()} was closed before it began")
@@ -190,17 +189,17 @@ class Handler(RendezvousHandler):
                 raise RendezvousTimeoutError(f"rank 0 has not opened its store: {error}") from error
 
     def is_closed(self) -> bool:
-        """Whether the job has ended, as far as this node knows."""
+        """Return True if the job has ended, as far as this node knows."""
         state = self._keeper.state
         return self._is_closed if state is None else bool(state.outcome)
 
     def set_closed(self) -> None:
-        """End the job: nobody gets a place any more. Before any node came, that holds for this handler."""
+        """End the job: no node gets a place any more. Before any node came, the end applies to this handler only."""
         self._is_closed = True
         self._keeper.change(lambda state: state and ended(state, "done", self._node))
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 where this node shall come to the next round; costs nothing, the keeper knows."""
+        """Return more than 0 if this node should join the next round. Costs no request: the keeper knows."""
         if self._place is None:
             return 0
         state = self._keeper.state
@@ -209,7 +208,7 @@ class Handler(RendezvousHandler):
         return waiting
 
     def shutdown(self) -> bool:
-        """Leave; a node of the newest round thereby ends the job, well or not. False where nobody can be told."""
+        """Leave. A node of the newest round thereby ends the job, with or without success. Returns False if the rendezvous is unreachable."""
         error = sys.exc_info()[1]  # torchrun calls this in a `finally`, whether its workers failed or not
         outcome: Outcome = "failed" if isinstance(error, Exception) else "done"
         atexit.unregister(self._leave_quietly)
@@ -221,7 +220,7 @@ class Handler(RendezvousHandler):
         return True
 
     def _arrive(self, *, failed_here: bool) -> NodePlace:
-        """Wait for a place in a round newer than the last."""
+        """Wait for a place in a round newer than the last one."""
         keeper = self._keeper
         barrier = Barrier(self._node, self._settings.limits, self._place)
         keeper.start()
@@ -254,7 +253,7 @@ class Handler(RendezvousHandler):
         return RendezvousClosedError(f"the job {self.get_run_id()} has ended: {how} on {step.cause}")
 
     def _enter(self, place: NodePlace) -> RendezvousInfo:
-        """The stores of a round. Raises RoundOver where a node is lost before they are there."""
+        """Return a round's stores. Raises RoundOver if a node is lost before they exist."""
         scope = self._scope_of(place.epoch, place.round)
         store = RoundStore(self._client, scope, place, lambda: self._is_over(place))
         try:
@@ -294,7 +293,7 @@ class Handler(RendezvousHandler):
         return state.outcome == "failed" if state.outcome else not state.running
 
     def _leave(self, outcome: Outcome) -> None:
-        """Leave the job; outcome "" does not end it."""
+        """Leave the job; the outcome "" does not end the job."""
 
         def leave(state: JobState | None) -> JobState | None:
             if state is None:
@@ -311,7 +310,7 @@ class Handler(RendezvousHandler):
         self._store = self._workers_store = None
 
     def _leave_quietly(self) -> None:
-        """For the end by a signal: torchrun then tells the rendezvous nothing, and the others should know at once."""
+        """End on a signal: torchrun tells the rendezvous nothing in this case, and peers should know at once."""
         try:
             self._leave("")
         except (RendezvousError, ClientError) as error:

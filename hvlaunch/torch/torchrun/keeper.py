@@ -28,7 +28,7 @@ __all__ = ["Backend", "Keeper", "Leases", "watched"]
 class Backend(RendezvousBackend):
     """Keeps the state under one key. A token is the version that the server gives each value.
 
-    Both methods raise RendezvousConnectionError; its cause is the client's error.
+    Both methods raise RendezvousConnectionError, whose cause is the client's error.
     """
 
     def __init__(self, client: Client, scope: str, key: str = "state") -> None:
@@ -38,11 +38,11 @@ class Backend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """As `--rdzv-backend` has it."""
+        """The backend's name for `--rdzv-backend`."""
         return "hvlaunch"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token, or None where there is none."""
+        """Return the state and its token, or None without a state."""
         try:
             now = self._client.read(self.scope, self.key)
         except RendezvousError as error:
@@ -50,9 +50,9 @@ class Backend(RendezvousBackend):
         return None if now.value is None else (now.value, now.version)
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Set the state if its token is still this one, or if there is none where token is None.
+        """Set the state if its token is unchanged, or if no state exists for token None.
 
-        Returns what is there now, its token, and whether it was set; None where nothing is there.
+        Returns the present value, its token, and True if it was set; None without a value.
         """
         try:
             if token is None:
@@ -63,8 +63,8 @@ class Backend(RendezvousBackend):
             elif not (
                 isinstance(token, str) and token.isascii() and token.isdigit()
             ):  # torch may hand over any object: no version of ours
-                found = self.get_state()
-                return None if found is None else (*found, False)
+                present = self.get_state()
+                return None if present is None else (*present, False)
             was_set, now = self._client.compare_and_set(self.scope, self.key, state, token)
         except RendezvousError as error:
             raise RendezvousConnectionError(str(error)) from error
@@ -75,10 +75,10 @@ _WARDENS = 3
 
 
 def watched(state: JobState, node: str) -> tuple[str, ...]:
-    """Whose signs of life this node looks at: the first few look at all, all look at the first few.
+    """Return the nodes whose heartbeats this node checks: the first few check all nodes, all nodes check the first few.
 
-    So the effort grows with the number of nodes and not with its square, and whoever dies, all of the first
-    few at once included, is missed by somebody who lives.
+    The effort grows with the number of nodes instead of its square. Every death is noticed by a living node, even if the first
+    few die at once.
     """
     wardens = state.nodes[:_WARDENS]
     seen = state.nodes if node in wardens else wardens
@@ -92,10 +92,10 @@ class _Lease:
 
 
 class Leases:
-    """What one node has seen of others. All times in seconds.
+    """Heartbeats of other nodes as one node sees them. Times are in seconds.
 
-    lease: how long a node may be silent. interval: how often signs are sent, and looked at. A gap in the
-    looking, as when the server could not be reached, counts for no more than two intervals: nobody is lost for it.
+    lease: the longest silence of a node. interval: the time between two heartbeats, and between two checks. A gap between checks,
+    for example while the server is unreachable, counts as two intervals at most: no node is lost because of it.
     """
 
     def __init__(self, lease: float, interval: float) -> None:
@@ -104,10 +104,10 @@ class Leases:
         self._seen: dict[str, _Lease] = {}
         self._looked: float | None = None
         self.alive: frozenset[str] = frozenset()
-        """Of those looked at last, the ones that have given a sign since the first look."""
+        """Nodes of the last check that have sent a heartbeat since the first check."""
 
     def look(self, signs: Mapping[str, bytes | None], now: float) -> list[str]:
-        """Take what each node's newest sign is, None for none. Returns who has been silent for a lease."""
+        """Record each node's newest heartbeat (None without one), and return the nodes that were silent for a lease."""
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._interval)
         self._looked = now
         alive = set(self.alive)
@@ -135,10 +135,10 @@ _SLOWEST = 1.0
 
 
 class Keeper:
-    """What this node knows of the job, kept up to date by one long poll; signs of life go on beside it.
+    """One node's knowledge of the job, updated by one long poll, while heartbeats continue.
 
-    Where the rendezvous can't be reached, what is known stands, nobody is lost, and it is tried again. The one
-    who waits for an answer, or for the state to change, gives up after `read_timeout` seconds.
+    While the rendezvous is unreachable, the knowledge stays, no node is lost, and requests are repeated. A caller that waits for an
+    answer or a change gives up after `read_timeout` seconds.
     """
 
     def __init__(
@@ -171,34 +171,34 @@ class Keeper:
 
     @property
     def state(self) -> JobState | None:
-        """The newest known."""
+        """The newest known state."""
         return self._state
 
     @property
     def sees_life(self) -> bool:
-        """Whether another node of the state has given a sign of life since this one looks."""
+        """True if another node of the state has sent a heartbeat since this node began to look."""
         return bool(self._leases.alive)
 
     def start(self) -> None:
-        """Begin, if it has not begun."""
+        """Start the thread, once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hvlaunch-torchrun", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Take this node's sign away and end the thread, which may take until the end of its long poll."""
+        """Remove this node's heartbeat and end the thread, at the latest with its long poll."""
         self._stopped.set()
         with self._talk:
             self._forget([self._node])
 
-    def wait(self, known: JobState | None, seconds: float) -> None:
-        """Return when the state is no longer `known`, or after so many seconds.
+    def wait(self, last: JobState | None, seconds: float) -> None:
+        """Return when the state differs from `last`, or after `seconds`.
 
-        Raises RendezvousConnectionError where nobody could reach the rendezvous for `read_timeout` seconds.
+        Raises RendezvousConnectionError if the rendezvous was unreachable for `read_timeout` seconds.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._state is not known or self._lost is not None, seconds)
-            if self._lost is not None and self._state is known:
+            self._changed.wait_for(lambda: self._state is not last or self._lost is not None, seconds)
+            if self._lost is not None and self._state is last:
                 raise RendezvousConnectionError(
                     f"{self._lost}; it could not be reached for {self._read_timeout:g} s"
                 ) from self._lost
@@ -206,10 +206,9 @@ class Keeper:
     def change(
         self, transition: Callable[[JobState | None], JobState | None], *, once: bool = False
     ) -> JobState | None:
-        """Make the state what transition() makes of it; None or the same is for nothing to do.
+        """Replace the state by transition(state); None or an equal state changes nothing.
 
-        once: do not try again where the rendezvous can't be reached.
-        Raises RendezvousConnectionError and RendezvousStateError.
+        once: do not repeat if the rendezvous is unreachable. Raises RendezvousConnectionError and RendezvousStateError.
         """
         deadline = self._clock() + (0.0 if once else self._read_timeout)
         while True:
@@ -225,6 +224,8 @@ class Keeper:
             with self._talk:
                 if self._token is None:
                     self._take(self._backend.get_state())
+                # Under the lock, from a fresh state: a change computed from an older state would undo a
+                # peer's change.
                 changed = transition(self._state)
                 if changed is None or changed == self._state:
                     return self._state
@@ -253,7 +254,7 @@ class Keeper:
 
     @property
     def _pace(self) -> float:
-        """Seconds. Where many nodes come at once, each takes several changes in one look."""
+        """Seconds to pause after a change: if many nodes come at once, a node sees several changes in one look."""
         return min(_SLOWEST, _PACE * len(self._state.nodes)) if self._state else 0.0
 
     # The thread:
@@ -264,6 +265,8 @@ class Keeper:
         reached = True
         while not self._stopped.is_set():
             try:
+                # The heartbeat comes first: a busy job could otherwise keep the thread with changes until
+                # peers give it up.
                 if self._clock() >= due:
                     due = self._clock() + self._interval
                     self._give_a_sign()
@@ -282,15 +285,17 @@ class Keeper:
                 RendezvousConnectionError,
                 RendezvousStateError,
             ) as error:
+                # One warning per outage, not one per attempt.
                 if reached and not self._stopped.is_set():
                     _LOG.warning("%s; the workers go on, and the rendezvous is tried again", error)
                 reached = False
                 self._note(error)
                 self._stopped.wait(self._interval)
+        # Here and not in stop(): the thread may be within its long poll, which uses this client.
         self._client.close()
 
     def _note(self, error: Exception) -> None:
-        """The rendezvous was not reached, and is lost where that has lasted."""
+        """Record that the rendezvous was unreachable; after `read_timeout` seconds it counts as lost."""
         with self._changed:
             if self._failing_since is None:
                 self._failing_since = self._clock()

@@ -1,4 +1,4 @@
-"""What the user told torchrun, as this backend takes it: endpoint, `--rdzv-conf`, token."""
+"""torchrun's settings for this backend: endpoint, `--rdzv-conf`, token."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Parameters", "Settings"]
 
 _DEFAULT_PORT = 29400  # torchrun's own, and hvlaunch-rendezvous'
 _TORCHS = {"timeout", "is_host", "store_type", "close_timeout", "heartbeat_timeout"}
-"""Settings of torch's own backends that mean nothing here, and do no harm."""
+"""Settings of torch's own backends that are harmless and without effect here."""
 
 
 class Parameters(Protocol):
-    """What is used of torch's RendezvousParameters."""
+    """The used part of torch's RendezvousParameters."""
 
     endpoint: str
     run_id: str
@@ -36,26 +36,26 @@ class Parameters(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to reach the rendezvous, and how patient to be. All times in seconds."""
+    """Address of the rendezvous, and time limits. Times are in seconds."""
 
     url: str
     token: str = field(repr=False)
     certificate: str | None
-    """The fingerprint of the rendezvous' certificate; None where it is on this machine."""
+    """Fingerprint of the rendezvous' certificate; None on this machine."""
     run_id: str
     limits: Limits
     address: str
-    """Of this node, as other nodes reach it."""
+    """This node's address, as other nodes reach it."""
     interval: float = 1.0
-    """Between signs of life."""
+    """Time between two heartbeats."""
     lease: float = 6.0
-    """A node silent for so long is lost."""
+    """A node that is silent for this long is lost."""
     read_timeout: float = 60.0
-    """For the rendezvous to be reached."""
+    """Longest time to reach the rendezvous."""
 
     @classmethod
     def of(cls, parameters: Parameters, environ: Mapping[str, str] = os.environ) -> Settings:
-        """Raises ValueError, with the setting's name, for what can't be meant."""
+        """Read the parameters. Raises ValueError with the setting's name for impossible values."""
         conf = _Conf(parameters.config)
         endpoint = parameters.endpoint.strip()
         host, port = _place(endpoint)
@@ -89,7 +89,7 @@ class Settings:
 
 
 class _Conf:
-    """`--rdzv-conf`, key by key; what nobody asked for is a mistake."""
+    """Read `--rdzv-conf`, key by key; an unused key is an error."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
@@ -121,8 +121,8 @@ class _Conf:
     def reject_rest(self) -> None:
         unknown = sorted(set(self._config) - self._known)
         if unknown:
-            known = ", ".join(sorted(self._known - _TORCHS))
-            raise ValueError(f"--rdzv-conf has {', '.join(unknown)}, but this backend knows only {known}")
+            names = ", ".join(sorted(self._known - _TORCHS))
+            raise ValueError(f"--rdzv-conf has {', '.join(unknown)}, but this backend knows only {names}")
 
 
 def _place(endpoint: str) -> tuple[str, int]:
@@ -138,7 +138,7 @@ def _place(endpoint: str) -> tuple[str, int]:
 
 
 def _certificate(text: str | None, token_file: str | None, environ: Mapping[str, str]) -> str | None:
-    """A file or a fingerprint as told, else the file that hvlaunch-rendezvous writes beside the token file, if it is there."""
+    """Return the given file or fingerprint, else the certificate that hvlaunch-rendezvous writes beside the token file, if present."""
     text = text or environ.get("HVLAUNCH_RENDEZVOUS_CERT")
     if not text and token_file and Path(certificate_beside(token_file)).exists():
         text = certificate_beside(token_file)
@@ -164,16 +164,16 @@ def _token(file: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _own_address(host: str, port: int) -> str:
-    """The node's own address on the way to the rendezvous: others come from there, and it needs no DNS.
+    """Return the node's own address on the way to the rendezvous: peers reach it, and it needs no DNS.
 
-    Where the rendezvous is on the loopback, or its name is not known, it is the node's name, as torchrun has it.
+    For a rendezvous on the loopback, or with an unknown name, return the node's name, as torchrun does.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, kind)) as probe:  # UDP: nothing is sent
             probe.connect(address)
-            own = str(probe.getsockname()[0])
+            address_here = str(probe.getsockname()[0])
     except OSError:
         return socket.getfqdn()
-    loopback = own == "::1" or own.startswith("127.")
-    return socket.getfqdn() if loopback else own
+    loopback = address_here == "::1" or address_here.startswith("127.")
+    return socket.getfqdn() if loopback else address_here

@@ -1,7 +1,7 @@
-"""What the nodes of one torchrun job know in common: who trains in the newest round, and who waits for the next.
+"""The shared state of one torchrun job: the nodes of the newest round, and the nodes that wait for the next.
 
-Every function here takes the state that the server has and returns the one that it should have instead: the
-same, where there is nothing to change. "Node" is torchrun's word: one torchrun, most often one per host.
+Every function takes the server's state and returns the state that should replace it; an equal state changes nothing. "Node" is
+torchrun's word for one torchrun, usually one per host.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ Outcome = Literal["", "done", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many nodes a round has (`--nnodes`), and for how many seconds one waits for them."""
+    """Number of nodes of a round (`--nnodes`), and the seconds to wait for them."""
 
     min_nodes: int
     max_nodes: int
     join: float = 600.0
-    """For a place in a round; a spare waits for as long as the job runs."""
+    """Longest wait for a place in a round; a spare waits as long as the job runs."""
     last_call: float = 30.0
-    """From when min_nodes are there, for more to come; in a job's first round only."""
+    """Wait for more nodes once min_nodes have come; in a job's first round only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """One moment of a job. Nodes are named `ADDRESS/PID/RANDOM`."""
+    """A job at one moment. A node's name is `ADDRESS/PID/RANDOM`."""
 
     epoch: str
-    """Names this job among those that have used its run id."""
+    """Distinguishes this job from others with its run id."""
     round: int = -1
-    """The newest; -1 before the first."""
+    """Number of the newest round; -1 before the first."""
     placed: tuple[str, ...] = ()
     """The newest round's nodes in order of rank, as it was formed."""
     active: tuple[str, ...] = ()
-    """Those of them that are still in it: a round that lacks one is over."""
+    """Nodes still in the newest round; a round that lacks a node is over."""
     waiting: tuple[str, ...] = ()
-    """The nodes that want a place in the next round, in order of arrival."""
+    """Nodes that want a place in the next round, in order of arrival."""
     outcome: Outcome = ""
-    """How the job ended; "" while it has not."""
+    """How the job ended; "" while it runs."""
     cause: str = ""
-    """The node that ended it."""
+    """The node that ended the job."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All that are there."""
+        """Every present node."""
         return self.active + self.waiting
 
     @property
     def running(self) -> bool:
-        """Whether the newest round has all its nodes."""
+        """True while the newest round has every node."""
         return bool(self.placed) and self.active == self.placed
 
     def calls_back(self, node: str, max_nodes: int) -> int:
-        """How many nodes this one, which trains, shall leave the newest round for; 0 to go on training."""
+        """Return the number of nodes for whose sake this training node should leave the round; 0 to continue."""
         if self.outcome:
             return int(self.outcome == "failed")
         if node not in self.active or not self.running:
@@ -68,12 +68,12 @@ class JobState:
 
 
 def encode(state: JobState) -> bytes:
-    """As JSON: unlike the state of torch's own backends, it is never unpickled."""
+    """Return the state as JSON. Unlike the state of torch's own backends, it is never unpickled."""
     return json.dumps(asdict(state)).encode()
 
 
 def decode(data: bytes) -> JobState:
-    """Raises ValueError for what encode() has not made."""
+    """Return the state of encode()'s result. Raises ValueError for other input."""
     try:
         fields = json.loads(data)
         for name in ("placed", "active", "waiting"):
@@ -84,10 +84,7 @@ def decode(data: bytes) -> JobState:
 
 
 def joined(state: JobState | None, node: str, epoch: str) -> JobState:
-    """The node waits for the next round, and has left the one that it was in.
-
-    Where nobody is there any more, this is the first node of a new job, named epoch.
-    """
+    """Add the node to the waiting ones and remove it from its round. Without other nodes it begins a new job, named `epoch`."""
     if state is None or not state.nodes:
         return JobState(epoch=epoch, waiting=(node,))
     if state.outcome or node in state.waiting:
@@ -96,7 +93,7 @@ def joined(state: JobState | None, node: str, epoch: str) -> JobState:
 
 
 def left(state: JobState, nodes: Collection[str]) -> JobState:
-    """The nodes are gone."""
+    """Remove the nodes."""
     return replace(
         state,
         active=tuple(node for node in state.active if node not in nodes),
@@ -105,15 +102,15 @@ def left(state: JobState, nodes: Collection[str]) -> JobState:
 
 
 def ended(state: JobState, outcome: Outcome, cause: str) -> JobState:
-    """The job has ended; the first word on how stands."""
+    """End the job; the first call decides the outcome."""
     return state if state.outcome else replace(state, outcome=outcome, cause=cause)
 
 
 def formed(state: JobState, limits: Limits) -> JobState:
-    """The next round, of those who wait, once all have left the newest one and enough wait.
+    """Form the next round of the waiting nodes, once the newest round is empty and enough nodes wait.
 
-    Who had a place keeps it, and the order of ranks, so that rank 0 is a survivor where there is one. New
-    nodes follow in order of their names, numbers by value; where there are too many, first come, first served.
+    A node of the last round keeps its place and the order of ranks, so rank 0 is a survivor if any. New nodes follow in order of
+    their names, with numbers compared by value; if too many wait, the first to arrive get a place.
     """
     if state.outcome or state.active or len(state.waiting) < limits.min_nodes:
         return state
@@ -121,8 +118,8 @@ def formed(state: JobState, limits: Limits) -> JobState:
     new = len(ranks)
     first = sorted(state.waiting, key=lambda node: ranks.get(node, new))[: limits.max_nodes]
     placed = tuple(sorted(first, key=lambda node: (ranks.get(node, new), _natural(node))))
-    rest = tuple(node for node in state.waiting if node not in placed)
-    return replace(state, round=state.round + 1, placed=placed, active=placed, waiting=rest)
+    others = tuple(node for node in state.waiting if node not in placed)
+    return replace(state, round=state.round + 1, placed=placed, active=placed, waiting=others)
 
 
 def _natural(node: str) -> list[tuple[int, str]]:
