@@ -114,7 +114,7 @@ def _with_all_nodes(spec: JobSpec, count: int) -> JobSpec:
 
 
 def with_pool(spec: JobSpec, environ: Mapping[str, str], *, has_hosts: bool) -> JobSpec:
-    """The job with the hosts of its pool; `has_hosts` is whether the user named some of them. Raises BadUsage."""
+    """Return the job with its pool's hosts; `has_hosts`: the user named some of these. Raises BadUsage."""
     from hvlaunch.engine.codec import decode  # noqa: PLC0415 (no other option needs it)
     from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
 
@@ -122,17 +122,18 @@ def with_pool(spec: JobSpec, environ: Mapping[str, str], *, has_hosts: bool) -> 
         raise BadUsage(f"--pool needs ssh: {spec.mpi.launcher} starts the workers here")
     pool = find_pool(pools_directory(environ), spec.pool or "")
     check_version(pool.name, pool.about)
-    known = decode(tuple[Host, ...], pool.about["hosts"])
+    # How hosts are reached was decided when the pool was made; its connections exist already.
+    pool_hosts = decode(tuple[Host, ...], pool.about["hosts"])
     return replace(
         spec,
-        hosts=_chosen(pool.name, spec.hosts, known) if has_hosts else known,
+        hosts=_chosen(pool.name, spec.hosts, pool_hosts) if has_hosts else pool_hosts,
         ssh=decode(SSHOptions, pool.about["ssh"]),
         remote_python=pool.about["remote_python"],
     )
 
 
 def check_version(name: str, about: Mapping[str, Any]) -> None:
-    """Raises BadUsage where another hvlaunch has made the pool, whose agents may speak otherwise."""
+    """Raise BadUsage if another version made the pool: its agents may speak another protocol."""
     if about.get("version") != __version__:
         raise BadUsage(
             f"pool {name} was made by hvlaunch {about.get('version')}, and this is {__version__}",
@@ -140,9 +141,9 @@ def check_version(name: str, about: Mapping[str, Any]) -> None:
         )
 
 
-def _chosen(name: str, hosts: Sequence[Host], known: Sequence[Host]) -> tuple[Host, ...]:
-    """Those that the user named, as the pool knows them. Raises BadUsage."""
-    by_name = {host.name: host for host in known}
+def _chosen(name: str, hosts: Sequence[Host], pool_hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Return the named hosts as the pool has them. Raises BadUsage."""
+    by_name = {host.name: host for host in pool_hosts}
     if missing := [host.name for host in hosts if host.name not in by_name]:
         raise BadUsage(f"pool {name} has no host {', '.join(missing)}", hint=f"hvlaunch pool status {name}")
     return tuple(

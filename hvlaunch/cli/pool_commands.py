@@ -1,4 +1,4 @@
-"""`hvlaunch pool up|down|status`: warm pools, made, ended and listed."""
+"""`hvlaunch pool up|down|status`: making, ending and listing warm pools."""
 
 import argparse
 import json
@@ -57,13 +57,13 @@ _TAKEN = frozenset(
         *("lease", "color", "quiet", "verbose", "config_file", "profile", "isolated", "command"),
     ]
 )
-"""The options of a job that a pool has too: the others are for its jobs."""
+"""Options of a job that a pool takes too; others are for jobs on the pool."""
 _TAKEN_IF_TYPED = frozenset(["slots_per_host", "nnodes", "include", "exclude"])
-"""Those that count for its jobs where they come from elsewhere."""
+"""Options for the pool if typed here; from a file or a variable they are for jobs."""
 
 
 def run_pool_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what follows the word `pool`; the exit code. Raises HvlaunchError."""
+    """Run the words behind `pool`; return the exit code. Raises HvlaunchError."""
     if not argv or {"-h", "--help"} & {*argv}:
         if not argv:
             raise BadUsage("pool: up, down or status is missing", hint=_HINT)
@@ -81,7 +81,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = _parser("up")
     parser.add_argument("--idle-timeout", type=_span, default=_IDLE)
     parser.add_argument("--foreground", action="store_true")
-    own, words = parser.parse_known_args(argv[1:])
+    pool_options, words = parser.parse_known_args(argv[1:])
     try:
         options = _options(words, environ)
     except Answer as answer:
@@ -101,19 +101,20 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     root = pools_directory(environ)
 
     def hold(tell: Callable[[str], None] | None) -> int:
-        return _hold(root, name, spec, own.idle_timeout, tell)
+        return _hold(root, name, spec, pool_options.idle_timeout, tell)
 
-    return hold(None) if own.foreground else run_detached(hold)
+    return hold(None) if pool_options.foreground else run_detached(hold)
 
 
 def _options(words: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """What is typed, and what a pool takes of other sources. Raises BadUsage, and Answer for --version and its like."""
+    """Return the typed options, and those of other sources that a pool takes. Raises BadUsage, and Answer for a question."""
+    # A command makes the line complete; a pool has none.
     options = parse([*words, "--", "true"], environ=environ, warn=complain)
     if options.command != ("true",):
         raise BadUsage(f"pool up: {options.command[0]!r} is no option", hint=_HINT)
     taken: dict[str, Sequence[Setting]] = {}
     for name, settings in options.settings.items():
-        typed = [each for each in settings if not each.origin]
+        typed = [setting for setting in settings if not setting.origin]
         if name in _TAKEN or (typed and name in _TAKEN_IF_TYPED):
             taken[name] = settings
         elif typed:
@@ -124,7 +125,7 @@ def _options(words: Sequence[str], environ: Mapping[str, str]) -> Options:
 def _hold(
     root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
 ) -> int:
-    """The process of the pool; `tell` is where another one waits until it is up."""
+    """Run the pool's process; `tell` reports the pool's start to the process that waits for it."""
     from hvlaunch.pool.hold import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
 
     def on_ready(problems: list[Problem]) -> None:
@@ -158,11 +159,13 @@ def _show(problems: Sequence[Problem]) -> None:
 
 def _leave_terminal() -> None:
     with suppress(OSError):
+        # The pool must not end with its terminal.
         os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
     os.close(null)
+    # A working directory on a mounted file system would keep it busy.
     os.chdir("/")
 
 
@@ -170,19 +173,20 @@ def _down(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = _parser("down")
     parser.add_argument("name", metavar="NAME", type=str)
     parser.add_argument("--kill", action="store_true")
-    own = parser.parse_args(argv)
-    pool = _known(pools_directory(environ), own.name)
+    pool_options = parser.parse_args(argv)
+    pool = _pool_named(pools_directory(environ), pool_options.name)
     if pool.is_up:
-        if own.kill:
+        if pool_options.kill:
             _stop_jobs(pool, environ)
         _end(pool)
     with suppress(OSError):
-        remove(pool.directory)  # of one whose process was killed
+        # A killed process leaves its directory behind.
+        remove(pool.directory)
     return print_answer(f"pool {pool.name} is down\n")
 
 
 def _stop_jobs(pool: KnownPool, environ: Mapping[str, str]) -> None:
-    """Stop those that use it, and wait for their ends."""
+    """Stop jobs on the pool, and wait for their ends."""
     users = _users(ask(pool, {"what": "hosts"}))
     for job in known_jobs(jobs_directory(environ)):
         if job.id in users and job.has_driver:
@@ -200,7 +204,8 @@ def _end(pool: KnownPool) -> None:
             pass
         except BadUsage as error:
             if time.monotonic() < deadline and not _users(ask(pool, {"what": "hosts"})):
-                continue  # a job's last moment
+                # A job that was just ending: ask again.
+                continue
             error.hint = f"hvlaunch jobs, hvlaunch stop JOB, or hvlaunch pool down {pool.name} --kill"
             raise
         break
@@ -216,11 +221,11 @@ def _status(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = _parser("status")
     parser.add_argument("name", metavar="NAME", nargs="?")
     parser.add_argument("--json", action="store_true")
-    own = parser.parse_args(argv)
+    pool_options = parser.parse_args(argv)
     root = pools_directory(environ)
-    pools = known_pools(root) if own.name is None else [_known(root, own.name)]
+    pools = known_pools(root) if pool_options.name is None else [_pool_named(root, pool_options.name)]
     records = [_record(pool) for pool in pools]
-    if own.json:
+    if pool_options.json:
         return print_answer("".join(f"{json.dumps(record)}\n" for record in records))
     return print_answer("".join(map(_lines, records)) or "no pools\n")
 
@@ -254,15 +259,15 @@ def _lines(record: Mapping[str, Any]) -> str:
 
 
 def _users(record: Mapping[str, Any]) -> list[str]:
-    """The jobs that use the pool."""
+    """Return ids of jobs on the pool."""
     return sorted({job for facts in record["hosts"].values() for job in facts["jobs"]})
 
 
-def _known(root: Path, name: str) -> KnownPool:
-    found = next((pool for pool in known_pools(root) if pool.name == name), None)
-    if found is None:
+def _pool_named(root: Path, name: str) -> KnownPool:
+    pool_of_name = next((pool for pool in known_pools(root) if pool.name == name), None)
+    if pool_of_name is None:
         raise BadUsage(f"there is no pool {name}", hint="hvlaunch pool status")
-    return found
+    return pool_of_name
 
 
 def _parser(word: str) -> Parser:
@@ -276,10 +281,10 @@ def _name(text: str) -> str:
 
 
 def _span(text: str) -> float:
-    found = _SPAN.fullmatch(text)
-    if found is None or not int(found[1]):
+    match = _SPAN.fullmatch(text)
+    if match is None or not int(match[1]):
         raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m, 8h or 2d")
-    return float(int(found[1]) * _UNITS[found[2]])
+    return float(int(match[1]) * _UNITS[match[2]])
 
 
 _ACTS: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {

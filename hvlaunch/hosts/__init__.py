@@ -1,1 +1,1 @@
-"""Hosts and slots: what the user names, and which worker gets which rank."""
+"""Hosts: parsing, hostfiles, schedulers, placement of workers."""

@@ -1,4 +1,4 @@
-"""Hosts and slots that a scheduler has given to the job around hvlaunch. Pure, but for reading the files it names."""
+"""Hosts and slots of the scheduler's job around hvlaunch. Pure, except for reading the scheduler's files."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ __all__ = ["Allocation", "allocation", "lsf_slots"]
 
 _HINT = "--no-scheduler, or -H"
 _SHOWN = 100
-"""Characters of a value that a message quotes."""
+"""Characters of a value in a message."""
 _MOST_DIGITS = 9
 _RUN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _GPUS = re.compile(r"(?:[^,:]+:)?(\d+)(?:\([^)]*\))?")
@@ -23,32 +23,33 @@ _Read = Callable[[str], str]
 
 
 class Allocation(NamedTuple):
-    """What a scheduler has given."""
+    """Hosts that a scheduler allocated."""
 
     origin: str
-    """Its name in messages: `Slurm job 123`."""
+    """Name in messages: `Slurm job 123`."""
     hosts: tuple[Host, ...]
     remote_agent: str | None = None
-    """The program that runs a command on a host, in place of ssh: `PROGRAM HOST COMMAND`."""
+    """Program that runs a command on a host in place of ssh: `PROGRAM HOST COMMAND`."""
 
 
 def allocation(environ: Mapping[str, str], read: _Read | None = None) -> Allocation | None:
-    """The allocation that the environment describes; None where there is none. `read` reads a file.
+    """Return the allocation in the environment; None outside of a scheduler's job. `read` reads a file.
 
-    Raises BadUsage where the scheduler's variables or files can't be read.
+    Raises BadUsage if the scheduler's variables or files are malformed.
     """
+    # An argument, so that tests need no files.
     read = read or _read
     for look in (_slurm, _lsf, _pbs, _sge, _mpi_operator):
-        found = look(environ, read)
-        if found is not None:
-            if not found.hosts:
-                raise BadUsage(f"{found.origin} has no hosts", hint=_HINT)
-            return found
+        allocated = look(environ, read)
+        if allocated is not None:
+            if not allocated.hosts:
+                raise BadUsage(f"{allocated.origin} has no hosts", hint=_HINT)
+            return allocated
     return None
 
 
 def _slurm(environ: Mapping[str, str], _read: _Read) -> Allocation | None:
-    """sbatch(1), "Output environment variables". Tasks count where several were asked for, else GPUs, else tasks."""
+    """Read sbatch(1)'s output variables. Slots are tasks if the user asked for several, else GPUs, else tasks."""
     job, nodes = environ.get("SLURM_JOB_ID"), environ.get("SLURM_JOB_NODELIST")
     if not job or not nodes:
         return None
@@ -56,22 +57,24 @@ def _slurm(environ: Mapping[str, str], _read: _Read) -> Allocation | None:
     hosts = parse_hosts(nodes)
     tasks = _per_node(origin, environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(hosts)})", len(hosts))
     gpus = _gpus(origin, environ)
+    # Slurm sets a task per node by default, which says nothing about the number of workers.
     asked = "SLURM_NTASKS" in environ or "SLURM_NTASKS_PER_NODE" in environ
     slots = [count if gpus == 0 or (asked and count > 1) else gpus for count in tasks]
     return Allocation(origin, _hosts(zip((host.name for host in hosts), slots, strict=True)))
 
 
 def _per_node(origin: str, text: str, nodes: int) -> list[int]:
-    """`2(x3),1` is 2, 2, 2, 1."""
+    """Expand `2(x3),1` to 2, 2, 2, 1."""
     counts: list[int] = []
     for word in text.split(","):
-        found = _RUN.fullmatch(word)
-        count, repeats = (None, None) if found is None else (_number(found[1]), _number(found[2] or "1"))
+        match = _RUN.fullmatch(word)
+        count, repeats = (None, None) if match is None else (_number(match[1]), _number(match[2] or "1"))
         if count is None or repeats is None or len(counts) > nodes:
             raise BadUsage(
                 f"{origin}: SLURM_TASKS_PER_NODE={text[:_SHOWN]} can't be read; it should look like 2(x3),1",
                 hint=_HINT,
             )
+        # The bound keeps a malformed `1(x999999999)` from taking the memory.
         counts += [count] * min(repeats, nodes + 1)
     if len(counts) != nodes:
         raise BadUsage(
@@ -82,7 +85,7 @@ def _per_node(origin: str, text: str, nodes: int) -> list[int]:
 
 
 def _gpus(origin: str, environ: Mapping[str, str]) -> int:
-    """GPUs of each node: `4`, `a100:4`, `a100:2,v100:2`; those of this node where there is no number for all."""
+    """Return the GPUs of a node, from `4`, `a100:4` or `a100:2,v100:2`; this node's if no number is given for every node."""
     text = environ.get("SLURM_GPUS_PER_NODE") or environ.get("SLURM_GPUS_ON_NODE") or ""
     matches = [_GPUS.fullmatch(word) for word in text.split(",")]
     counts = [_number(match[1]) for match in matches if match is not None]
@@ -99,9 +102,9 @@ def _lsf(environ: Mapping[str, str], read: _Read) -> Allocation | None:
 
 
 def lsf_slots(environ: Mapping[str, str], read: _Read | None = None) -> dict[str, int] | None:
-    """Slots of LSF's hosts in their order; None outside of a job. Under CSM the first is the launch node, and is not one.
+    """Return the slots of LSF's hosts in order; None outside of a job.
 
-    Raises BadUsage.
+    Under CSM the first host is the launch node, which runs no workers. Raises BadUsage.
     """
     if path := environ.get("LSB_DJOB_HOSTFILE"):
         counts = _count((read or _read)(path).split())
@@ -125,7 +128,7 @@ def _pbs(environ: Mapping[str, str], read: _Read) -> Allocation | None:
 
 
 def _sge(environ: Mapping[str, str], read: _Read) -> Allocation | None:
-    """Lines of host, slots, queue, processors: sge_pe(5)."""
+    """Read lines of host, slots, queue and processors: sge_pe(5)."""
     job, path = environ.get("JOB_ID"), environ.get("PE_HOSTFILE")
     if not job or not path:
         return None
@@ -136,7 +139,7 @@ def _sge(environ: Mapping[str, str], read: _Read) -> Allocation | None:
 
 
 def _mpi_operator(environ: Mapping[str, str], read: _Read) -> Allocation | None:
-    """Kubeflow's operator tells an MPI where its hostfile is, and what to run in place of ssh."""
+    """Read Kubeflow's MPI operator: variables of an MPI name its hostfile and its replacement for ssh."""
     names = (
         "OMPI_MCA_orte_default_hostfile",
         "PRTE_MCA_prte_default_hostfile",
@@ -144,6 +147,7 @@ def _mpi_operator(environ: Mapping[str, str], read: _Read) -> Allocation | None:
         "I_MPI_HYDRA_HOST_FILE",
     )
     path = next((environ[name] for name in names if environ.get(name)), None)
+    # Outside Kubernetes these variables are a user's own settings for mpirun.
     if path is None or "KUBERNETES_SERVICE_HOST" not in environ:
         return None
     agent = environ.get("OMPI_MCA_plm_rsh_agent") or environ.get("HYDRA_LAUNCHER_EXEC")
@@ -169,6 +173,7 @@ def _hosts(slots: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
 
 def _named(slots: Iterable[tuple[str, int]]) -> Iterator[Host]:
     for name, count in slots:
+        # Names end up on ssh's command line, and must not look like options.
         if not is_address(name):
             raise BadUsage(
                 f"{name[:_SHOWN]!r}, which the scheduler names, is not the name of a host", hint=_HINT
@@ -180,7 +185,7 @@ def _named(slots: Iterable[tuple[str, int]]) -> Iterator[Host]:
 
 
 def _number(text: str) -> int | None:
-    """From 0; None where the text is no number, or one that is never true."""
+    """Return a number from 0; None for other text, or for more digits than a real value has."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 

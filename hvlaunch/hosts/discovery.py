@@ -1,4 +1,4 @@
-"""The pool of an elastic job: hosts as a script prints them, or a hostfile has them, asked for again and again."""
+"""Hosts of an elastic job, from a script or a hostfile that is read at intervals."""
 
 import os
 import shlex
@@ -23,49 +23,49 @@ from hvlaunch.job import ElasticOptions, Host
 __all__ = ["Discovery", "HostFile", "HostScript", "Source", "host_source", "is_open_to_all"]
 
 _SHOWN = 2000
-"""Characters of a failed script's stderr that are shown."""
+"""Characters of a failed script's stderr in the message."""
 _READ_SIZE = 1 << 16
 _MOST = 1 << 18
 """Bytes that a script may print."""
 _STOPPING_TIME = 5.0
-"""Seconds that a look has to end when it is to; what is stuck in the kernel (a file system that hangs) is left there."""
+"""Seconds for a look to end. A look that hangs in the kernel (a dead file system) is abandoned."""
 _PAUSE = 0.05
-"""Seconds between looks whether a script has ended, where the kernel can't tell (Linux before 5.3)."""
+"""Poll interval for the script's end before Linux 5.3, which has no pidfd."""
 
 
 class Source(Protocol):
-    """Where hosts come from."""
+    """A source of hosts."""
 
     def look(self) -> list[Host]:
-        """The hosts there are now, in order; the list may be empty. Raises HvlaunchError."""
+        """Return the current hosts in order; the list may be empty. Raises HvlaunchError."""
         ...
 
     def stop(self) -> None:
-        """End the look() that another thread is in, and all later ones."""
+        """End another thread's look(), and refuse later ones."""
         ...
 
 
 class HostScript:
-    """An executable, with arguments perhaps, that prints lines as in a hostfile.
+    """An executable, with optional arguments, that prints lines of a hostfile.
 
-    `limit` is in seconds. The script gets no input, and a process group of its own, all of which is
-    killed when it has ended or takes too long: processes that it leaves would add up with every look. It
-    does not outlive this process.
+    `limit` is in seconds. The script runs without input in its own process group, which is killed after each run or at the
+    limit: leftover processes would add up. It does not outlive this process.
     """
 
     def __init__(self, command: str, limit: float) -> None:
         self.command = command
         self.limit = limit
         self._argv = [command] if Path(command).is_file() else _words(command)
+        # `discover.sh` in the current directory works without `./`.
         if shutil.which(self._argv[0]) is None:
-            self._argv[0] = str(Path(self._argv[0]).absolute())  # in the current directory, as `discover.sh`
+            self._argv[0] = str(Path(self._argv[0]).absolute())
         self._lock = threading.Lock()
         self._running: Popen[bytes] | None = None
         self._sweeper = Sweeper()
         self._stopped = False
 
     def look(self) -> list[Host]:
-        """Raises BadUsage where there is no such program, DiscoveryFailed where it fails, BadHost for a bad line."""
+        """Run the script. Raises BadUsage without such a program, DiscoveryFailed if it fails, BadHost for a bad line."""
         script = self._start()
         try:
             out, err = _read(script, time.monotonic() + self.limit)
@@ -83,7 +83,7 @@ class HostScript:
             raise self._failed("printed text that is not UTF-8", err) from None
 
     def stop(self) -> None:
-        """Kill the script if it runs."""
+        """Kill the script if it is running."""
         with self._lock:
             self._stopped = True
             if self._running is not None:
@@ -91,6 +91,7 @@ class HostScript:
         self._sweeper.close()
 
     def _start(self) -> Popen[bytes]:
+        # Checked before each run: permissions may change while the job runs.
         if is_open_to_all(self._argv[0]):
             cause = f"{self.command}: every user of this machine can change it"
             raise BadUsage(cause, hint=f"chmod o-w {self._argv[0]}")
@@ -122,24 +123,26 @@ class HostScript:
         script.wait()
         for pipe in (script.stdout, script.stderr):
             if pipe is not None:
-                pipe.close()  # a daemon of the script's may still hold the other end
+                # Not read to the end: a daemon of the script may keep the other end open.
+                pipe.close()
 
     def _failed(self, cause: str, stderr: bytes) -> DiscoveryFailed:
         words = stderr.decode("utf-8", "replace").strip()
-        quote = "".join(f"\n  | {line}" for line in words.splitlines())  # no line may look like one of ours
+        # The prefix keeps a script's line from looking like a message of hvlaunch.
+        quote = "".join(f"\n  | {line}" for line in words.splitlines())
         return DiscoveryFailed(f"{self.command}: {cause}" + (f":{quote}" if quote else ""))
 
 
 class HostFile:
-    """A hostfile that is edited, or replaced, while the job runs."""
+    """A hostfile that may be edited or replaced while the job runs."""
 
     def __init__(self, path: Path, *, is_named: bool) -> None:
-        """`is_named` as in read_hostfile()."""
+        """See read_hostfile() for `is_named`."""
         self.path = path
         self._is_named = is_named
 
     def look(self) -> list[Host]:
-        """Raises BadUsage, and BadHost for a bad line."""
+        """Read the file. Raises BadUsage, and BadHost for a bad line."""
         return read_hostfile(self.path, is_named=self._is_named)
 
     def stop(self) -> None:
@@ -147,14 +150,14 @@ class HostFile:
 
 
 class _InQuota:
-    """Those of a source's hosts that the job may have."""
+    """The hosts of another source that the job may use."""
 
     def __init__(self, source: Source, options: ElasticOptions) -> None:
         self._source = source
         self._options = options
 
     def look(self) -> list[Host]:
-        """Raises BadUsage where a host has fewer slots than it is to have, and what the source raises."""
+        """Read the source. Raises its errors, and BadUsage if a host has too few slots."""
         return in_quota(self._source.look(), self._options)
 
     def stop(self) -> None:
@@ -162,7 +165,7 @@ class _InQuota:
 
 
 def host_source(options: ElasticOptions) -> Source | None:
-    """Where the hosts of an elastic job come from; None where they are what they are. Raises BadUsage."""
+    """Return the source of an elastic job's hosts; None for a fixed list. Raises BadUsage."""
     if options.discovery_script is not None:
         return _InQuota(HostScript(options.discovery_script, options.discovery_timeout), options)
     if options.hostfile is not None:
@@ -171,23 +174,22 @@ def host_source(options: ElasticOptions) -> Source | None:
 
 
 class Discovery:
-    """Looks every `interval` seconds, in a thread of its own, from start() to stop().
+    """Reads a source every `interval` seconds in its own thread, from start() to stop().
 
-    `found(hosts)` is called for the first answer and for each that differs from the one before it,
-    `failed(error)` for each look that fails.
+    `on_hosts(hosts)` is called for the first answer and each changed one, `on_failure(error)` for each failure.
     """
 
     def __init__(
         self,
         source: Source,
-        found: Callable[[Sequence[Host]], None],
-        failed: Callable[[HvlaunchError], None],
+        on_hosts: Callable[[Sequence[Host]], None],
+        on_failure: Callable[[HvlaunchError], None],
         *,
         interval: float,
     ) -> None:
         self._source = source
-        self._found = found
-        self._failed = failed
+        self._on_hosts = on_hosts
+        self._on_failure = on_failure
         self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvlaunch-discovery", daemon=True)
@@ -196,28 +198,30 @@ class Discovery:
         self._thread.start()
 
     def stop(self) -> None:
-        """No call comes after this one, which ends a look that takes its time."""
+        """End the thread and a slow look. No callback is called afterwards."""
         self._stopped.set()
         self._source.stop()
+        # Bounded: the thread may hang in the kernel.
         self._thread.join(_STOPPING_TIME)
 
     def _run(self) -> None:
-        known: list[Host] | None = None
+        previous: list[Host] | None = None
         while not self._stopped.is_set():
             try:
                 hosts = self._source.look()
+            # A failed look does not end the job: its hosts are still there.
             except Exception as error:  # noqa: BLE001 (the next look may do better, whatever it is)
                 if not self._stopped.is_set():
-                    self._failed(_as_failure(error))
+                    self._on_failure(_as_failure(error))
             else:
-                if hosts != known and not self._stopped.is_set():
-                    known = hosts
-                    self._found(hosts)
+                if hosts != previous and not self._stopped.is_set():
+                    previous = hosts
+                    self._on_hosts(hosts)
             self._stopped.wait(self._interval)
 
 
 def is_open_to_all(path: str) -> bool:
-    """Whether every user can change the program: then whoever does runs code as this user."""
+    """Return whether every user can change the program, and thus run code as this user."""
     with suppress(OSError):
         status = Path(shutil.which(path) or path).stat()
         return stat.S_ISREG(status.st_mode) and bool(status.st_mode & stat.S_IWOTH)
@@ -227,14 +231,14 @@ def is_open_to_all(path: str) -> bool:
 def _as_failure(error: Exception) -> HvlaunchError:
     if isinstance(error, HvlaunchError):
         return error
-    what = " ".join(f"{type(error).__name__}: {error}".split())
-    return DiscoveryFailed(f"the hosts could not be read: {what}")
+    description = " ".join(f"{type(error).__name__}: {error}".split())
+    return DiscoveryFailed(f"the hosts could not be read: {description}")
 
 
 def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
-    """What the script prints until it ends: stdout up to a little more than _MOST, and the end of stderr.
+    """Read a script's output until it ends: stdout up to a little over _MOST, and the end of stderr.
 
-    stdout is None where the script goes on beyond `deadline`. Its children may hold both open for longer.
+    stdout is None if the script exceeds `deadline`.
     """
     out, err = bytearray(), bytearray()
     end = _end_of(script.pid)
@@ -257,6 +261,7 @@ def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
                     if not piece:
                         selector.unregister(key.fileobj)
                 del err[:-_SHOWN]
+                # The script's end counts, not the end of its pipes: children may keep them open.
                 if has_ended and not pipes:
                     break
                 if time.monotonic() >= deadline:
@@ -268,7 +273,7 @@ def _read(script: Popen[bytes], deadline: float) -> tuple[bytes | None, bytes]:
 
 
 def _end_of(pid: int) -> int | None:
-    """A descriptor that can be read from when the process has ended; None where there is no such thing."""
+    """Return a descriptor that becomes readable at the process's end; None without pidfd."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

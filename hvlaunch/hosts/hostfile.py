@@ -1,8 +1,8 @@
-"""Hostfiles: the dialects of Open MPI, Horovod, DeepSpeed and MPICH, told apart line by line, and our own fields.
+"""Hostfiles: dialects of Open MPI, Horovod, DeepSpeed and MPICH, told apart line by line, and hvlaunch's own fields.
 
-A line is a host as in `-H`, then fields: `gpu[01-04] slots=8 port=2222  # comment`. Sources: Open MPI's
-hostfile lexer (the fields' spellings, lower case only, spaces around `=`, `#` anywhere begins a comment),
-MPICH's Hydra (`host:4 user=name`), DeepSpeed and horovodrun (`host slots=4`).
+A line is a host as in `-H`, then fields: `gpu[01-04] slots=8 port=2222  # comment`. References: Open MPI's hostfile lexer
+(spellings of fields in lower case, spaces around `=`, `#` begins a comment anywhere), MPICH's Hydra (`host:4 user=name`),
+DeepSpeed and horovodrun (`host slots=4`).
 """
 
 import os
@@ -31,26 +31,27 @@ _SPELLINGS = {
     "address": ("address",),
 }
 _FIELDS = {spelling: field for field, spellings in _SPELLINGS.items() for spelling in spellings}
+# These name files of this machine, and programs to run: only the user's own hostfile may have them.
 _OWN_FIELDS = ("identity", "python")
-"""What names files of this machine, and programs that may run here."""
 _MAX_PORT = 65_535
 
 _MAX_LINE = 1 << 14
 
 MAX_TEXT = 4 << 20
-"""Bytes of a hostfile, or of what a script prints: more hosts than there may be."""
+"""Bytes of a hostfile, or of a script's output: enough for the most hosts of a job."""
 
 
 def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: bool = True) -> list[Host]:
-    """The hosts of a file, each once, in the order of first mention.
+    """Return a file's hosts, each once, in the order of first mention.
 
-    A file that other users can change may choose the hosts, since their keys are checked, and `warn` is told; but
-    not what runs or which key is used; nor may one that nobody named. One that every user can change is not used at all.
+    A file that another user can change may choose hosts, whose keys are checked, and `warn` gets a line; it may not choose
+    programs or keys to log in with, nor may a file that the user did not name. A file that every user can change is refused.
 
-    Raises BadHost where a line is wrong, BadUsage where the file can't be read or has no host in it.
+    Raises BadHost for a wrong line, BadUsage if the file is unreadable or has no host.
     """
     try:
         with path.open("rb") as file:
+            # fstat of the open file: the path could be replaced between check and reading.
             status = os.fstat(file.fileno())
             data = file.read(MAX_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -75,9 +76,9 @@ def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: 
 
 
 def parse_hostfile(text: str, source: str, *, is_own: bool = True) -> list[Host]:
-    """The hosts of a hostfile's text, which may be none. `source` names it in errors.
+    """Return the hosts of a text, possibly none. `source` names it in errors.
 
-    What is not the user's own text may not name files of this machine: no python=, no identity=. Raises BadHost.
+    `is_own`: the text is the user's, and may have python= and identity=. Raises BadHost.
     """
     lines = enumerate(text.split("\n"), 1)
     return merge(
@@ -86,7 +87,8 @@ def parse_hostfile(text: str, source: str, *, is_own: bool = True) -> list[Host]
 
 
 def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[Mention]:
-    if len(line) > _MAX_LINE:  # to take it apart takes time that grows with the square of its length
+    # Splitting a line takes quadratic time.
+    if len(line) > _MAX_LINE:
         raise BadHost(f"a line of more than {_MAX_LINE} characters", word=line, source=source, line=number)
     try:
         tokens = _tokens(line)
@@ -94,11 +96,11 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
         raise BadHost("a quote is not closed", word=line.strip(), source=source, line=number) from None
     if not tokens:
         return
-    word, *rest = tokens
-    if rest and rest[0].startswith("="):
+    word, *field_words = tokens
+    if field_words and field_words[0].startswith("="):
         raise BadHost("a line must begin with a host", word=word, source=source, line=number)
     hosts = parse_host(word, source=source, line=number)
-    fields = _read_words(rest, source, number)
+    fields = _read_words(field_words, source, number)
     for field in fields.keys() & _OWN_FIELDS:
         if not is_own:
             cause = f"{field}= is taken only from a hostfile that you named and nobody else can change"
@@ -111,6 +113,7 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
             )
     if most is not None and slots is not None and most < slots:
         raise BadHost(f"slots={slots} is more than max_slots={most}", word=word, source=source, line=number)
+    # A range with one address would start all of its workers on one machine.
     if "address" in fields and len(hosts) > 1:
         raise BadHost(
             f"one address can't be used for {len(hosts)} hosts", word=word, source=source, line=number
@@ -120,15 +123,16 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
 
 
 def _tokens(line: str) -> list[str]:
-    """Words, values, and the `=` between them. Raises ValueError where a quote is not closed."""
+    """Split a line into words, values, and the `=` between them. Raises ValueError for an unclosed quote."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars="=")
     lexer.whitespace_split = True
-    lexer.escape = ""  # DOMAIN\user
+    # A backslash is part of a name: DOMAIN\user.
+    lexer.escape = ""
     return list(lexer)
 
 
 def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
-    """The fields of Host, and max_slots, that `word = value` triples say."""
+    """Return the fields of Host, and max_slots, in `word = value` triples."""
     fields: dict[str, Any] = {}
     for start in range(0, len(tokens), 3):
         word, equals, value = (*tokens[start : start + 3], "", "")[:3]
@@ -152,7 +156,7 @@ def _read_words(tokens: list[str], source: str, number: int) -> dict[str, Any]:
 
 
 def _read_value(field: str, text: str) -> str | int:
-    """Raises ValueError with the cause."""
+    """Convert a field's text. Raises ValueError with the cause."""
     if not text.isprintable():
         raise ValueError("it has a character that can't be printed")
     if field in ("slots", "max_slots", "port"):

@@ -33,7 +33,7 @@ MAX_ALL_SLOTS = 1 << 20
 
 
 class Mention(NamedTuple):
-    """A host at the place where the user wrote it."""
+    """A host as written by the user."""
 
     host: Host
     word: str
@@ -44,11 +44,10 @@ class Mention(NamedTuple):
 
 
 def merge(mentions: Iterable[Mention]) -> list[Host]:
-    """Each host once, in the order of first mention, with its slots added.
+    """Return each host once, in the order of first mention, with its slots added.
 
-    As in Open MPI, each mention without slots counts as one where a host is mentioned more than once.
-    All else may be given in any mention. Raises BadHost where two mentions contradict each other, or hosts or slots
-    are more than any job has: before they take the memory.
+    As in Open MPI, a mention without slots counts as a slot if its host is mentioned again. Other fields may be in any
+    mention. Raises BadHost for contradicting mentions, or for more hosts or slots than the limits.
     """
     hosts: dict[str, Host] = {}
     slots = 0
@@ -56,6 +55,7 @@ def merge(mentions: Iterable[Mention]) -> list[Host]:
         name = mention.host.name
         hosts[name] = _add(hosts[name], mention) if name in hosts else mention.host
         slots += mention.host.slots or 1
+        # Checked at each mention, before a long list takes the memory.
         for count, most, noun in ((len(hosts), MAX_HOSTS, "hosts"), (slots, MAX_ALL_SLOTS, "slots")):
             if count > most:
                 cause = f"more than {most} {noun}"
@@ -63,76 +63,77 @@ def merge(mentions: Iterable[Mention]) -> list[Host]:
     return list(hosts.values())
 
 
-def _add(known: Host, mention: Mention) -> Host:
+def _add(merged_host: Host, mention: Mention) -> Host:
     def agreed(field: str) -> Any:
-        before, now = getattr(known, field), getattr(mention.host, field)
-        if None not in (before, now) and before != now:
+        before, value = getattr(merged_host, field), getattr(mention.host, field)
+        if None not in (before, value) and before != value:
             raise BadHost(
-                f"{field} of host {known.name} is {now} here, but {before} earlier",
+                f"{field} of host {merged_host.name} is {value} here, but {before} earlier",
                 word=mention.word,
                 source=mention.source,
                 line=mention.line,
             )
-        return before if now is None else now
+        return before if value is None else value
 
-    slots = (known.slots or 1) + (mention.host.slots or 1)
+    slots = (merged_host.slots or 1) + (mention.host.slots or 1)
     fields = ("user", "port", "identity", "python", "address")
-    return replace(known, slots=slots, **{field: agreed(field) for field in fields})
+    return replace(merged_host, slots=slots, **{field: agreed(field) for field in fields})
 
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?:/([0-9]{1,9}))?)?")
 
 
 def number_set(numbers: Iterable[int]) -> str:
-    """`3`, `0-3,6`."""
+    """Fold numbers: `3`, `0-3,6`."""
     from ClusterShell.RangeSet import RangeSet  # noqa: PLC0415 - only a job that fails or merges needs it
 
     return str(RangeSet.fromlist(str(number) for number in sorted(set(numbers))))
 
 
 def host_set(hosts: Iterable[str]) -> str:
-    """`b`, `gpu[01-07],login`."""
-    known = list(dict.fromkeys(hosts))
-    if len(known) == 1:
-        return known[0]
+    """Fold names of hosts: `b`, `gpu[01-07],login`."""
+    names = list(dict.fromkeys(hosts))
+    if len(names) == 1:
+        return names[0]
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # noqa: PLC0415 - as above
 
     try:
-        return str(NodeSet.fromlist(known, resolver=RESOLVER_NOGROUP))
-    except NodeSetException:  # a name that is none of ClusterShell's, which a hostfile may still hold
-        return ",".join(known)
+        # RESOLVER_NOGROUP: `@name` must not start ClusterShell's group commands.
+        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:  # a name with brackets or the like, which a hostfile may contain
+        return ",".join(names)
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-3,6`."""
-    known = set(ranks)
-    return f"{'rank' if len(known) == 1 else 'ranks'} {number_set(known)}"
+    """Fold ranks: `rank 3`, `ranks 0-3,6`."""
+    numbers = set(ranks)
+    return f"{'rank' if len(numbers) == 1 else 'ranks'} {number_set(numbers)}"
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
-    """`host b`, `hosts gpu[01-07],login`."""
-    known = set(names := list(hosts))
-    return f"{'host' if len(known) == 1 else 'hosts'} {host_set(names)}"
+    """Fold hosts: `host b`, `hosts gpu[01-07],login`."""
+    distinct = set(names := list(hosts))
+    return f"{'host' if len(distinct) == 1 else 'hosts'} {host_set(names)}"
 
 
 def ranges_of(text: str) -> tuple[range, ...]:
-    """Numbers, ranges with both ends included, and steps: `0,8-15`, `0-62/2`. Raises ValueError."""
+    """Convert numbers, inclusive ranges and steps: `0,8-15`, `0-62/2`. Raises ValueError."""
     return tuple(_range_of(part.strip()) for part in text.split(","))
 
 
 def _range_of(part: str) -> range:
-    found = _RANKS.fullmatch(part)
-    if found is None:
+    match = _RANKS.fullmatch(part)
+    if match is None:
         raise ValueError(f"{part!r} is neither a rank nor a range such as 8-15")
-    first = int(found[1])
-    last, step = int(found[2] or first), int(found[3] or 1)
+    first = int(match[1])
+    last, step = int(match[2] or first), int(match[3] or 1)
     if last < first or step == 0:
         raise ValueError(f"{part!r} has no rank in it")
     return range(first, last + 1, step)
 
 
 MAX_SLOTS = 65_535
-"""Slots of one host, and hosts of one range: more is a typing error, and would use up the memory."""
+"""Most slots of a host, and most hosts of a range: more is a typing error, and would take the memory."""
 
 _USER = re.compile(r"\w[\w.+@\\-]*")
 _NAME = re.compile(r"\w[\w.-]*")
@@ -144,7 +145,7 @@ _Bad = Callable[[str], BadHost]
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """The hosts of `-H`: items with commas between them, each host once, in the order of first mention.
+    """Return the hosts of `-H`: items between commas, each host once, in the order of first mention.
 
     Raises BadHost, with the item as its `word`.
     """
@@ -153,17 +154,17 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_host(word: str, *, source: str, line: int | None = None) -> list[Host]:
-    """The hosts of one item: one, or those of a range in the order of ClusterShell's NodeSet.
+    """Return the hosts of an item: one, or a range's in the order of ClusterShell's NodeSet.
 
-    `source` and `line` say where the item stands, for the error. Raises BadHost.
+    `source` and `line` are the item's place, for errors. Raises BadHost.
     """
     bad = partial(BadHost, word=word, source=source, line=line)
     if not word:
         raise bad("a host is missing here, or there is one comma too many")
-    user, at, rest = word.rpartition("@")
+    user, at, name_and_slots = word.rpartition("@")
     if at and not is_user(user):
         raise bad("the part before the @ is not a user name")
-    names, slots = _names_and_slots(rest, bad)
+    names, slots = _names_and_slots(name_and_slots, bad)
     count = None if slots is None else integer(slots, MAX_SLOTS)
     if slots is not None and count is None:
         raise bad(f"slots must be a whole number from 1 to {MAX_SLOTS}")
@@ -171,7 +172,8 @@ def parse_host(word: str, *, source: str, line: int | None = None) -> list[Host]
 
 
 def integer(text: str, most: int) -> int | None:
-    """The number from 1 to `most` that `text` spells in ASCII digits; None if it spells none."""
+    """Return the number from 1 to `most` that `text` spells in ASCII digits, else None."""
+    # int() would also accept signs, underscores and other scripts' digits.
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(most))):
         return None
     number = int(text)
@@ -179,17 +181,17 @@ def integer(text: str, most: int) -> int | None:
 
 
 def is_user(text: str) -> bool:
-    r"""Whether `text` can be a login name (also `DOMAIN\user`, `user@domain`) and is no option of ssh."""
+    r"""Return whether `text` can be a login name (`DOMAIN\user` and `user@domain` too) and not an option of ssh."""
     return _USER.fullmatch(text) is not None
 
 
 def is_address(text: str) -> bool:
-    """Whether `text` can be a host's name, IPv4 address, or IPv6 address without brackets; no option of ssh."""
+    """Return whether `text` can be a host's name, an IPv4 address or a bare IPv6 address, and not an option of ssh."""
     return _NAME.fullmatch(text) is not None or _is_ipv6(text)
 
 
 def _split(text: str) -> Iterator[str]:
-    """The items of `text`: commas within brackets do not part."""
+    """Yield the items of `text`. Commas within brackets do not separate."""
     start = depth = 0
     for index, char in enumerate(text):
         if char == "," and not depth:
@@ -202,6 +204,7 @@ def _split(text: str) -> Iterator[str]:
 
 def _names_and_slots(text: str, bad: _Bad) -> tuple[list[str], str | None]:
     bracketed = _BRACKETED.fullmatch(text)
+    # Brackets without a colon are a range of hosts.
     if bracketed and ":" in bracketed["address"]:
         if not _is_ipv6(bracketed["address"]):
             raise bad("the part in brackets is not an IPv6 address")
@@ -223,6 +226,7 @@ def _single(name: str, bad: _Bad) -> str:
 def _expand(name: str, bad: _Bad) -> list[str]:
     if not _RANGE.fullmatch(name):
         raise bad("not a range of hosts; a range looks like gpu[01-04,07] or gpu[0-8/2]")
+    # Counted before ClusterShell expands the range: `a[0-999999999]` would take the memory.
     if _how_many(name) > MAX_SLOTS:
         raise bad(f"the range has more than {MAX_SLOTS} hosts")
     from ClusterShell.NodeSet import (  # noqa: PLC0415 - slow to import, and few jobs have ranges
@@ -238,13 +242,13 @@ def _expand(name: str, bad: _Bad) -> list[str]:
 
 
 def _how_many(name: str) -> int:
-    """How many hosts a range has at most, found without making them."""
+    """Return an upper bound of the hosts in a range."""
     total = 1
     for brackets in re.findall(r"\[(.*?)\]", name):
         count = 0
         for piece in brackets.split(","):
-            first, _, rest = piece.partition("-")
-            last, _, step = rest.partition("/")
+            first, _, last_and_step = piece.partition("-")
+            last, _, step = last_and_step.partition("/")
             count += 1 + max(0, int(last or first) - int(first)) // max(1, int(step or 1))
         total *= count
     return total
@@ -252,6 +256,7 @@ def _how_many(name: str) -> int:
 
 def _is_ipv6(text: str) -> bool:
     address, percent, zone = text.partition("%")
+    # inet_pton() does not know zones: `fe80::1%eth0`.
     if percent and not _NAME.fullmatch(zone):
         return False
     try:

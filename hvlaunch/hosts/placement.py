@@ -21,13 +21,13 @@ __all__ = [
     "with_slots",
 ]
 
-_MOST = 1024  # slots of a host that nothing is known of: more workers than that are on no host
-_LEAST = 64  # slots, which are never refused: many small workers on a small machine are no mistake
+_MOST = 1024  # slots of a host with an unknown number of processors
+_LEAST = 64  # slots that are never refused: a small machine may have many small workers
 _PER_PROCESSOR = 8
-_LOWEST_PORT = 1024  # that a user may have: a smaller number of slots is hardly a port
+_LOWEST_PORT = 1024  # of an unprivileged user; a smaller number is hardly a port
 
 Seat = tuple[str, int]
-"""A host and a slot there."""
+"""A host and a slot on it."""
 
 
 class Placement(NamedTuple):
@@ -41,13 +41,13 @@ class Placement(NamedTuple):
     local_size: int
     cross_size: int
     group_rank: int
-    """Index of the host among those in use."""
+    """Index of the host among the used hosts."""
     group_size: int
-    """How many hosts are in use."""
+    """Number of used hosts."""
 
 
 class Launch(NamedTuple):
-    """Who sits where: a worker in a slot of its place's host, before which the slot had `start` others."""
+    """A worker in a slot of its place's host; the slot had `start` workers before."""
 
     slot: int
     start: int
@@ -65,17 +65,17 @@ class Launch(NamedTuple):
 def place(
     slots: Sequence[tuple[str, int]], np: int | None = None, map_by: MapPolicy = "slot"
 ) -> list[Placement]:
-    """Give `np` workers their places by rank, host by host in the order given, or by turns.
+    """Place `np` workers by rank, host by host in the given order, or by turns.
 
-    `slots` has each host once, with the number of its slots; np None is one worker in every slot.
-    Raises NotEnoughSlots where np is more than the slots, BadUsage where it is less than 1. Source of
-    cross_rank and cross_size: Horovod, which counts the hosts that have the worker's local_rank.
+    `slots` has each host once, with its number of slots; np None means a worker in every slot. Raises NotEnoughSlots, and
+    BadUsage for np below 1. cross_rank and cross_size are Horovod's: they count hosts with a worker of this local_rank.
     """
     _check(np)
     available = sum(count for _, count in slots)
     size = available if np is None else np
     if size > available:
         raise NotEnoughSlots(size, available)
+    # Hosts without workers do not count in cross, group and host ranks.
     used = _shares(slots, size, map_by)
     cross_sizes = Counter(local_rank for _, count in used for local_rank in range(count))
     cross_ranks: Counter[int] = Counter()
@@ -96,25 +96,27 @@ def place(
                 )
             )
             cross_ranks[local_rank] += 1
+    # Ranks count host by host up to here; by node they go around the hosts.
     if map_by == "slot":
         return placements
-    placements.sort(key=lambda at: (at.local_rank, at.group_rank))
-    return [at._replace(rank=rank) for rank, at in enumerate(placements)]
+    placements.sort(key=lambda placement: (placement.local_rank, placement.group_rank))
+    return [placement._replace(rank=rank) for rank, placement in enumerate(placements)]
 
 
 def slots_of(host: Host, slots_per_host: int | None, gpus: int) -> int:
-    """The host's slots: its own, else --slots-per-host, else one for each of its `gpus`, else 1."""
+    """Return the host's slots: its own, else --slots-per-host, else its number of GPUs, else 1."""
     return host.slots or slots_per_host or max(gpus, 1)
 
 
 def unlikely(host: str, slots: int, cpus: int | None = None) -> SlotsUnlikely | None:
-    """What is wrong with so many slots on a host with so many processors; None for a number that may be right."""
+    """Return the error for improbable slots of a host with so many processors; None for probable ones."""
     if slots <= (_MOST if cpus is None else max(_LEAST, _PER_PROCESSOR * cpus)):
         return None
     noun = "processor" if cpus == 1 else "processors"
     cause = (
         f"{slots} slots are more than any host has" if cpus is None else f"{slots} slots, but {cpus} {noun}"
     )
+    # `host:2222` is a common slip: the number after the colon is slots, not sshd's port.
     as_port = f"-p {slots} if that is the port of sshd, " if slots > _LOWEST_PORT else ""
     return SlotsUnlikely(cause, host=host, hint=f"{as_port}--force-slots if so many workers are meant")
 
@@ -122,10 +124,10 @@ def unlikely(host: str, slots: int, cpus: int | None = None) -> SlotsUnlikely | 
 def needed(
     hosts: Sequence[Host], np: int | None, slots_per_host: int | None = None, map_by: MapPolicy = "slot"
 ) -> list[Host]:
-    """The first hosts, as many as `np` workers may need; all where np is None. The others are not used.
+    """Return the first hosts that `np` workers may need; every host for np None.
 
-    A host whose slots only its agent can count (its GPUs) is taken for one slot. Raises
-    NotEnoughSlots where the slots are known and too few, BadUsage where np is less than 1.
+    A host whose slots only its agent can count counts as a slot. Raises NotEnoughSlots if known slots are too few, BadUsage
+    for np below 1.
     """
     _check(np)
     if np is None:
@@ -133,6 +135,7 @@ def needed(
     least = 0
     for index, host in enumerate(hosts, 1):
         least += slots_of(host, slots_per_host, gpus=0)
+        # Hosts behind these are not even connected.
         if least >= np:
             return list(hosts[: index if map_by == "slot" else np])
     if slots_per_host or all(host.slots for host in hosts):
@@ -146,37 +149,39 @@ def _check(np: int | None) -> None:
 
 
 def _shares(slots: Sequence[tuple[str, int]], size: int, map_by: MapPolicy = "slot") -> list[tuple[str, int]]:
-    """The hosts that `size` workers are on, at most one in each slot, and how many on each."""
+    """Return the used hosts and their numbers of workers, at most a worker in each slot."""
     taken = [0] * len(slots)
+    # A pass fills each host by slot, or gives each host a worker by node.
     while size > 0 and any(count > has for (_, count), has in zip(slots, taken, strict=True)):
         for index, (_, count) in enumerate(slots):
-            more = min(count - taken[index], size, 1 if map_by == "node" else size)
-            taken[index] += more
-            size -= more
+            added = min(count - taken[index], size, 1 if map_by == "node" else size)
+            taken[index] += added
+            size -= added
     return [(host, count) for (host, _), count in zip(slots, taken, strict=True) if count]
 
 
 def seats(hosts: Iterable[tuple[str, Sequence[int]]]) -> dict[Seat, Placement]:
-    """The places of workers in these slots, ranks in the order given: host by host, and slot by slot on each.
+    """Return the placements of workers in these slots, with ranks in the given order: host by host, slot by slot.
 
-    local_rank counts a host's slots upwards, whatever their ranks, so that on a full host it is the slot.
+    local_rank counts a host's used slots upwards, whatever their ranks; on a full host it equals the slot.
     """
     chosen = [(host, slots) for host, slots in hosts if slots]
     if not chosen:
         return {}
     by_local_rank = {
-        (at.host, at.local_rank): at for at in place([(host, len(slots)) for host, slots in chosen])
+        (placement.host, placement.local_rank): placement
+        for placement in place([(host, len(slots)) for host, slots in chosen])
     }
-    found: dict[Seat, Placement] = {}
+    placements: dict[Seat, Placement] = {}
     for host, slots in chosen:
         local_ranks = {slot: local_rank for local_rank, slot in enumerate(sorted(slots))}
         for slot in slots:
-            found[host, slot] = by_local_rank[host, local_ranks[slot]]._replace(rank=len(found))
-    return found
+            placements[host, slot] = by_local_rank[host, local_ranks[slot]]._replace(rank=len(placements))
+    return placements
 
 
 def with_slots(hosts: Sequence[Host], count: int, option: str) -> list[Host]:
-    """Each host with so many slots. Raises BadUsage, with the words of `option`, where one is said to have fewer."""
+    """Return the hosts with `count` slots each. Raises BadUsage, naming `option`, if a host has fewer."""
     for host in hosts:
         if host.slots is not None and count > host.slots:
             noun = "slot" if host.slots == 1 else "slots"
@@ -185,10 +190,11 @@ def with_slots(hosts: Sequence[Host], count: int, option: str) -> list[Host]:
 
 
 def in_quota(hosts: Sequence[Host], options: ElasticOptions) -> list[Host]:
-    """Those of the hosts of an elastic job that may be used now, with their slots. Raises BadUsage."""
+    """Return the hosts that an elastic job may use now, with their slots. Raises BadUsage."""
     used = hosts[: options.most_hosts]
     if options.per_host is None:
         return list(used)
+    # 0 is a worker on each GPU, and only the host's agent can count them.
     if options.per_host == 0:
         return [replace(host, slots=None) for host in used]
     return with_slots(used, options.per_host, f"--nproc-per-node {options.per_host}")

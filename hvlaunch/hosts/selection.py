@@ -1,4 +1,4 @@
-"""DeepSpeed's words for some of the hosts, and some of their GPUs: `a@b:0,2`."""
+"""DeepSpeed's syntax for a selection of hosts and GPUs: `a@b:0,2`."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from hvlaunch.job import Host
 __all__ = ["Selected", "select", "words_for"]
 
 _WORD = re.compile(r"(\[[^\]]*:[^\]]*\]|[^:]*)(:?)(.*)", re.DOTALL)
-"""A host, which may be an IPv6 address in brackets, and perhaps numbers."""
+"""A host, possibly an IPv6 address in brackets, with optional numbers."""
 
 
 class Selected(NamedTuple):
-    """The hosts that are left; of those of which only some GPUs are, which."""
+    """The selected hosts, and the GPUs of hosts with a selection of GPUs."""
 
     hosts: tuple[Host, ...]
     gpus: dict[str, tuple[int, ...]]
@@ -28,30 +28,31 @@ def select(
     how: Literal["include", "exclude"],
     slots_per_host: int | None = None,
 ) -> Selected:
-    """Those of the hosts that the words name, or the others, in the hosts' own order. Raises BadUsage.
+    """Return the named hosts, or all others, in the hosts' own order. Raises BadUsage.
 
-    As in DeepSpeed's launcher: parts are separated by `@` (here also by commas), and a host without numbers is all of it.
+    As in DeepSpeed's launcher, `@` separates parts (here also a comma), and a host without numbers is the whole host.
     """
     named = _read(words, f"--{how}")
     if unknown := named.keys() - {host.name for host in hosts}:
         raise BadUsage(f"--{how}: {min(unknown)} is none of the hosts", hint="hvlaunch --dry-run")
-    left: list[Host] = []
+    selected: list[Host] = []
     gpus: dict[str, tuple[int, ...]] = {}
     for host in hosts:
         if host.name not in named:
-            left += [host] if how == "exclude" else []
+            selected += [host] if how == "exclude" else []
         elif (numbers := named[host.name]) is None:
-            left += [host] if how == "include" else []
+            selected += [host] if how == "include" else []
         elif chosen := _chosen(host, numbers, how, slots_per_host):
-            left.append(replace(host, slots=len(chosen)))
+            # A worker for each selected GPU.
+            selected.append(replace(host, slots=len(chosen)))
             gpus[host.name] = chosen
-    if not left:
+    if not selected:
         raise BadUsage(f"--{how}: no host is left", hint="hvlaunch --dry-run")
-    return Selected(tuple(left), gpus)
+    return Selected(tuple(selected), gpus)
 
 
 def words_for(hosts: Iterable[Host], gpus: Mapping[str, tuple[int, ...]]) -> str:
-    """What select() takes to include these hosts, and of some only these GPUs."""
+    """Return select()'s words that include these hosts and GPUs."""
     words: list[str] = []
     for host in hosts:
         name = f"[{host.name}]" if ":" in host.name else host.name
@@ -75,11 +76,11 @@ def _chosen(host: Host, numbers: tuple[int, ...], how: str, slots_per_host: int 
 
 
 def _read(words: str, source: str) -> dict[str, tuple[int, ...] | None]:
-    """By host, its numbers; None is all of it."""
+    """Return the numbers by host; None for a whole host."""
     named: dict[str, tuple[int, ...] | None] = {}
     for word in _parts(words):
-        found = _WORD.fullmatch(word)
-        names, colon, numbers = (word, "", "") if found is None else found.groups()
+        match = _WORD.fullmatch(word)
+        names, colon, numbers = (word, "", "") if match is None else match.groups()
         chosen = _numbers(numbers, word, source) if colon else None
         for host in parse_host(names, source=source):
             if host.name in named:
@@ -90,6 +91,7 @@ def _read(words: str, source: str) -> dict[str, tuple[int, ...] | None]:
 
 def _parts(words: str) -> Iterator[str]:
     for part in words.split("@"):
+        # Commas in `a:0,1` and `gpu[01,03]` do not separate hosts.
         if ":" in part or "[" in part:
             yield part
         else:
@@ -100,6 +102,7 @@ def _numbers(text: str, word: str, source: str) -> tuple[int, ...]:
     try:
         numbers = {int(number) for number in text.split(",")}
     except ValueError:
+        # Negative numbers and other text get the same error below.
         numbers = {-1}
     if min(numbers) < 0:
         raise BadUsage(f"{source} {word}: after the colon are numbers of GPUs: `host:0,2`")

@@ -20,10 +20,8 @@ def is_pattern(text: str) -> bool:
 
 @functools.cache
 def matcher(*patterns: str) -> Callable[[str], bool]:
-    """Whether a name is one of these, or matches one of them.
-
-    Most patterns are names, or beginnings with a `*`: a regular expression for all of them takes 1 ms to make.
-    """
+    """Return a test for names that match one of the patterns: `*`, `?`, `[...]`, as for file names."""
+    # Most patterns are names, or beginnings with a `*`. Compiling a regular expression of them takes 1 ms.
     names = frozenset(pattern for pattern in patterns if not is_pattern(pattern))
     beginnings = tuple(
         pattern[:-1] for pattern in patterns if pattern[-1:] == "*" and not is_pattern(pattern[:-1])
@@ -58,11 +56,11 @@ OUTER_RANK_VARIABLES = (
     "PMIX_*",
     "JSM_NAMESPACE_*",
 )
-"""Patterns of the variables that say which of that job's processes this one is: all workers would find the same rank."""
+"""Patterns of variables with this process's rank in an outer job: every worker would read the same rank."""
 
 
 def without_outer_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables that hold for this process alone."""
+    """Return the environment without variables that hold for this process alone."""
     is_outer_rank = matcher(*OUTER_RANK_VARIABLES)
     return {name: value for name, value in environ.items() if not is_outer_rank(name)}
 
@@ -108,16 +106,16 @@ OWN_VARIABLES = (
     "LISTEN_*",
     "NOTIFY_SOCKET",
 )
-"""Patterns of their names."""
+"""Patterns of names."""
 
 _PLACES = ("TMPDIR", "TMP", "TEMP")
-"""Each host has such a directory; `--env all` passes them on all the same."""
+"""Directories that each host has; `--env all` passes them on nevertheless."""
 
 
 def host_environ(environ: Mapping[str, str], passed_on: Collection[str]) -> dict[str, str]:
-    """What workers on this machine find as their host's own environment, where the job has other hosts too.
+    """Return the environment of workers on this machine in a job with other hosts.
 
-    Those have no more from here than what is passed on, by these names; and each has such variables of its own.
+    Other hosts get only variables in `passed_on` from here, and have such variables of their own.
     """
     is_own = matcher(*OWN_VARIABLES, *_PLACES)
     return {name: value for name, value in environ.items() if is_own(name) or name in passed_on}

@@ -1,4 +1,4 @@
-"""The view of one job, from outside: by its control socket and its output store."""
+"""The view of a job from outside, by its control socket and its stored output."""
 
 import time
 
@@ -11,11 +11,11 @@ from hvlaunch.view.model import View
 __all__ = ["INTERVAL", "JobFeed"]
 
 INTERVAL = 1
-"""Seconds between two looks, unless something happens."""
+"""Seconds between two looks without news."""
 
 
 class JobFeed:
-    """The view of one job, kept up to date by its driver, and by the one that takes its place."""
+    """The view of a job, kept up to date by its driver, and by successors."""
 
     def __init__(self, job: KnownJob) -> None:
         self.job = job
@@ -27,18 +27,18 @@ class JobFeed:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is over, as its events or its directory tell."""
+        """Whether the job is over, by its events or its directory."""
         return self._feed.has_ended or has_ended(self.job)
 
     def next(self) -> View | None:
-        """The job when something has happened, or after a second; None where it is over and says no more."""
+        """Return the view after news or a second; None once the job is over."""
         while (view := self._look()) is None:
             if not await_driver(self.job):
                 return None
         return view
 
     def _look(self) -> View | None:
-        """None where no driver answers."""
+        """Return the view; None if no driver answers."""
         try:
             if self._has_looked:
                 self._feed.await_news(INTERVAL)

@@ -1,4 +1,4 @@
-"""`hvlaunch metrics`: what jobs do, in Prometheus' text format: printed, written to a file, or served to who scrapes it."""
+"""`hvlaunch metrics`: figures of jobs for Prometheus, printed, written to a file, or served to a scraper."""
 
 import argparse
 import os
@@ -21,13 +21,13 @@ from hvlaunch.telemetry.metrics import JobNow, metrics_text
 __all__ = ["metrics"]
 
 _PATIENCE = 5.0
-"""Seconds for a driver: more than it waits for its hosts."""
+"""Seconds for a driver's answer: longer than the driver waits for its hosts."""
 _AT_ONCE = 16
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    """Print the metrics of these jobs, or do what the options say instead; the exit code. Raises HvlaunchError."""
+    """Print, write or serve the metrics of jobs, as the options say; return the exit code. Raises HvlaunchError."""
     if options.interval is not None and options.textfile is None:
         raise BadUsage("--interval is for --textfile", hint="hvlaunch metrics --textfile FILE --interval 15")
     if options.scrape and options.textfile is not None:
@@ -50,7 +50,7 @@ def metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _running(options: argparse.Namespace) -> list[KnownJob] | None:
-    """The jobs that are asked now; None where the one that was named has ended. Raises BadUsage."""
+    """Return the jobs to ask; None once the named job has ended. Raises BadUsage."""
     jobs = options.known_jobs()
     if options.job is None:
         return [job for job in jobs if job.has_driver]
@@ -59,23 +59,24 @@ def _running(options: argparse.Namespace) -> list[KnownJob] | None:
 
 
 def _text(jobs: Sequence[KnownJob] | None) -> bytes:
-    """One that does not answer, since it may be ending, is left out."""
+    """Return the metrics of these jobs, without jobs that do not answer: they may be ending."""
     with ThreadPoolExecutor(_AT_ONCE) as asking:
-        found = [*asking.map(_now, jobs or ())]
-    return metrics_text([one for one in found if one is not None])
+        answers = [*asking.map(_now, jobs or ())]
+    return metrics_text([answer for answer in answers if answer is not None])
 
 
 def _now(job: KnownJob) -> JobNow | None:
     control = Control(job, _PATIENCE)
     with suppress(DriverGone, ControlRefused):
-        samples = control.get("/samples")  # first, since these take a moment
+        # First, since measuring takes a moment: totals and state should not be older.
+        samples = control.get("/samples")
         totals, state = control.get("/totals"), control.get("/job")
         return JobNow(state, totals, samples, time.time())
     return None
 
 
 def _keep_fresh(path: Path, interval: float, running: Callable[[], Sequence[KnownJob] | None]) -> int:
-    """Write the file again and again. It goes with this program: else nobody would see that it grows old."""
+    """Write the file at intervals, and remove it in the end."""
 
     def leave(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -90,20 +91,22 @@ def _keep_fresh(path: Path, interval: float, running: Callable[[], Sequence[Know
         pass
     finally:
         with suppress(OSError):
+            # node_exporter would serve a file of the past for ever.
             path.unlink(missing_ok=True)
     return 0
 
 
 def _write(path: Path, text: bytes) -> None:
-    """All may read it: who does is another user, as a rule. Raises BadUsage."""
+    """Write the file. Raises BadUsage."""
     try:
+        # Readable for every user: node_exporter runs as a user of its own.
         write_whole(path, text, 0o644)
     except OSError as error:
         raise BadUsage(f"--textfile {path}: {reason(error)}", hint="a file that you may write") from None
 
 
 def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
-    """Serve the job's metrics in the foreground, until the job has ended or Ctrl-C."""
+    """Serve the job's metrics in the foreground until the job ends or Ctrl-C."""
     from hvlaunch.cli.jobs.web_access import has_bearer  # noqa: PLC0415 (with --scrape alone)
     from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest, WebServer  # noqa: PLC0415 (as above)
 

@@ -1,4 +1,4 @@
-"""`hvlaunch top`: what a job's hosts and ranks do now, full screen, as a plain table, or in a browser."""
+"""`hvlaunch top`: activity of a job's hosts and ranks, full screen, as a plain table, or in a browser."""
 
 import argparse
 import os
@@ -19,11 +19,11 @@ __all__ = ["top"]
 
 _CLEAR = "\x1b[H\x1b[2J"
 _WIDTH = 160
-"""Letters of a line where there is no terminal."""
+"""Characters of a line without a terminal."""
 
 
 def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    """Show the job until it ends, or somebody leaves; the exit code. Raises HvlaunchError."""
+    """Show the job until it ends or the user leaves; return the exit code. Raises HvlaunchError."""
     if (options.bind or options.no_tls) and not options.web:
         raise BadUsage("--bind and --no-tls are for --web", hint="hvlaunch top --web")
     if options.no_tls and not options.bind:
@@ -48,7 +48,7 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _web(job: KnownJob, options: argparse.Namespace) -> int:
-    """Serve the job's page in the foreground, until the job has ended or Ctrl-C."""
+    """Serve the job's page in the foreground until the job ends or Ctrl-C."""
     from hvlaunch.cli.jobs.job_page import JobPage  # noqa: PLC0415 (as above)
     from hvlaunch.cli.jobs.web_access import Access  # noqa: PLC0415 (with --web alone)
     from hvlaunch.cli.jobs.web_server import WebServer  # noqa: PLC0415 (as above)
@@ -73,7 +73,7 @@ def _web(job: KnownJob, options: argparse.Namespace) -> int:
 
 
 def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:
-    """A table, again and again."""
+    """Print the table at intervals."""
     width = _WIDTH
     try:
         while (view := feed.next()) is not None:
@@ -84,6 +84,7 @@ def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:
                 return code
             if feed.has_ended:
                 break
+            # Without a terminal, news must not fill a log file.
             if not is_redrawn:
                 time.sleep(INTERVAL)
     except KeyboardInterrupt:
@@ -92,7 +93,7 @@ def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:
 
 
 def _leave(feed: JobFeed) -> int:
-    """The exit code: the job's, if it has ended."""
+    """Return the exit code: the job's, if the job has ended."""
     job = feed.job
     if not feed.has_ended:
         complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")

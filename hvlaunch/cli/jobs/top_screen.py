@@ -26,7 +26,7 @@ _AGAIN = 1.0
 
 
 class Reading(ModalScreen[None]):
-    """A text that `read` gives, which may take its time; read again and again where it grows (`is_repeated`)."""
+    """A text from `read`, which may take long; read again at intervals if it grows (`is_repeated`)."""
 
     CSS = """
     Reading { background: $background; }
@@ -49,6 +49,7 @@ class Reading(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self.query_one("#scroll", VerticalScroll).focus()
+        # A thread of its own: the driver's answer may take seconds.
         threading.Thread(target=self._follow, name="reading", daemon=True).start()
 
     def on_unmount(self) -> None:
@@ -81,7 +82,7 @@ _BOX = """
 
 
 class Question(ModalScreen[bool]):
-    """Yes or no; anything but y is no."""
+    """A question; any key but y means no."""
 
     CSS = _BOX.format(name="Question")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -101,7 +102,7 @@ class Question(ModalScreen[bool]):
 
 
 class WordQuestion(ModalScreen[str]):
-    """A word, or nothing."""
+    """Asks for a word; empty if the user leaves."""
 
     CSS = _BOX.format(name="WordQuestion")
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss('')", "back")]
@@ -131,7 +132,7 @@ _LINES = 2000
 
 
 class TopScreen(App[None]):
-    """Shows what a feed gives until its job ends, or somebody leaves."""
+    """Shows a feed's views until the job ends or the user leaves."""
 
     TITLE = "hvlaunch top"
     ENABLE_COMMAND_PALETTE = False
@@ -159,7 +160,7 @@ class TopScreen(App[None]):
         self._feed = feed
         self._view: View | None = None
         self._is_folded: bool | None = None
-        self._wanted = ""
+        self._pattern = ""
         self._rows: list[HostRow | RankRow] = []
 
     def compose(self) -> ComposeResult:
@@ -175,7 +176,7 @@ class TopScreen(App[None]):
         for name in COLUMNS:
             table.add_column(Text(name, "bold"), key=name)
         table.focus()
-        # No worker of textual's: the screen would wait for it when it is left.
+        # A thread of ours: the screen would wait for a worker of textual when the user leaves.
         threading.Thread(target=self._follow, name="top", daemon=True).start()
 
     @property
@@ -183,7 +184,7 @@ class TopScreen(App[None]):
         return self.query_one("#table", DataTable)
 
     def _follow(self) -> None:
-        """In a thread of its own: the feed waits for the driver."""
+        """Show the feed's views, in a thread of its own: the feed waits for the driver."""
         while self.is_running:
             try:
                 view = self._feed.next()
@@ -201,17 +202,18 @@ class TopScreen(App[None]):
             self.call_from_thread(call, *arguments, **options)  # type: ignore[arg-type]
 
     def _show(self, view: View) -> None:
-        """Draw it."""
+        """Draw a view."""
         self._view = view
         self.query_one("#head", Static).update(header(view))
         self.query_one("#rounds", Static).update(_rounds(view, max(10, self.size.width - 2)))
         lines = [
             Text.assemble(
-                (f"{datetime.fromtimestamp(one.time).astimezone():%H:%M:%S}  ", "dim"),
-                (one.text, "red" if one.kind == "failure" else ""),
+                (f"{datetime.fromtimestamp(moment.time).astimezone():%H:%M:%S}  ", "dim"),
+                (moment.text, "red" if moment.kind == "failure" else ""),
             )
-            for one in view.moments
+            for moment in view.moments
         ]
+        # Scroll only if the user has not scrolled up to read.
         past = self.query_one("#past", VerticalScroll)
         was_at_end = past.scroll_offset.y >= past.max_scroll_y
         self.query_one("#moments", Static).update(Text("\n").join(lines))
@@ -220,10 +222,10 @@ class TopScreen(App[None]):
         self._fill(view)
 
     def _fill(self, view: View) -> None:
-        """The table, with the cursor on what it was on."""
+        """Fill the table, and keep the cursor on its row."""
         table = self._table
         is_folded = len(view.ranks) > FEW if self._is_folded is None else self._is_folded
-        at = self._under_cursor
+        selected = self._under_cursor
         scroll = table.scroll_offset
         table.clear()
         self._rows = [row for row in _rows(view, is_folded=is_folded) if self._fits(row)]
@@ -232,9 +234,9 @@ class TopScreen(App[None]):
             if isinstance(row, RankRow) and is_folded:
                 cells = (row.host, *cells[1:])
             table.add_row(*_styled(row, cells))
-        known = [_key(row) for row in self._rows]
-        if at is not None and at in known:
-            table.cursor_coordinate = Coordinate(known.index(at), 0)
+        keys = [_key(row) for row in self._rows]
+        if selected is not None and selected in keys:
+            table.cursor_coordinate = Coordinate(keys.index(selected), 0)
         table.scroll_to(y=scroll.y, animate=False, force=True)
 
     @property
@@ -246,7 +248,7 @@ class TopScreen(App[None]):
         cells = (
             host_cells(row) if isinstance(row, HostRow) else (row.host, f"rank {row.rank}", *rank_cells(row))
         )
-        return self._wanted in " ".join(cells).casefold()
+        return self._pattern in " ".join(cells).casefold()
 
     # What keys do:
 
@@ -268,7 +270,7 @@ class TopScreen(App[None]):
         self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._wanted = event.value.strip().casefold()
+        self._pattern = event.value.strip().casefold()
         if self._view is not None:
             self._fill(self._view)
 
@@ -279,32 +281,32 @@ class TopScreen(App[None]):
         self.action_output()
 
     def action_output(self) -> None:
-        """Of the rank under the cursor, or of all ranks of the host."""
+        """Show output of the rank under the cursor, or of the host's ranks."""
         if self._under_cursor is None:
             return
         row = self._rows[self._table.cursor_row]
-        ranks = {row.rank} if isinstance(row, RankRow) else {one.rank for one in row.ranks}
+        ranks = {row.rank} if isinstance(row, RankRow) else {rank_row.rank for rank_row in row.ranks}
         title = f"rank {row.rank}" if isinstance(row, RankRow) else f"host {row.host}"
         self.push_screen(Reading(f"output of {title}", lambda: self._output(ranks)))
 
     def _output(self, ranks: set[int]) -> str:
         reader = StoreReader(self._feed.job.directory)
         reader.seek_newest(2)
-        found = newest_lines_with(reader.read(), "", ranks, _LINES)
+        lines = newest_lines_with(reader.read(), "", ranks, _LINES)
         reader.close()
-        return "\n".join(f"[{line['rank']}] {line['text']}" for line in found)
+        return "\n".join(f"[{line['rank']}] {line['text']}" for line in lines)
 
     def action_stacks(self) -> None:
         self.push_screen(Reading("stacks", self._stacks, is_repeated=False))
 
     def _stacks(self) -> str:
         try:
-            found = self._feed.control.post("/stacks", {"ranks": None, "native": False})
+            answer = self._feed.control.post("/stacks", {"ranks": None, "native": False})
         except HvlaunchError as error:
             return str(error)
-        if found is None:
+        if answer is None:
             return "this driver takes no stacks"
-        shown = shown_stacks(found)
+        shown = shown_stacks(answer)
         return "\n".join([shown["summary"], "", *shown["lines"]])
 
     def action_signal(self) -> None:
@@ -329,7 +331,7 @@ class TopScreen(App[None]):
 
 
 def _rows(view: View, *, is_folded: bool) -> list[HostRow | RankRow]:
-    """Hosts with the ranks below each; or the worst ranks, and hosts alone."""
+    """Return hosts, each followed by its ranks; folded, the worst ranks and then hosts alone."""
     if is_folded:
         return [*worst_ranks(view)[:5], *view.hosts]
     rows: list[HostRow | RankRow] = []
@@ -343,9 +345,9 @@ def _key(row: HostRow | RankRow) -> tuple[str, int]:
 
 
 def _styled(row: HostRow | RankRow, cells: tuple[str, ...]) -> list[Text]:
-    """A host's row is bold; a state has its colour; the slowest rank is marked."""
+    """Return cells with styles: bold for hosts, a colour for each state, and a mark for the slowest rank."""
     whole = "bold" if isinstance(row, HostRow) else ""
-    found = [Text(cell, whole) for cell in cells]
+    texts = [Text(cell, whole) for cell in cells]
     state = (
         row.state
         if isinstance(row, RankRow) or row.state != "ready"
@@ -353,15 +355,15 @@ def _styled(row: HostRow | RankRow, cells: tuple[str, ...]) -> list[Text]:
     )
     if cells[2].startswith("stopped"):
         state = "stopped"
-    found[2].stylize(_STATE_STYLES.get(state, "bold red"))
+    texts[2].stylize(_STATE_STYLES.get(state, "bold red"))
     if isinstance(row, RankRow) and row.is_slowest:
-        found[1].stylize("bold yellow")
-    found[-1].no_wrap = True
-    return found
+        texts[1].stylize("bold yellow")
+    texts[-1].no_wrap = True
+    return texts
 
 
 def _rounds(view: View, width: int) -> Text:
-    """The time line."""
+    """Return the time line of rounds."""
     text = Text(no_wrap=True)
     last = ""
     for letter in strip(view, width):

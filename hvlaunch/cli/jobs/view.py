@@ -25,27 +25,28 @@ from hvlaunch.outside.known import KnownJob, choose, has_ended
 __all__ = ["Ranks", "View", "await_output", "is_shown", "logs"]
 
 Ranks = tuple[range, ...] | None
-"""None is all."""
+"""None shows every rank."""
 
 _WINDOW = 1 << 20
-"""Bytes that may wait for who reads the terminal."""
+"""Bytes that may wait for a slow reader of the terminal."""
 _LOOK = 0.05
 _PATIENCE = 5.0
-"""Seconds for a driver to begin to keep output."""
+"""Seconds for a driver to begin storing output."""
 
 
 def is_shown(item: Stored, ranks: Ranks) -> bool:
-    """Whether it is of these ranks, or of none."""
+    """Return whether an item belongs to one of these ranks, or to no rank."""
     return item.rank is None or ranks is None or any(item.rank in part for part in ranks)
 
 
 def await_output(job: KnownJob) -> None:
-    """See to it that the job's output is kept, which that of a job in a terminal is not until somebody asks.
+    """Ask the driver to store the job's output, and wait until it does. Raises DriverGone.
 
-    Where the job ends meanwhile, there is what is kept. Raises DriverGone.
+    If the job ends meanwhile, only what is stored remains.
     """
     if _is_kept(job) or _is_over(job):
         return
+    # A job in a terminal stores no output until a viewer asks.
     deadline = time.monotonic() + _PATIENCE
     try:
         Control(job, _PATIENCE).post("/output", {})
@@ -61,22 +62,22 @@ def await_output(job: KnownJob) -> None:
 
 
 def _is_kept(job: KnownJob) -> bool:
-    """Whether there is output of it. Raises OSError."""
+    """Return whether output is stored. Raises OSError."""
     with suppress(FileNotFoundError):  # the directory is gone, as after a good end
         return bool(segments(job.directory))
     return False
 
 
 def _is_over(job: KnownJob) -> bool:
-    """Whether it has ended, or its driver was killed."""
+    """Return whether the job has ended or its driver was killed."""
     return has_ended(job) or not has_driver(job.directory)
 
 
 class View:
-    """Prints a job's output to stdout and stderr of this process."""
+    """Prints a job's output to this process's stdout and stderr."""
 
     def __init__(self, reader: StoreReader, ranks: Ranks) -> None:
-        """`ranks` are shown; None: those that the job's own options say."""
+        """Show these ranks; None shows the ranks of the job's own options."""
         head = reader.head()
         options = options_of(head) if head is not None else ConsoleOptions()
         self.options = options if ranks is None else replace(options, ranks=ranks)
@@ -85,7 +86,7 @@ class View:
         self._changed = threading.Condition()
         self._waiting = 0
         self.is_read = True
-        """Whether anybody takes what is printed."""
+        """False once the reader of stdout or stderr is gone."""
         self.printer = Printer(
             sys.stdout.buffer,
             sys.stderr.buffer,
@@ -96,16 +97,17 @@ class View:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that came was written."""
+        """Whether everything is written."""
         return not self._waiting
 
     def await_room(self) -> None:
-        """Wait until whoever reads the terminal has taken enough of what came before."""
+        """Wait until the terminal's reader has taken enough of the earlier output."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting < _WINDOW or not self.is_read)
 
     def show(self, item: Stored) -> None:
-        """Print it. Does not wait."""
+        """Print an item without waiting."""
+        # The prefix shows the time of the output, not of its display.
         if self._has_times:
             self.printer.in_turn(partial(setattr, self, "_time", item.time))
         rank = item.rank or 0
@@ -147,7 +149,7 @@ _STREAMS = {"stdout": "stdout", "stderr": "stderr", "said": "hvlaunch", "shown":
 
 
 def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    """Print it; the exit code. Raises HvlaunchError."""
+    """Print a job's stored output; return the exit code. Raises HvlaunchError."""
     job = choose(jobs, options.job)
     await_output(job)
     if (report := _report_alone(job)) is not None:
@@ -156,11 +158,11 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     if options.since is not None:
         reader.seek_time(options.since)
     early = options.since or 0.0
-    found = from_where(_stored(job, reader, follows=options.follow), lambda item: item.time < early)
+    items = from_where(_stored(job, reader, follows=options.follow), lambda item: item.time < early)
     code = (
-        _print_json(found, options.ranks)
+        _print_json(items, options.ranks)
         if options.json
-        else _print_text(job, found, View(reader, options.ranks))
+        else _print_text(job, items, View(reader, options.ranks))
     )
     if code == 0 and options.follow and not has_ended(job):
         hint = f"to go on with it, if its workers still live: hvlaunch attach {job.id}"
@@ -168,8 +170,8 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return code
 
 
-def _print_text(job: KnownJob, found: Iterator[Stored], view: View) -> int:
-    for item in found:
+def _print_text(job: KnownJob, items: Iterator[Stored], view: View) -> int:
+    for item in items:
         view.await_room()
         view.show(item)
         if not view.is_read:
@@ -181,7 +183,7 @@ def _print_text(job: KnownJob, found: Iterator[Stored], view: View) -> int:
 
 
 def _report_alone(job: KnownJob) -> str | None:
-    """Of a job that has failed and whose output is not kept."""
+    """Return the report of a failed job without stored output."""
     if segments(job.directory):
         return None
     with suppress(OSError, ValueError, KeyError, TypeError):
@@ -190,10 +192,11 @@ def _report_alone(job: KnownJob) -> str | None:
 
 
 def _stored(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[Stored]:
-    """What is kept; with `follows` until the job has ended, or has had no driver for long."""
+    """Yield stored items; with `follows` until the job ends, or has had no driver for long."""
     last = time.monotonic()
     while True:
         last = time.monotonic() if has_driver(job.directory) else last
+        # Read once more after the end: output may have come in between.
         is_over = not follows or has_ended(job) or time.monotonic() > last + _DRIVER_PATIENCE
         yield from reader.read()
         if is_over:
@@ -201,8 +204,8 @@ def _stored(job: KnownJob, reader: StoreReader, *, follows: bool) -> Iterator[St
         time.sleep(_LOOK)
 
 
-def _print_json(found: Iterator[Stored], ranks: Ranks) -> int:
-    for item in found:
+def _print_json(items: Iterator[Stored], ranks: Ranks) -> int:
+    for item in items:
         if item.kind in _STREAMS and is_shown(item, ranks):
             text = item.data.decode(errors="replace")
             record = {"time": item.time, "rank": item.rank, "stream": _STREAMS[item.kind], "text": text}
