@@ -1,1 +1,1 @@
-"""What a job is doing: what hosts measure of their workers, and what is made of it. Pure."""
+"""Samples, stacks and metrics of a job, and the verdict on a hang. No module here does I/O."""

@@ -1,10 +1,10 @@
-"""Whether a job hangs: all its ranks are silent, and none gets on. Pure: it is told what was measured, and when.
+"""The judge of hangs: a job hangs if all its ranks are silent and no rank makes progress. Pure: callers pass samples and times.
 
-A rank gets on that reads or writes, that computes here and there, or that waits for input. One that computes does not get
-on where it stands at one place all the time, in a collective or in a loop of Python: MPI and CUDA wait by
-computing. Frames of C tell such a wait from a long call to a library that computes.
+A rank makes progress if it reads or writes, computes at changing places, or waits for input. A rank that computes at
+one place all the time, in a collective or in a loop of Python, does not: MPI and CUDA wait by computing. Frames of C
+tell such a wait from a long call to a library that computes.
 
-Where ranks tell their steps, these alone count: then it is known, and not inferred, whether one gets on.
+If ranks report their steps, only the steps count: progress is then reported and not inferred.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -18,41 +18,41 @@ from hvlaunch.telemetry.verdict import Doing, Verdict, doing, is_collective, ver
 __all__ = ["Judge"]
 
 _SILENT_PART = 1 / 4
-"""Of the timeout, after which somebody looks."""
+"""Part of the timeout before the first look."""
 _LOOKS = 6
-"""Within the timeout."""
+"""Looks within the timeout."""
 _SHORTEST_PAUSE = 0.5
 _BUSY = 0.05
-"""Cores in use, where there are enough for all."""
+"""Cores in use of a busy worker, on a host with enough cores for all."""
 _FRESH = 5.0
-"""Seconds after which a sample says nothing of now."""
+"""Seconds after which a sample is too old to describe the present."""
 _AWAY = 3
-"""Looks in which a host has not answered, or nobody has looked."""
+"""Looks without an answer of a host, or without any look, after which the past is unknown."""
 _MOVED = 1 << 16
-"""Bytes between two looks."""
+"""Bytes of input and output between two looks, at which a rank counts as moving."""
 _DISK_MOVES = 1 << 18
-"""Bytes per second, of a host whose worker waits for a disk."""
+"""Bytes per second of a busy local disk, for a worker that waits for a disk."""
 _NETWORK_MOVES = 1 << 20
-"""The same, for a disk that is elsewhere."""
+"""Bytes per second of a busy network disk."""
 _LEAST_STACKS = 3
 _STEPS = 2
-"""How much longer than any before a step may take, if that is more than the timeout."""
+"""Factor on the longest step so far: a step may take that long, or the timeout if longer."""
 _LONGEST_PATIENCE = 5
-"""Timeouts."""
+"""Timeouts that a long step may take at most."""
 _SYNCHRONIZING = (
     "cudaStreamSynchronize",
     "cudaDeviceSynchronize",
     "cudaEventSynchronize",
     "cuStreamSynchronize",
 )
-"""How a GPU is waited for, whatever it does."""
+"""Functions that wait for a GPU, whatever the GPU does."""
 
 _Place: TypeAlias = tuple[tuple[int, str, tuple[Frame, ...]], ...]
 
 
 @dataclass(slots=True)
 class _Rank:
-    """What is known of one rank since it was last heard of."""
+    """Knowledge of a rank since the job's last sign of life."""
 
     host: str
     sample: WorkerSample | None = None
@@ -60,19 +60,19 @@ class _Rank:
     is_busy: bool = False
     place: _Place = ()
     looks: int = 0
-    """For how many looks in a row it was there, by its stacks, or because it did not compute."""
+    """Looks in a row with the rank at `place`, or without computing."""
     stacks: list[ProcessStack] = field(default_factory=list)
 
 
 class Judge:
-    """Judges one job. Times are in seconds of one clock; `timeout` is --hang-timeout."""
+    """Judges one job. Times are seconds of one clock; `timeout` is --hang-timeout."""
 
     def __init__(self, timeout: float, now: float) -> None:
         self._timeout = timeout
         self._heard = now
-        """When the job was last heard of."""
+        """Time of the last sign of life: a line, a commit, a step."""
         self._got_on = now
-        """When a rank was last seen to get on."""
+        """Time of the last progress that a look has seen."""
         self._by_steps = False
         self._patience = timeout
         self._ranks: dict[int, _Rank] = {}
@@ -88,19 +88,21 @@ class Judge:
 
     @property
     def next_look(self) -> float:
-        """When to look, unless something is heard until then."""
+        """Time of the next look, unless the job gives a sign of life before."""
         return self._next
 
     def heard(self, at: float, *, by_steps: bool = False) -> None:
-        """A rank has printed, committed, told its progress, begun or ended, or the user has typed something.
+        """Record a sign of life: a line, a commit, progress, a start, an exit, or typed input.
 
-        `by_steps`: ranks tell their steps, and are not through with them.
+        `by_steps` is true while ranks report steps and have not finished the last.
         """
         was_by_steps, self._by_steps = self._by_steps, by_steps
+        # Threads report in any order: an older sign of life must not move the clock back.
         if at <= self._heard:
             return
         if was_by_steps and by_steps:
             longest = min(_STEPS * (at - self._heard), _LONGEST_PATIENCE * self._timeout)
+            # Steps differ: a validation epoch may take longer than any training step before it.
             self._patience = max(self._patience, longest)
         self._heard = self._got_on = at
         self._ranks.clear()
@@ -108,41 +110,46 @@ class Judge:
         self._next = at + self._timeout * _SILENT_PART
 
     def operations(self, now: float, counts: Mapping[str, int]) -> None:
-        """How many operations NCCL has begun, by who counts them: it says that while they go on."""
+        """Record how many operations NCCL has begun, by host. More operations are progress."""
         if any(count > self._operations.get(name, count) for name, count in counts.items()):
             self._gets_on(now)
         self._operations.update(counts)
 
     @property
     def has_said(self) -> bool:
-        """Whether the job hangs by what is known now."""
+        """True while the last verdict, a hang, still holds."""
         return self._has_said
 
     def samples(self, now: float, hosts: Iterable[HostSample]) -> frozenset[int]:
-        """What was measured. Returns the ranks whose stacks are to be shown to stacks(): those that compute, at first all."""
+        """Record samples. Return the ranks to take stacks of for stacks(): at first every rank, later the computing ranks."""
+        # After a sign of life nothing is known: the first look needs every stack.
         is_first = not self._ranks
-        known = dict(self._ranks)
+        previous = dict(self._ranks)
         if not is_first and now > self._looked + _AWAY * self.pause:
             self._heard = self._got_on = now  # we were stopped: who knows what happened meanwhile
         self._looked = now
         for host in hosts:
             for worker in host.workers:
-                rank = known.get(worker.rank)
+                rank = previous.get(worker.rank)
                 if rank is None or rank.sample is None or rank.sample.pid != worker.pid:
                     rank = _Rank(host.host)
                     self._ranks[worker.rank] = rank
+                # A host that has not answered since the last look repeats its sample: that is no news of its workers.
                 elif host.time <= rank.at:
                     continue  # its host has not answered since
                 elif _has_moved(host, rank.sample, worker):
                     self._gets_on(now)
                 rank.is_busy = _is_busy(rank, worker, host)
+                # A rank that does not compute can't have moved: no new stack is needed to count this look.
                 if rank.looks and not rank.is_busy:
                     rank.looks += 1  # it has not moved
                 rank.sample, rank.at = worker, host.time
         self._next = now + self.pause
         due = self._due
+        # A due verdict must not wait for the regular look.
         if now < due < self._next:
             self._next = due
+        # A late host gets a little time: without its answer the verdict would name its ranks as unseen.
         if due <= now and self._is_late:
             self._next = now + _SHORTEST_PAUSE
         return frozenset(
@@ -150,24 +157,24 @@ class Judge:
         )
 
     def stacks(self, now: float, stacks: Iterable[ProcessStack]) -> None:
-        """The stacks that samples() has asked for."""
-        for number, found in _by_rank(stacks).items():
+        """Record the stacks of the ranks from samples()."""
+        for number, rank_stacks in _by_rank(stacks).items():
             rank = self._ranks.get(number)
             if rank is None:
                 continue
-            place = _place(found)
+            place = _place(rank_stacks)
             if rank.looks and place != rank.place and rank.is_busy:
                 self._gets_on(now)
             rank.looks = rank.looks + 1 if place == rank.place else 1
-            rank.place, rank.stacks = place, found
+            rank.place, rank.stacks = place, rank_stacks
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time for a verdict. The stacks of all are wanted then, with the frames of C of `computing`."""
+        """True at the time for a verdict, which needs the stacks of all ranks, and native frames of `steady` ranks."""
         return not self._has_said and bool(self._ranks) and now >= self._due and not self._is_late
 
     @property
     def _is_late(self) -> bool:
-        """Whether a host has not answered to the last look, and may still."""
+        """True if a host has not answered the last look, and may still answer."""
         ages = (self._looked - rank.at for rank in self._ranks.values())
         return any(_FRESH < age <= _AWAY * self.pause for age in ages)
 
@@ -177,12 +184,12 @@ class Judge:
 
     @property
     def computing(self) -> frozenset[int]:
-        """Ranks that compute."""
+        """Computing ranks."""
         return frozenset(number for number, rank in self._ranks.items() if rank.is_busy)
 
     @property
     def steady(self) -> frozenset[int]:
-        """Ranks that compute, and were always seen at one place: their frames of C tell more."""
+        """Computing ranks at a constant place: their native frames tell more."""
         return frozenset(number for number in self.computing if self._ranks[number].looks >= _LEAST_STACKS)
 
     def verdict(
@@ -196,39 +203,45 @@ class Judge:
         behind: Container[int] = (),
         apart: Mapping[int, str] | None = None,
     ) -> Verdict | None:
-        """Whether the job hangs.
+        """Return the verdict if the job hangs.
 
-        `ended` are ranks that are no more; `reading` those that wait for stdin; `behind` those that have begun fewer of NCCL's
+        `ended` are ranks that have exited; `reading` ranks may wait for stdin; `behind` ranks have begun fewer of NCCL's
         operations than others; `apart` is as in telemetry.verdict.
         """
-        found, deep = _by_rank(stacks), _by_rank(native)
-        if any(self._reads(number, found) for number in reading):
+        stacks_by_rank, native_by_rank = _by_rank(stacks), _by_rank(native)
+        if any(self._reads(number, stacks_by_rank) for number in reading):
             self._gets_on(now)
             return None
-        busy = [number for number in self.computing if self._computes(number, found, deep, behind)]
+        busy = [
+            number
+            for number in self.computing
+            if self._computes(number, stacks_by_rank, native_by_rank, behind)
+        ]
         if busy and not self._by_steps:
             self._gets_on(now)
             return None
         ranks = {
             number: doing(
-                _deepest(found.get(number, rank.stacks), deep.get(number, ())),
+                _deepest(stacks_by_rank.get(number, rank.stacks), native_by_rank.get(number, ())),
                 rank.sample.state if rank.sample is not None else "",
                 is_busy=rank.is_busy,
             )
             for number, rank in self._ranks.items()
         }
-        if all(one.how == "computes" for one in ranks.values()) and not self._by_steps:
+        if all(state.how == "computes" for state in ranks.values()) and not self._by_steps:
             self._gets_on(now)
             return None
+        # From here on the job hangs: what remains is the wording of the verdict.
         self._has_said = True
         if self._operations:  # NCCL's kernels wait on the GPU
             ranks |= {
                 number: replace(ranks[number], how="collective")
-                for number, frames in deep.items()
+                for number, frames in native_by_rank.items()
                 if number in ranks
                 and ranks[number].how == "computes"
                 and _waits_for_gpu(_busiest(frames, self._ranks[number].sample))
             }
+        # With reported steps a busy rank does not prevent the verdict, but the user has to see that it computes.
         ranks |= {number: replace(ranks[number], how="works") for number in busy}
         ranks |= {
             number: Doing("unseen") for number, rank in self._ranks.items() if self._looked > rank.at + _FRESH
@@ -239,87 +252,90 @@ class Judge:
         return verdict(now - since, ranks, hosts, apart or {})
 
     def _gets_on(self, at: float) -> None:
-        """As heard(), but that it is known by looking only."""
+        """Record inferred progress. Reported steps outrank it."""
         if self._by_steps:
             return
         self._got_on = max(self._got_on, at)
         self._has_said = False
 
-    def _reads(self, number: int, found: Mapping[int, Sequence[ProcessStack]]) -> bool:
-        """Whether a rank that may read stdin waits for that, by where the kernel holds it."""
+    def _reads(self, number: int, stacks_by_rank: Mapping[int, Sequence[ProcessStack]]) -> bool:
+        """True if a rank with access to stdin waits for input, by its kernel function."""
         rank = self._ranks.get(number)
         if rank is None or rank.sample is None or rank.is_busy or rank.sample.state != "S":
             return False
+        # Some kernels hide the function (kptr_restrict): the Python frames have to do.
         if rank.sample.waits_in is not None:
             return "read" in rank.sample.waits_in
-        main = main_of(found[number]) if found.get(number) else None
+        main = main_of(stacks_by_rank[number]) if stacks_by_rank.get(number) else None
         return main is None or not main.threads or not is_collective(main.threads[0].frames)
 
     def _computes(
         self,
         number: int,
-        found: Mapping[int, Sequence[ProcessStack]],
-        deep: Mapping[int, Sequence[ProcessStack]],
+        stacks_by_rank: Mapping[int, Sequence[ProcessStack]],
+        native_by_rank: Mapping[int, Sequence[ProcessStack]],
         behind: Container[int],
     ) -> bool:
-        """Whether a rank that uses a processor gets on: it is not always at one place, or a library computes there, or its GPU.
+        """True if a rank that uses a processor makes progress: at changing places, in a library that computes, or by its GPU.
 
-        Who is behind, and waits for its GPU, waits for what that computes: not for others.
+        A rank that is behind and waits for its GPU waits for the GPU's work and not for other ranks.
         """
         rank = self._ranks[number]
-        now = found.get(number, rank.stacks)
-        if not now or _place(now) != rank.place or rank.looks < _LEAST_STACKS:
+        current = stacks_by_rank.get(number, rank.stacks)
+        if not current or _place(current) != rank.place or rank.looks < _LEAST_STACKS:
             return True
-        busiest = _busiest(now, rank.sample)
+        busiest = _busiest(current, rank.sample)
         if not busiest.is_python or not busiest.threads:
             return True  # a compiler, or any other program
         if is_collective(busiest.threads[0].frames):
             return False
-        if number not in deep:
+        if number not in native_by_rank:
             return not busiest.threads[0].frames[-1].is_own
-        shown = _busiest(deep[number], rank.sample)
-        if not shown.is_python or _own(shown) != _own(busiest):
+        native = _busiest(native_by_rank[number], rank.sample)
+        if not native.is_python or _own(native) != _own(busiest):
             return True  # py-spy was not ready in time, or it is elsewhere by now
-        if _waits_for_gpu(shown):
+        if _waits_for_gpu(native):
             return number in behind
-        frames = shown.threads[0].frames
+        frames = native.threads[0].frames
         return not is_collective(frames) and (not frames or not frames[-1].is_own)
 
 
 def _waits_for_gpu(stack: ProcessStack) -> bool:
-    """By its frames of C."""
+    """True if native frames show a wait for the GPU."""
     return any(frame.function in _SYNCHRONIZING for thread in stack.threads[:1] for frame in thread.frames)
 
 
 def _own(stack: ProcessStack) -> Frame | None:
-    """The innermost of the user's own frames in its main thread: frames of C may leave no room for the outermost."""
-    own = (frame for thread in stack.threads[:1] for frame in reversed(thread.frames) if frame.is_own)
-    return next(own, None)
+    """Innermost frame of user code in the main thread. Native frames may leave no room for the outermost frames."""
+    own_frames = (frame for thread in stack.threads[:1] for frame in reversed(thread.frames) if frame.is_own)
+    return next(own_frames, None)
 
 
 def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
-    found: dict[int, list[ProcessStack]] = {}
-    for one in stacks:
-        found.setdefault(one.rank, []).append(one)
-    return found
+    by_rank: dict[int, list[ProcessStack]] = {}
+    for stack in stacks:
+        by_rank.setdefault(stack.rank, []).append(stack)
+    return by_rank
 
 
 def _busiest(stacks: Sequence[ProcessStack], sample: WorkerSample | None) -> ProcessStack:
-    """The process that uses the processor; the main one where its stack is not there."""
-    return next((one for one in stacks if sample is not None and one.pid == sample.busiest), main_of(stacks))
+    """Process that uses the processor, or the main process if its stack is missing."""
+    return next(
+        (stack for stack in stacks if sample is not None and stack.pid == sample.busiest), main_of(stacks)
+    )
 
 
 def _place(stacks: Sequence[ProcessStack]) -> _Place:
-    """Where all threads of all its processes are."""
+    """Return the places of every thread of a rank."""
     return tuple(
         (process.pid, thread.name, thread.frames)
-        for process in sorted(stacks, key=lambda one: one.pid)
+        for process in sorted(stacks, key=lambda stack: stack.pid)
         for thread in process.threads
     )
 
 
 def _deepest(stacks: Sequence[ProcessStack], native: Sequence[ProcessStack]) -> Sequence[ProcessStack]:
-    """The stacks with frames of C, where they tell that a collective is what computes."""
+    """Native stacks if they show that the computation is a collective; else the plain stacks."""
     main = main_of(native) if native else None
     if main is not None and main.threads and is_collective(main.threads[0].frames):
         return native
@@ -338,9 +354,11 @@ def _has_moved(host: HostSample, before: WorkerSample, now: WorkerSample) -> boo
 
 
 def _is_busy(rank: _Rank, worker: WorkerSample, host: HostSample) -> bool:
-    """Whether it uses a processor, or would if it got one."""
+    """True for a worker on a processor, or in the queue for a processor."""
+    # A stopped process keeps its figures: the last processor time says nothing.
     if worker.state == "T":
         return False
+    # On an overloaded host a rank that computes gets less of a core: the threshold shrinks with the load.
     least = _BUSY * min(1.0, host.cores / max(host.load, 1.0))
     if rank.sample is None:
         return worker.cpu >= least

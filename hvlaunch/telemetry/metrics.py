@@ -1,4 +1,4 @@
-"""What jobs do, in Prometheus' text format. docs/metrics.md has the metrics for users. Pure."""
+"""Metrics of jobs in Prometheus' text format. docs/metrics.md lists them for users. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -16,7 +16,7 @@ _GPU = (*_HOST, "gpu")
 
 
 class JobNow(NamedTuple):
-    """A job at one moment: what `GET /job`, `/totals` and `/samples` give, the latter two None where they give nothing."""
+    """A job at one moment: the answers of `GET /job`, `/totals` and `/samples`. The last two are None without an answer."""
 
     job: Mapping[str, Any]
     totals: Mapping[str, Any] | None
@@ -26,7 +26,7 @@ class JobNow(NamedTuple):
 
 
 Row = tuple[Sequence[object], Any]
-"""The values of the labels behind the job's, and the metric's own; one of None is left out."""
+"""Values of the labels after the job's labels, and the value of the metric. A value of None is left out."""
 
 
 class _Family(NamedTuple):
@@ -37,7 +37,7 @@ class _Family(NamedTuple):
 
 
 def metrics_text(jobs: Sequence[JobNow]) -> bytes:
-    """All that is known of these jobs."""
+    """Return the metrics of these jobs."""
     from prometheus_client import CollectorRegistry  # noqa: PLC0415 (100 ms, and only for who asks)
     from prometheus_client.exposition import generate_latest  # noqa: PLC0415 (as above)
     from prometheus_client.registry import Collector  # noqa: PLC0415 (as above)
@@ -56,27 +56,28 @@ def _families(jobs: Sequence[JobNow]) -> "Iterator[Metric]":
 
     for name, family in METRICS.items():
         rows = [
-            ([one.job["id"], one.job.get("name") or "", *map(str, labels)], value)
-            for one in jobs
-            for labels, value in family.rows(one)
+            ([job.job["id"], job.job.get("name") or "", *map(str, labels)], value)
+            for job in jobs
+            for labels, value in family.rows(job)
             if value is not None
         ]
+        # A family without values would show its help text alone.
         if not rows:
             continue
-        made: Any
+        metric: Any
         match family.kind:
             case "gauge":
-                made = core.GaugeMetricFamily(name, family.help, labels=family.labels)
+                metric = core.GaugeMetricFamily(name, family.help, labels=family.labels)
             case "counter":
-                made = core.CounterMetricFamily(name, family.help, labels=family.labels)
+                metric = core.CounterMetricFamily(name, family.help, labels=family.labels)
             case "histogram":
-                made = core.HistogramMetricFamily(name, family.help, labels=family.labels)
+                metric = core.HistogramMetricFamily(name, family.help, labels=family.labels)
         for labels, value in rows:
             if family.kind == "histogram":
-                made.add_metric(labels, *value)
+                metric.add_metric(labels, *value)
             else:
-                made.add_metric(labels, value)
-        yield made
+                metric.add_metric(labels, value)
+        yield metric
 
 
 def _of_job(read: Callable[[JobNow], Any]) -> Callable[[JobNow], Iterable[Row]]:
@@ -94,18 +95,20 @@ def _goodput(now: JobNow) -> Iterator[Row]:
 
 def _recoveries(now: JobNow) -> Iterator[Row]:
     if now.totals is not None:
-        found = now.totals["recoveries"]
-        bounds = [*map(str, map(float, found["bounds"])), "+Inf"]
-        yield (), (list(zip(bounds, accumulate(found["counts"]), strict=True)), found["seconds"])
+        recoveries = now.totals["recoveries"]
+        bounds = [*map(str, map(float, recoveries["bounds"])), "+Inf"]
+        # Prometheus' buckets are cumulative; the totals count each bucket alone.
+        yield (), (list(zip(bounds, accumulate(recoveries["counts"]), strict=True)), recoveries["seconds"])
 
 
 def _counted(group: str, states: Sequence[str]) -> Callable[[JobNow], Iterable[Row]]:
-    """How many of them are in each state."""
+    """Count the members of a group by state."""
 
     def rows(now: JobNow) -> Iterator[Row]:
-        found = [one["state"] for one in now.job[group]]
+        states_now = [member["state"] for member in now.job[group]]
+        # States without members are 0 and not absent: a graph would keep the last value.
         for state in states:
-            yield (state,), found.count(state)
+            yield (state,), states_now.count(state)
 
     return rows
 
@@ -116,12 +119,12 @@ def _of_hosts(read: Callable[[Mapping[str, Any]], Any]) -> Callable[[JobNow], It
 
 def _spaces(now: JobNow) -> Iterator[Row]:
     for host in _hosts(now):
-        for where, (free, _) in sorted(host["free"].items()):
-            yield (host["host"], where), free
+        for place, (free, _) in sorted(host["free"].items()):
+            yield (host["host"], place), free
 
 
-def _told(name: str) -> Callable[[JobNow], Iterable[Row]]:
-    """What workers tell of their progress."""
+def _progress(name: str) -> Callable[[JobNow], Iterable[Row]]:
+    """Read the progress that workers report."""
 
     def rows(now: JobNow) -> Iterator[Row]:
         for worker in now.job["workers"]:
@@ -139,6 +142,7 @@ def _of_workers(read: Callable[[Mapping[str, Any]], Any]) -> Callable[[JobNow], 
 
 def _last_output(now: JobNow) -> Iterator[Row]:
     for host in _hosts(now):
+        # A silence is measured at the time of the sample, which may be seconds old.
         age = 0.0 if now.samples is None else now.samples["now"] - host["time"]
         for worker in host["workers"]:
             silent = worker["last_output"]
@@ -215,31 +219,39 @@ METRICS = {
     "hvlaunch_goodput_ratio": _Family(
         "gauge", "Share of the job's time in which steps were made that count.", _JOB, _goodput
     ),
-    "hvlaunch_worker_step": _Family("gauge", "Newest step, as the worker tells it.", _RANK, _told("step")),
-    "hvlaunch_worker_steps_per_second": _Family("gauge", "Rate of its steps.", _RANK, _told("rate")),
+    "hvlaunch_worker_step": _Family(
+        "gauge", "Newest step, as the worker tells it.", _RANK, _progress("step")
+    ),
+    "hvlaunch_worker_steps_per_second": _Family("gauge", "Rate of its steps.", _RANK, _progress("rate")),
     "hvlaunch_worker_cpu_seconds_total": _Family(
         "counter",
         "CPU time since the worker's start, with its children.",
         _RANK,
-        _of_workers(lambda one: one["cpu_time"]),
+        _of_workers(lambda worker: worker["cpu_time"]),
     ),
     "hvlaunch_worker_resident_memory_bytes": _Family(
         "gauge",
         "Resident memory of the worker and its children.",
         _RANK,
-        _of_workers(lambda one: one["memory"]),
+        _of_workers(lambda worker: worker["memory"]),
     ),
     "hvlaunch_worker_io_bytes_total": _Family(
         "counter",
         "Bytes read and written since the worker's start.",
         _RANK,
-        _of_workers(lambda one: one["io"]),
+        _of_workers(lambda worker: worker["io"]),
     ),
     "hvlaunch_worker_processes": _Family(
-        "gauge", "Processes of the worker, with itself.", _RANK, _of_workers(lambda one: one["processes"])
+        "gauge",
+        "Processes of the worker, with itself.",
+        _RANK,
+        _of_workers(lambda worker: worker["processes"]),
     ),
     "hvlaunch_worker_threads": _Family(
-        "gauge", "Threads of the worker and its children.", _RANK, _of_workers(lambda one: one["threads"])
+        "gauge",
+        "Threads of the worker and its children.",
+        _RANK,
+        _of_workers(lambda worker: worker["threads"]),
     ),
     "hvlaunch_worker_last_output_timestamp_seconds": _Family(
         "gauge", "When the worker printed last, in seconds since 1970.", _RANK, _last_output
@@ -306,4 +318,4 @@ METRICS = {
         _of_gpus(lambda gpu: gpu["ecc_errors"]),
     ),
 }
-"""By name."""
+"""All metrics by name."""

@@ -1,4 +1,4 @@
-"""How the hosts of a job reach each other, by what each knows of it: the form in which it says that, and what it means. Pure."""
+"""How the hosts of a job reach each other: the reports of hosts and of NCCL, and their meaning. Pure."""
 
 import json
 import re
@@ -26,6 +26,7 @@ __all__ = [
 _COUNT = whole(0, (1 << 64) - 1)
 _COUNTS = mapping(text(64), _COUNT, 64)
 _LONGEST_NAME = 64
+# The text of NCCL before 2.28 has a block for each communicator.
 _COMMUNICATOR = re.compile(r"#\d+-\d+ \(")
 _MANY_LINE = re.compile(
     r"  \d+ ranks have (?:launched up to operation (\d{1,20})|not launched any operations)$"
@@ -38,7 +39,7 @@ _PROCESS = re.compile(r"(?:^GPU .* managed by process|^  Process) (\d{1,20}) on 
 
 
 class NcclProcess(NamedTuple):
-    """As NCCL knows it, by the address or name of its host."""
+    """A process as NCCL knows it, by the address or name of its host."""
 
     pid: int
     host: str
@@ -46,66 +47,69 @@ class NcclProcess(NamedTuple):
 
 @dataclass(slots=True)
 class NcclReport:
-    """`behind` has processes that have not begun as many operations of a communicator as most others there, with both counts."""
+    """NCCL's report. `behind` maps processes to their count of operations and the usual count of a communicator."""
 
     operations: int | None = None
-    """How many all ranks have begun, where it says that."""
+    """Operations begun by the ranks together; None if the report lacks the count."""
     behind: dict[NcclProcess, tuple[int, int]] = field(default_factory=dict)
     missing: list[NcclProcess] = field(default_factory=list)
-    """Those that do not answer NCCL."""
+    """Processes without an answer to NCCL."""
 
     def compare(self, begun: Mapping[NcclProcess, int], usual: int) -> None:
-        """Of one communicator."""
+        """Record the processes of a communicator with fewer operations than usual."""
         for process, count in begun.items():
             if count < usual:
                 self.behind.setdefault(process, (count, usual))
 
 
-def read_report(said: str) -> NcclReport:
-    """What was said; nothing of it where it is neither form."""
+def read_report(report_text: str) -> NcclReport:
+    """Parse NCCL's report, in JSON or as text; an unknown form gives an empty report."""
     report = NcclReport()
-    if not said.startswith("{"):
-        _read_text(said, report)
+    if not report_text.startswith("{"):
+        _read_text(report_text, report)
         return report
     try:
-        found = json.loads(said)
-        for communicator in found["communicators"]:
+        parsed = json.loads(report_text)
+        for communicator in parsed["communicators"]:
             _read_communicator(communicator, report)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return NcclReport()
     return report
 
 
-def _read_communicator(found: Mapping[str, Any], report: NcclReport) -> None:
+def _read_communicator(communicator: Mapping[str, Any], report: NcclReport) -> None:
     """Raises ValueError, TypeError, KeyError, AttributeError."""
     begun: dict[NcclProcess, int] = {}
-    for rank in found["ranks"]:
+    for rank in communicator["ranks"]:
         if not _COUNTS(rank["collective_counts"]):
+            # The caller takes any of these errors for an unknown form.
             raise ValueError("no counts")
         begun[_process(rank)] = sum(rank["collective_counts"].values())
     report.operations = (report.operations or 0) + sum(begun.values())
+    # The majority is usual; on a tie the larger count, so that the ranks behind are named.
     if begun:
         counts = Counter(begun.values())
         report.compare(begun, max(counts, key=lambda count: (counts[count], count)))
-    report.missing += [_process(rank) for rank in found["missing_ranks"]]
+    report.missing += [_process(rank) for rank in communicator["missing_ranks"]]
 
 
 def _process(rank: Mapping[str, Any]) -> NcclProcess:
     return NcclProcess(int(rank["pid"]), str(rank["host"])[:_LONGEST_NAME])
 
 
-def _read_text(said: str, report: NcclReport) -> None:
+def _read_text(report_text: str, report: NcclReport) -> None:
     counts: list[int] = []
     begun: dict[NcclProcess, int] = {}
-    for line in [*said.splitlines(), "#0-0 ("]:
+    # The heading of one more communicator ends the last one.
+    for line in [*report_text.splitlines(), "#0-0 ("]:
         if _COMMUNICATOR.match(line):
             report.compare(begun, max(counts, default=0))
             counts, begun = [], {}
-        elif many := _MANY_LINE.match(line):
-            counts.append(int(many[1] or 0))
-        elif one := _ONE_LINE.match(line):
-            counts.append(int(one[1] or 0))
-            begun |= dict.fromkeys(_processes(one[2]), counts[-1])
+        elif several_ranks := _MANY_LINE.match(line):
+            counts.append(int(several_ranks[1] or 0))
+        elif single := _ONE_LINE.match(line):
+            counts.append(int(single[1] or 0))
+            begun |= dict.fromkeys(_processes(single[2]), counts[-1])
         elif (rank := _RANK_LINE.match(line)) and counts:
             begun |= dict.fromkeys(_processes(rank[1]), counts[-1])
         else:
@@ -113,9 +117,9 @@ def _read_text(said: str, report: NcclReport) -> None:
 
 
 def _processes(words: str) -> Sequence[NcclProcess]:
-    """The one that these words are about, if they are about one."""
-    found = _PROCESS.match(words)
-    return [] if found is None else [NcclProcess(int(found[1]), found[2][:_LONGEST_NAME])]
+    """Parse the process in a line, if the line has the form."""
+    match = _PROCESS.match(words)
+    return [] if match is None else [NcclProcess(int(match[1]), match[2][:_LONGEST_NAME])]
 
 
 _RANK = whole(0, 1 << 31)
@@ -133,92 +137,101 @@ _PEERS = record(
 
 @dataclass(frozen=True, slots=True)
 class HostPeers:
-    """What one host knows."""
+    """A host's report."""
 
     host: str
     ranks: Mapping[int, int]
-    """By the pids of its workers and of all below them."""
+    """Ranks by the pids of workers and their descendants."""
     addresses: frozenset[str]
-    """That its workers' connections have."""
+    """Local addresses of its workers' connections."""
     unanswered: frozenset[str]
-    """Addresses to which what they send is repeated, since nothing is acknowledged."""
+    """Silent peers: the kernel repeats what workers send to them."""
     nccl: NcclReport | None
-    """None where no NCCL answers there."""
+    """None if no NCCL process answers on the host."""
 
 
-def host_peers(host: str, found: Any) -> HostPeers | None:
-    """What a host has sent; None where it has not the form."""
-    if not _PEERS(found):
+def host_peers(host: str, answer: Any) -> HostPeers | None:
+    """Parse a host's report; None for a wrong form."""
+    if not _PEERS(answer):
         return None
     return HostPeers(
         host,
-        {pid: rank for rank, pid in found["pids"]},
-        frozenset(found["addresses"]),
-        frozenset(peer for _, peer in found["unanswered"]),
-        None if found["nccl"] is None else read_report(found["nccl"]),
+        {pid: rank for rank, pid in answer["pids"]},
+        frozenset(answer["addresses"]),
+        frozenset(peer for _, peer in answer["unanswered"]),
+        None if answer["nccl"] is None else read_report(answer["nccl"]),
     )
 
 
 def operations(peers: Iterable[HostPeers]) -> dict[str, int]:
-    """How many operations NCCL's ranks have begun in all, by the host that says it."""
+    """Count NCCL's operations by the host of the report."""
     return {
-        one.host: one.nccl.operations
-        for one in peers
-        if one.nccl is not None and one.nccl.operations is not None
+        host_report.host: host_report.nccl.operations
+        for host_report in peers
+        if host_report.nccl is not None and host_report.nccl.operations is not None
     }
 
 
 def notes(peers: Sequence[HostPeers]) -> dict[int, str]:
-    """Of ranks that others may wait for, why: hosts that get no answer first, then who is missing to NCCL, then who is behind."""
+    """Explain why others may wait for a rank: a host without an answer, else a rank missing to NCCL, else a rank behind."""
     return _cut_off(peers) or _missing(peers) or behind(peers)
 
 
 def _cut_off(peers: Sequence[HostPeers]) -> dict[int, str]:
-    """Of a dead connection both ends may be its cause; a host that has several is."""
-    known = Counter(address for one in peers for address in one.addresses)
+    """Find hosts without contact. A dead connection accuses both ends; a host with several dead connections is the cause."""
+    # 127.0.0.1 and the address of a bridge stand for several hosts: they identify none.
+    hosts_by_address = Counter(address for report in peers for address in report.addresses)
     of_address = {
-        address: one.host for one in peers for address in one.addresses if known[address] == 1
+        address: report.host
+        for report in peers
+        for address in report.addresses
+        if hosts_by_address[address] == 1
     }  # not 127.0.0.1, or a bridge's
+    # A link has no direction: each end may report it.
     links = {
-        frozenset((one.host, of_address[peer]))
-        for one in peers
-        for peer in one.unanswered
-        if of_address.get(peer, one.host) != one.host
+        frozenset((report.host, of_address[peer]))
+        for report in peers
+        for peer in report.unanswered
+        if of_address.get(peer, report.host) != report.host
     }
     dead = Counter(host for link in links for host in link)
+    # With several dead links the host in most of them is the likely cause.
     most = max(dead.values(), default=0)
     odd = {host for host, count in dead.items() if count == most}
-    found: dict[int, str] = {}
-    for one in peers:
-        if one.host in odd:
-            others = {host for link in links if one.host in link for host in link} - {one.host}
-            ends = sorted({one.host, *others}) if most == 1 else sorted(others)
+    causes: dict[int, str] = {}
+    for report in peers:
+        if report.host in odd:
+            others = {host for link in links if report.host in link for host in link} - {report.host}
+            ends = sorted({report.host, *others}) if most == 1 else sorted(others)
             between = (
-                "no answer between hosts" if most == 1 else f"no answer between host {one.host} and hosts"
+                "no answer between hosts" if most == 1 else f"no answer between host {report.host} and hosts"
             )
-            found |= dict.fromkeys(one.ranks.values(), f"{between} {host_set(ends)}")
-    return found
+            causes |= dict.fromkeys(report.ranks.values(), f"{between} {host_set(ends)}")
+    return causes
 
 
 def _missing(peers: Sequence[HostPeers]) -> dict[int, str]:
-    missing = {process for one in peers if one.nccl is not None for process in one.nccl.missing}
+    missing = {process for report in peers if report.nccl is not None for process in report.nccl.missing}
     ranks = {_rank_of(process, peers) for process in missing}
     return {rank: "NCCL gets no answer from it" for rank in ranks if rank is not None}
 
 
 def behind(peers: Sequence[HostPeers]) -> dict[int, str]:
-    """Of ranks that have begun fewer of NCCL's operations than others, how many: by the newest that any host says."""
-    found = {}
-    for one in peers:
-        for process, (count, usual) in ({} if one.nccl is None else one.nccl.behind).items():
+    """Describe ranks that have begun fewer of NCCL's operations than others, by the newest report."""
+    causes = {}
+    for report in peers:
+        for process, (count, usual) in ({} if report.nccl is None else report.nccl.behind).items():
             rank = _rank_of(process, peers)
             if rank is not None:
-                found[rank] = f"has begun {count} of NCCL's operations, the others {usual}"
-    return found
+                causes[rank] = f"has begun {count} of NCCL's operations, the others {usual}"
+    return causes
 
 
 def _rank_of(process: NcclProcess, peers: Sequence[HostPeers]) -> int | None:
-    """Whose process that is. The same pid may be on several hosts."""
-    having = [one for one in peers if process.pid in one.ranks]
-    there = [one for one in having if process.host in (*one.addresses, one.host)] or having
-    return there[0].ranks[process.pid] if len(there) == 1 else None
+    """Return the rank of an NCCL process. The same pid may exist on several hosts."""
+    # Containers have pid namespaces of their own, so a pid alone may match several hosts.
+    candidates = [report for report in peers if process.pid in report.ranks]
+    matching = [
+        report for report in candidates if process.host in (*report.addresses, report.host)
+    ] or candidates
+    return matching[0].ranks[process.pid] if len(matching) == 1 else None

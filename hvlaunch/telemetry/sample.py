@@ -1,4 +1,4 @@
-"""What a host measures of itself, of its workers and of its GPUs at one moment, and the form in which it sends that. Pure."""
+"""Samples: the figures of a host, its workers and its GPUs at one moment, and their form on the wire. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from hvlaunch.agent.wire.shapes import exactly, mapping, number, of, or_null, re
 
 __all__ = ["SAMPLE", "GpuSample", "HostSample", "WorkerSample", "as_json", "host_sample"]
 
+# A host is not trusted: without these bounds its sample could fill the driver's memory.
 _MOST_WORKERS = 1 << 16
 _MOST_PIDS = 1 << 12
 _COUNT = whole(0, 1 << 31)
@@ -60,12 +61,12 @@ SAMPLE = record(
         "problems": several(text(512), 64),
     }
 )
-"""What a host may send."""
+"""The form of a host's sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """A worker with all its descendants."""
+    """Figures of a worker together with all its descendants."""
 
     rank: int
     pid: int
@@ -73,20 +74,20 @@ class WorkerSample:
     cpu: float
     """Processor cores in use."""
     cpu_time: float
-    """Seconds since its start."""
+    """Seconds of processor time since its start."""
     memory: int
     """Resident bytes."""
     state: str
-    """Of its busiest process, as the kernel has it: R, S, D, T or Z."""
+    """State of its busiest process as the kernel names it: R, S, D, T or Z."""
     threads: int
     waits_in: str | None
-    """The kernel's function."""
+    """Kernel function of the busiest process's wait."""
     io: int
     """Bytes read and written since its start."""
     last_output: float | None
-    """Seconds since it last printed."""
+    """Seconds since the last output."""
     gpus: tuple[int, ...]
-    """Those that it uses."""
+    """Indices of its GPUs."""
     busiest: int
     """The pid of its busiest process."""
 
@@ -114,7 +115,7 @@ class HostSample:
 
     host: str
     time: float
-    """Of the driver's clock."""
+    """Time of the sample by the driver's clock."""
     cores: int
     cpu: float
     """Cores in use."""
@@ -130,33 +131,34 @@ class HostSample:
     workers: tuple[WorkerSample, ...]
     gpus: tuple[GpuSample, ...]
     problems: tuple[str, ...]
-    """What could not be measured, and why."""
+    """Missing figures and the reasons."""
 
 
-def host_sample(host: str, time: float, found: Any, printed_at: Mapping[int, float]) -> HostSample | None:
-    """What a host has sent; None where it has not the form. `printed_at` has when a rank printed last, if it has."""
-    if not SAMPLE(found):
+def host_sample(host: str, time: float, answer: Any, printed_at: Mapping[int, float]) -> HostSample | None:
+    """Parse a host's sample; None for a wrong form. `printed_at` has the time of each rank's last output."""
+    if not SAMPLE(answer):
         return None
 
     def silence(rank: int) -> float | None:
         at = printed_at.get(rank)
         return None if at is None else max(0.0, time - at)
 
+    # Lists become tuples, so that a sample can't change once it is shared between threads.
     workers = tuple(
-        WorkerSample(**{**one, "gpus": tuple(one["gpus"])}, last_output=silence(one["rank"]))
-        for one in found["workers"]
+        WorkerSample(**{**entry, "gpus": tuple(entry["gpus"])}, last_output=silence(entry["rank"]))
+        for entry in answer["workers"]
     )
     gpus = tuple(
-        GpuSample(**{**one, **{name: tuple(one[name]) for name in ("throttled", "xids", "pids")}})
-        for one in found["gpus"]
+        GpuSample(**{**entry, **{name: tuple(entry[name]) for name in ("throttled", "xids", "pids")}})
+        for entry in answer["gpus"]
     )
-    free = {name: (space[0], space[1]) for name, space in found["free"].items()}
-    made = {"workers": workers, "gpus": gpus, "free": free, "problems": tuple(found["problems"])}
-    return HostSample(host=host, time=time, **{**found, **made})
+    free = {name: (space[0], space[1]) for name, space in answer["free"].items()}
+    fields = {"workers": workers, "gpus": gpus, "free": free, "problems": tuple(answer["problems"])}
+    return HostSample(host=host, time=time, **{**answer, **fields})
 
 
 def as_json(sample: HostSample) -> dict[str, Any]:
-    """As programs get it: the fields by their names."""
+    """Return the sample as JSON with the fields by their names."""
     from dataclasses import asdict  # noqa: PLC0415 (when somebody asks)
 
     return asdict(sample)

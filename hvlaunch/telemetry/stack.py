@@ -1,4 +1,4 @@
-"""Stacks of workers and of their children: what they are, and the form in which a host sends them. Pure."""
+"""Stacks of workers and their children: their form on the wire, and one readable text from the stacks of many ranks. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ STACKS = {
     "threads": several(record(_THREAD), _MOST_PROCESSES * _MOST_THREADS),
     "stacks": several(record(_SHAPE), _MOST_PROCESSES),
 }
-"""What a host may send: each thread once, and stacks with the numbers of their threads."""
+"""The form of a host's stacks: each thread once, and processes with the numbers of their threads."""
 _STACKS = record(STACKS)
 
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -71,7 +71,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A call that has not returned. `file` is a path, or empty where it is not known; `line` is 0 then."""
+    """A call without a return yet. `file` is empty and `line` 0 if the place is unknown."""
 
     function: str
     file: str
@@ -79,12 +79,12 @@ class Frame:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's own code, and not a library's, Python's or the kernel's."""
+        """True for user code; false for code of a library, Python or the kernel."""
         return bool(self.file) and _library_part(self.file) is None
 
     @property
     def short_file(self) -> str:
-        """Enough of the path to know the file by."""
+        """The part of the path by which a reader recognizes the file."""
         path = PurePosixPath(self.file)
         return _library_part(self.file) or "/".join(
             path.parts[-2:] if path.stem.startswith("__") else path.parts[-1:]
@@ -98,8 +98,9 @@ class Frame:
 
 @lru_cache(maxsize=1 << 14)
 def _library_part(file: str) -> str | None:
-    """The path from the library on; None where the file is none of a library."""
+    """Return the path below the library's folder; None for a file outside libraries."""
     parts = PurePosixPath(file).parts
+    # Frames of frozen modules, of the kernel ([...]) and of native libraries have no Python source.
     if file.startswith(("<frozen", "[")) or any(".so" in name for name in parts[-1:]):
         return parts[-1]
     for number, part in enumerate(parts):
@@ -113,91 +114,95 @@ def _library_part(file: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread. `is_python` is whether its frames are Python's."""
+    """A thread. `is_python` is true if its frames are Python's."""
 
     name: str
     frames: tuple[Frame, ...]
-    """The outermost first."""
+    """Outermost frame first."""
     is_python: bool
 
     @property
     def is_helper(self) -> bool:
-        """Whether nothing of the user's own runs in it."""
+        """True if no user code runs in the thread."""
         return not any(frame.is_own for frame in self.frames)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStack:
-    """A worker's process, or one of a worker's children, at one moment."""
+    """A process of a worker, or of a worker's child, at one moment."""
 
     host: str
     rank: int
     pid: int
     command: str
     is_child: bool
-    """Whether it is a descendant of the worker's process."""
+    """True for a descendant of the worker's process."""
     threads: tuple[ThreadStack, ...]
-    """The main thread first."""
+    """Main thread first."""
     source: Source
     problem: str | None = None
-    """Why there is no better stack of it, and what to do about it, in one line."""
+    """Reason for the lack of a better stack, and a remedy, in a line."""
 
     @property
     def is_python(self) -> bool:
         return any(thread.is_python for thread in self.threads)
 
 
-def process_stacks(host: str, found: Any) -> tuple[ProcessStack, ...] | None:
-    """What a host has sent; None where it has not the form."""
-    if not _STACKS(found):
+def process_stacks(host: str, answer: Any) -> tuple[ProcessStack, ...] | None:
+    """Parse a host's stacks; None if their form is wrong."""
+    if not _STACKS(answer):
         return None
     threads = [
-        ThreadStack(one["name"], tuple(Frame(*frame) for frame in one["frames"]), one["is_python"])
-        for one in found["threads"]
+        ThreadStack(entry["name"], tuple(Frame(*frame) for frame in entry["frames"]), entry["is_python"])
+        for entry in answer["threads"]
     ]
-    if any(number >= len(threads) for one in found["stacks"] for number in one["threads"]):
+    # The numbers are the host's: an index beyond the list must not become an exception.
+    if any(number >= len(threads) for entry in answer["stacks"] for number in entry["threads"]):
         return None
     return tuple(
-        ProcessStack(host=host, **{**one, "threads": tuple(threads[number] for number in one["threads"])})
-        for one in found["stacks"]
+        ProcessStack(host=host, **{**entry, "threads": tuple(threads[number] for number in entry["threads"])})
+        for entry in answer["stacks"]
     )
 
 
 def as_json(stacks: Iterable[ProcessStack]) -> dict[str, Any]:
-    """As programs get them: `threads` has each once, `stacks` the processes with the numbers of their threads."""
+    """Return stacks as JSON: `threads` has each thread once, `stacks` the processes with the numbers of their threads."""
     numbers: dict[ThreadStack, int] = {}
-    known: dict[int, int] = {}  # by identity: to find an equal one costs as much as it is deep
-    found = []
-    for one in stacks:
-        for thread in one.threads:
-            if id(thread) not in known:
-                known[id(thread)] = numbers.setdefault(thread, len(numbers))
-        mine = {name: getattr(one, name) for name in ProcessStack.__slots__}
-        found.append({**mine, "threads": [known[id(thread)] for thread in one.threads]})
-    return {"threads": [_thread(thread) for thread in numbers], "stacks": found}
+    # By identity: comparing equal threads costs as much as their depth, and most ranks share a few.
+    number_by_id: dict[int, int] = {}
+    entries = []
+    for stack in stacks:
+        for thread in stack.threads:
+            if id(thread) not in number_by_id:
+                number_by_id[id(thread)] = numbers.setdefault(thread, len(numbers))
+        fields = {name: getattr(stack, name) for name in ProcessStack.__slots__}
+        entries.append({**fields, "threads": [number_by_id[id(thread)] for thread in stack.threads]})
+    return {"threads": [_thread(thread) for thread in numbers], "stacks": entries}
 
 
 def _thread(thread: ThreadStack) -> dict[str, Any]:
-    frames = [{"function": one.function, "file": one.file, "line": one.line} for one in thread.frames]
+    frames = [{"function": frame.function, "file": frame.file, "line": frame.line} for frame in thread.frames]
     return {"name": thread.name, "frames": frames, "is_python": thread.is_python}
 
 
-def from_json(found: Mapping[str, Any]) -> list[ProcessStack]:
-    """Those of as_json()."""
+def from_json(data: Mapping[str, Any]) -> list[ProcessStack]:
+    """Return the stacks from which as_json() made this."""
     threads = [
-        ThreadStack(one["name"], tuple(Frame(**frame) for frame in one["frames"]), one["is_python"])
-        for one in found["threads"]
+        ThreadStack(entry["name"], tuple(Frame(**frame) for frame in entry["frames"]), entry["is_python"])
+        for entry in data["threads"]
     ]
     return [
-        ProcessStack(**{**one, "threads": tuple(threads[number] for number in one["threads"])})
-        for one in found["stacks"]
+        ProcessStack(**{**entry, "threads": tuple(threads[number] for number in entry["threads"])})
+        for entry in data["stacks"]
     ]
 
 
-def whole_stacks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The processes of as_json(), each with its threads themselves."""
-    threads = found["threads"]
-    return [{**one, "threads": [threads[number] for number in one["threads"]]} for one in found["stacks"]]
+def whole_stacks(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the processes of as_json() with their threads in place of the numbers."""
+    threads = data["threads"]
+    return [
+        {**entry, "threads": [threads[number] for number in entry["threads"]]} for entry in data["stacks"]
+    ]
 
 
 _WRAPPERS = frozenset(
@@ -210,44 +215,47 @@ _NOTHING = "unknown: it had ended, or could not be read"
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Some calls that one or more ranks have in common, the outermost first, and where these ranks part."""
+    """Calls common to some ranks, outermost first, and the branches where these ranks differ."""
 
     ranks: frozenset[int]
     frames: tuple[Frame, ...]
     branches: tuple["Node", ...] = ()
-    """Those of the fewest ranks first. A rank whose stack ends here is in none; one with several stacks may be in several."""
+    """Smallest branch first.
+
+    A rank is in no branch if its stack ends here; a rank with several stacks may be in several branches.
+    """
 
 
 def merge(stacks: Iterable[tuple[int, Sequence[Frame]]]) -> Node:
-    """The tree of these ranks' stacks."""
+    """Build the tree of these ranks' stacks."""
     ranks: dict[int, set[int]] = {}
-    known: dict[
-        int, Sequence[Frame]
-    ] = {}  # most are one and the same: to compare them costs as much as they are deep
+    # By identity: most ranks share a few sequences, and comparing them costs as much as their depth.
+    frames_by_id: dict[int, Sequence[Frame]] = {}
     for rank, frames in stacks:
-        known[id(frames)] = frames
+        frames_by_id[id(frames)] = frames
         ranks.setdefault(id(frames), set()).add(rank)
-    return _merge([(frozenset(ranks[number]), tuple(frames)) for number, frames in known.items()])
+    return _merge([(frozenset(ranks[number]), tuple(frames)) for number, frames in frames_by_id.items()])
 
 
 def _merge(stacks: Sequence[tuple[frozenset[int], tuple[Frame, ...]]]) -> Node:
     common = _common([frames for _, frames in stacks])
     heads: dict[Frame, list[tuple[frozenset[int], tuple[Frame, ...]]]] = {}
     for ranks, frames in stacks:
-        rest = frames[len(common) :]
-        if rest:
-            heads.setdefault(rest[0], []).append((ranks, rest))
+        tail = frames[len(common) :]
+        if tail:
+            heads.setdefault(tail[0], []).append((ranks, tail))
     branches = sorted(
-        (_merge(one) for one in heads.values()),
+        (_merge(group) for group in heads.values()),
         key=lambda node: (len(node.ranks), min(node.ranks), _order(node.frames)),
     )
     return Node(frozenset().union(*(ranks for ranks, _ in stacks)), common, tuple(branches))
 
 
 def _common(stacks: Sequence[tuple[Frame, ...]]) -> tuple[Frame, ...]:
-    """The frames with which all of them begin."""
+    """Return the frames at the beginning of all stacks."""
     if not stacks:
         return ()
+    # The prefix common to the smallest and the largest in order is common to all.
     first, last = min(stacks, key=_order), max(stacks, key=_order)
     same = 0
     while same < min(len(first), len(last)) and first[same] == last[same]:
@@ -260,26 +268,31 @@ def _order(frames: Sequence[Frame]) -> list[tuple[str, str, int]]:
 
 
 def where(frames: Sequence[Frame]) -> str:
-    """In a few words: what the user's own code calls, and from which line; `all_reduce (train.py:88)`."""
+    """Describe the place in a few words: the call in user code and its line, as `all_reduce (train.py:88)`."""
     if not frames:
         return _NOTHING
-    own = [number for number, frame in enumerate(frames) if frame.is_own]
-    if not own:
+    # Frames below the innermost user frame belong to libraries: their first call says what the user called.
+    own_frames = [number for number, frame in enumerate(frames) if frame.is_own]
+    if not own_frames:
         return str(frames[-1])
-    last = frames[own[-1]]
+    last = frames[own_frames[-1]]
     called = [
         frame.function
-        for frame in frames[own[-1] + 1 :]
+        for frame in frames[own_frames[-1] + 1 :]
         if frame.function.rpartition(".")[2] not in _WRAPPERS
     ]
     return str(Frame(called[0] if called else last.function, last.file, last.line))
 
 
 def main_of(processes: Sequence[ProcessStack]) -> ProcessStack:
-    """Of a rank's processes the one that tells what the rank does: the first of Python, else the worker itself."""
-    pythons = [one for one in processes if one.is_python]
+    """Choose the process to describe a rank by: the first Python process, else the worker itself."""
+    pythons = [process for process in processes if process.is_python]
     return next(
-        iter(pythons or [one for one in processes if _program(one).startswith("python")] or processes)
+        iter(
+            pythons
+            or [process for process in processes if _program(process).startswith("python")]
+            or processes
+        )
     )
 
 
@@ -288,50 +301,52 @@ def _program(process: ProcessStack) -> str:
 
 
 def _by_rank(stacks: Iterable[ProcessStack]) -> dict[int, list[ProcessStack]]:
-    found: dict[int, list[ProcessStack]] = {}
-    for one in sorted(stacks, key=lambda one: (one.rank, one.is_child)):
-        found.setdefault(one.rank, []).append(one)
-    return found
+    by_rank: dict[int, list[ProcessStack]] = {}
+    for stack in sorted(stacks, key=lambda stack: (stack.rank, stack.is_child)):
+        by_rank.setdefault(stack.rank, []).append(stack)
+    return by_rank
 
 
 def groups(stacks: Iterable[ProcessStack]) -> list[tuple[frozenset[int], str]]:
-    """Which ranks are where, the fewest first."""
-    found: dict[str, set[int]] = {}
+    """Group ranks by place, the smallest group first."""
+    ranks_by_place: dict[str, set[int]] = {}
     for rank, processes in _by_rank(stacks).items():
         main = main_of(processes)
-        found.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
-    rarest = sorted(found.items(), key=lambda group: (len(group[1]), min(group[1])))
+        ranks_by_place.setdefault(where(main.threads[0].frames if main.threads else ()), set()).add(rank)
+    rarest = sorted(ranks_by_place.items(), key=lambda group: (len(group[1]), min(group[1])))
     return [(frozenset(ranks), place) for place, ranks in rarest]
 
 
 def places(parts: Sequence[tuple[Iterable[int], str]], most: int = _MOST_GROUPS) -> list[str]:
-    """The same in words: `rank 7 in sleep (data.py:31)`. The last has all but the first `most`."""
+    """Word the groups: `rank 7 in sleep (data.py:31)`. The last line counts groups beyond `most`."""
     lines = [f"{fold_ranks(ranks)} in {place}" for ranks, place in parts[:most]]
-    if rest := [rank for ranks, _ in parts[most:] for rank in ranks]:
-        lines.append(f"{fold_ranks(rest)} in {len(parts) - most} other places")
+    if others := [rank for ranks, _ in parts[most:] for rank in ranks]:
+        lines.append(f"{fold_ranks(others)} in {len(parts) - most} other places")
     return lines
 
 
 def summary(stacks: Iterable[ProcessStack], most: int = _MOST_GROUPS) -> str:
-    """All places in one line."""
+    """Word the groups in one line."""
     return "; ".join(places(groups(stacks), most))
 
 
 def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
-    """All of it: a tree for the workers' main threads, one for each kind of other threads and of children."""
+    """Return the full text: a tree for the main threads, and a tree for each kind of other threads and children."""
     ranks = _by_rank(stacks)
     mains, others, helpers = _Trees(), _Trees(), 0
     for rank, processes in ranks.items():
         main = main_of(processes)
         mains.add("", rank, main.threads[0].frames if main.threads else ())
-        for one in processes:
-            for number, thread in enumerate(one.threads):
-                if one is main and number == 0:
+        for process in processes:
+            for number, thread in enumerate(process.threads):
+                # Its main thread is in the first tree already.
+                if process is main and number == 0:
                     continue
+                # Thread pools of libraries would fill the screen: a count has to do.
                 if number and thread.is_helper:
                     helpers += 1
                 else:
-                    others.add(_title(one, thread, is_main=number == 0), rank, thread.frames)
+                    others.add(_title(process, thread, is_main=number == 0), rank, thread.frames)
     lines = [*mains.lines(), *others.lines()]
     if helpers:
         lines.append(f"{helpers} helper thread{'' if helpers == 1 else 's'} of libraries")
@@ -339,8 +354,8 @@ def tree_lines(stacks: Iterable[ProcessStack]) -> list[str]:
 
 
 def _title(process: ProcessStack, thread: ThreadStack, *, is_main: bool) -> str:
-    _, blank, rest = process.command.partition(" ")
-    command = f"{_program(process)}{blank}{rest}"
+    _, blank, arguments = process.command.partition(" ")
+    command = f"{_program(process)}{blank}{arguments}"
     command = command if len(command) <= _LONGEST_COMMAND else f"{command[: _LONGEST_COMMAND - 3]}..."
     if is_main:
         return f"child {command}" if process.is_child else f"the worker itself, {command}"
@@ -348,7 +363,7 @@ def _title(process: ProcessStack, thread: ThreadStack, *, is_main: bool) -> str:
 
 
 class _Trees:
-    """Stacks that are shown as one tree, by their title."""
+    """Trees by title."""
 
     def __init__(self) -> None:
         self._stacks: dict[str, list[tuple[int, Sequence[Frame]]]] = {}
@@ -382,18 +397,18 @@ def _branch(node: Node, indent: str) -> list[str]:
 
 
 def notes(stacks: Iterable[ProcessStack]) -> list[str]:
-    """Which ranks' stacks are not by py-spy, and why."""
+    """Word the ranks without a py-spy stack, and the reasons."""
     return _notes(_by_rank(stacks))
 
 
 def _notes(ranks: dict[int, list[ProcessStack]]) -> list[str]:
-    found: dict[tuple[str, str], set[int]] = {}
+    ranks_by_reason: dict[tuple[str, str], set[int]] = {}
     for rank, processes in ranks.items():
         main = main_of(processes)
         if main.source != "py-spy":
-            found.setdefault((main.source, main.problem or ""), set()).add(rank)
+            ranks_by_reason.setdefault((main.source, main.problem or ""), set()).add(rank)
     return [
-        f"{fold_ranks(known)} by {'the kernel' if source == 'kernel' else source}"
+        f"{fold_ranks(members)} by {'the kernel' if source == 'kernel' else source}"
         + (f": {problem}" if problem else "")
-        for (source, problem), known in found.items()
+        for (source, problem), members in ranks_by_reason.items()
     ]
