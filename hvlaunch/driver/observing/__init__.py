@@ -1,1 +1,1 @@
-"""Samples and stacks of a running job."""
+"""Samples, stacks, progress and hangs of a running job."""

@@ -1,4 +1,4 @@
-"""What may explain a failure besides the worker's own words: who else has what it did not find, and how much memory there was."""
+"""Clues to a failure besides the worker's own words: hosts with the missing file, and memory in use."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -20,16 +20,19 @@ _LAST_WORDS = 2000
 
 
 class Suspect(NamedTuple):
-    """A worker that seems to be the cause of a failure."""
+    """The worker that seems to have caused a failure."""
 
     rank: int
     end: on.WorkerExited
     sought: tuple[Literal["module", "file"], str] | None
-    """What it did not find, as it said."""
+    """The missing module or file, by the worker's own words."""
 
 
 class Clues:
-    """For the loop's thread. `rank_of` has the rank of a worker, `tail` its last stderr; `observation` makes hosts measure."""
+    """Collects clues, for the loop's thread.
+
+    `rank_of` returns the rank of a worker, `tail` its last stderr, `observation` the samples of hosts.
+    """
 
     def __init__(
         self,
@@ -43,23 +46,27 @@ class Clues:
         self._failed: list[on.WorkerExited] = []
         self._suspect: Suspect | None = None
         self._sample: HostSample | None = None
-        """Of the suspect's host, from before its end."""
+        """Sample of the suspect's host from before its end."""
         self._is_sampled = False
 
-    def see(self, event: object) -> None:
-        """The next event, before what follows of it is carried out."""
+    def record_event(self, event: object) -> None:
+        """Record an event, before its actions are carried out."""
         if isinstance(event, on.WorkerExited) and event.code != 0:
             self._failed.append(event)
 
-    def follow(self) -> Suspect | None:
-        """Others are about to be killed for a failure: find its cause, and ask the hosts for what they know."""
+    def find_suspect(self) -> Suspect | None:
+        """Find the cause of a failure, just before other workers are killed for it, and have its host's memory measured."""
         failed, self._failed = self._failed, []
-        end = next((one for one in failed if one.look == "cause"), failed[0] if failed else None)
+        # Workers that failed because of another worker look like consequences: the cause is among the others.
+        end = next(
+            (candidate for candidate in failed if candidate.look == "cause"), failed[0] if failed else None
+        )
         rank = None if end is None else self._rank_of(end.host, end.slot, end.start)
         if end is None or rank is None:
             return self._suspect
         words = self._tail(rank)[-_LAST_WORDS:]
         sought = None
+        # A cheap test first: the parser of tracebacks is loaded for these failures only.
         if any(mark in words for mark in _LACK):
             from hvlaunch.report.diagnosis import sought as sought_by  # noqa: PLC0415 (few failures are of this kind)
 
@@ -68,30 +75,39 @@ class Clues:
         if end.oom_killed or end.signal == _SIGKILL or any(mark in words for mark in _MEMORY):
             self._is_sampled = True
             observation = self._observation()
-            self._sample = next((one for one in observation.newest() if one.host == end.host), None)
+            # Memory is free again once the process is gone, so an older sample says more than a new one.
+            self._sample = next(
+                (candidate for candidate in observation.newest() if candidate.host == end.host), None
+            )
             observation.keep_on(_SAMPLED_FOR)
         return self._suspect
 
     def missing(self, has: Mapping[str, bool]) -> "Missing | None":
-        """What the suspect did not find; `has` tells by host whether it is there. None where its own host has it."""
+        """Describe the missing file or module of the suspect; `has` maps hosts to true or false.
+
+        None if the suspect's host has the file after all.
+        """
         suspect = self._suspect
         if suspect is None or suspect.sought is None or has.get(suspect.end.host):
             return None
         from hvlaunch.report.failure_report import Missing  # noqa: PLC0415 (as above)
 
+        # Sorted, so that the report does not depend on the order of answers.
         others = sorted(host for host in has if host != suspect.end.host)
-        there = tuple(host for host in others if has[host])
-        return Missing(*suspect.sought, there, tuple(host for host in others if not has[host]))
+        having = tuple(host for host in others if has[host])
+        return Missing(*suspect.sought, having, tuple(host for host in others if not has[host]))
 
     def memory(self) -> "tuple[Memory, ...]":
-        """What the suspect's host and its GPUs had in use; a sample from before its end counts more."""
+        """Return the memory in use on the suspect's host and its GPUs. A sample from before its end is preferred."""
         suspect = self._suspect
         if suspect is None or not self._is_sampled:
             return ()
         from hvlaunch.report.failure_report import Memory  # noqa: PLC0415 (as above)
 
         host = suspect.end.host
-        sample = self._sample or next((one for one in self._observation().newest() if one.host == host), None)
+        sample = self._sample or next(
+            (candidate for candidate in self._observation().newest() if candidate.host == host), None
+        )
         if sample is None:
             return ()
         when = sample.time - suspect.end.at

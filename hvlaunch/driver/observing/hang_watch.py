@@ -1,4 +1,4 @@
-"""Looks whether the job hangs, as soon as it has been silent for a while: what hosts say, for the judge."""
+"""Watches a job for hangs: a silent job's hosts are asked for samples, peers and stacks, and the judge decides."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["HangWatch"]
 
 _SAMPLED_FOR = 0.5
-"""Seconds, of each look."""
+"""Seconds of sampling for each look."""
 _PATIENCE = 4.0
-"""Seconds after which hosts that have not answered are not waited for."""
+"""Seconds to wait for late hosts."""
 _PEERS_WITHIN = 9.0
 
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 def _harmless(
     step: "Callable[Concatenate[HangWatch, P], None]",
 ) -> "Callable[Concatenate[HangWatch, P], None]":
-    """A defect in looking for hangs must not end a job that does not hang."""
+    """Keep a defect in the hang watch from ending a healthy job."""
 
     @wraps(step)
     def guarded(self: "HangWatch", /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -49,10 +49,10 @@ def _harmless(
 
 
 class HangWatch:
-    """Watches one job, from the start of its workers on. `reading` has the ranks that what the user types goes to.
+    """Watches a job from the start of its workers.
 
-    `post` puts what is wanted, and what was found, on the driver's queue; `observers` also call something at a time of `clock`. One
-    look follows the other, so whichever thread it is that calls, it is one at a time.
+    `reading` returns the ranks with access to stdin. `post` puts requests and events on the driver's queue. `observers`
+    makes calls at times of `clock` on several threads. A look begins when the last one has ended, so no lock is needed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HangWatch:
         self._observers = observers
         self._at = observers.at
         self._peers: dict[str, HostPeers] = {}
-        """What hosts have said last of how they reach each other."""
+        """Newest report of each host on its connections to others."""
         self._clock = clock
         self._say = say
         self._judge: Judge | None = None
@@ -86,21 +86,21 @@ class HangWatch:
         self._is_told = self._is_on = self._is_over = False
 
     def _begin(self) -> None:
-        """Workers are being started; once is enough."""
+        """Begin to watch at the first start of a worker."""
         if not self._is_on and self._timeout:
             self._is_on = True
             self._at(self._clock() + self._timeout / 4, self._look)
 
     def end(self) -> None:
-        """The job is over."""
+        """End the watch: the job is over."""
         self._is_over = True
 
     def note_input(self) -> None:
-        """Workers get input: a job that waited for it goes on. Any thread may call this."""
+        """Record that workers get input, a sign of life. Any thread may call this."""
         self._seen_at = self._clock()
 
     def watch(self, event: on.Event, _actions: object, now: float) -> None:
-        """What happens may be a sign that the job goes on."""
+        """Record events that are signs of life."""
         match event:
             case on.WorkerStarted():
                 self._seen_at = now
@@ -116,24 +116,27 @@ class HangWatch:
                 pass
 
     def _listen(self, judge: "Judge") -> None:
-        """Let it know when the job was last heard of: where workers tell their steps, what they print is no sign."""
+        """Tell the judge the time of the last sign of life. Output does not count while workers report steps."""
         steps = self._progress.steps(self._workers())
         signs = [self._seen_at] if steps.moved_at is None else [self._seen_at, steps.moved_at]
+        # A worker may print for ever without making a step.
         if not steps.are_exact:
             signs += [at for link in self._links for at in list(link.last_output.values())]
         judge.heard(max(signs), by_steps=steps.are_exact)
 
     def _workers(self) -> list[tuple[str, int, int]]:
-        """Those that live: host, slot and start."""
+        """Living workers by host, slot and start."""
         return [(link.host.name, *worker) for link in self._links for worker in list(link.pids)]
 
     def _living(self) -> list[int]:
-        """The ranks of the workers that live."""
+        """Ranks of living workers."""
         return list(self._by_rank(dict.fromkeys(self._workers())))
 
     def _by_rank(self, workers: "Mapping[tuple[str, int, int], T]") -> "dict[int, T]":
         return {
-            rank: one for worker, one in workers.items() if (rank := self._ranks.rank_of(*worker)) is not None
+            rank: value
+            for worker, value in workers.items()
+            if (rank := self._ranks.rank_of(*worker)) is not None
         }
 
     @_harmless
@@ -150,27 +153,30 @@ class HangWatch:
         if self._clock() < judge.next_look or not self._living():
             self._at(max(judge.next_look, self._clock() + judge.pause / 2), self._look)
             return
+        # The samples belong to the loop's thread: only there they are made.
         self._post(Observe(partial(self._observe, judge)))
 
     @_harmless
     def _observe(self, judge: "Judge", observation: "Observation") -> None:
         observation.keep_on(_SAMPLED_FOR)
         observation.when_fresh(_PATIENCE, partial(self._sampled, judge, observation))
+        # Peers take longer than samples and serve the next look: nothing waits for them.
         self._observers.ask("peers", _workers_of, _PEERS_WITHIN, self._heard)
 
     @_harmless
     def _heard(self, answer: "Answer") -> None:
-        """A host's word on how it reaches others; there is time until the next look."""
+        """Record a host's report on its connections. It may come until the next look."""
         from hvlaunch.telemetry.peers import host_peers  # noqa: PLC0415 (as the judge)
 
-        found = host_peers(answer.host, answer.found)
-        if found is not None:
-            self._peers[answer.host] = found
+        report = host_peers(answer.host, answer.value)
+        if report is not None:
+            self._peers[answer.host] = report
+        # An answer in a wrong form is no report; a host without an answer keeps its last report.
         elif answer.problem is None:
             self._peers.pop(answer.host, None)
 
     def _known_peers(self) -> "list[HostPeers]":
-        """Of hosts that have workers."""
+        """Return the reports of hosts with living workers."""
         hosts = dict.fromkeys(host for host, _, _ in self._workers())
         return [self._peers[host] for host in hosts if host in self._peers]
 
@@ -184,20 +190,20 @@ class HangWatch:
         from hvlaunch.telemetry.peers import operations  # noqa: PLC0415 (as the judge)
 
         self._listen(judge)
-        wanted = judge.samples(self._clock(), observation.newest())
+        needed = judge.samples(self._clock(), observation.newest())
         judge.operations(self._clock(), operations(self._known_peers()))
         if judge.is_due(self._clock()):
             self._ask(self._living(), partial(self._all_shown, judge))
         else:
-            self._ask(wanted, partial(self._shown, judge))
+            self._ask(needed, partial(self._shown, judge))
 
     def _ask(
         self, ranks: Iterable[int], then: "Callable[[Sequence[ProcessStack]], None]", *, native: bool = False
     ) -> None:
-        """Have the stacks of these ranks taken, if there are any."""
-        known = tuple(range(rank, rank + 1) for rank in sorted(ranks))
-        if known:
-            self._post(StacksWanted(then, known, native=native))
+        """Have the stacks of these ranks taken, if the list is not empty."""
+        ranges = tuple(range(rank, rank + 1) for rank in sorted(ranks))
+        if ranges:
+            self._post(StacksWanted(then, ranges, native=native))
         else:
             then([])
 
@@ -222,6 +228,7 @@ class HangWatch:
         self._listen(judge)
         if judge.is_due(self._clock()):
             living = self._living()
+            # A rank that has ended may be the one that the others wait for.
             ended = [rank for rank in self._ranks.places() if rank not in living]
             steps = self._by_rank(self._progress.steps(self._workers()).of)
             peers = self._known_peers()
@@ -234,6 +241,7 @@ class HangWatch:
                 behind=behind(peers),
                 apart={**steps_apart(steps), **notes(peers)},
             )
+            # The engine decides what follows; the watch only reports.
             if verdict is not None:
                 self._is_told = True
                 self._post(on.JobHangs(round(verdict.seconds, 3), verdict.ranks, verdict.text))

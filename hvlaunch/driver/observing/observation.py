@@ -1,4 +1,4 @@
-"""What the job's hosts and workers do, as long as somebody wants to know."""
+"""Samples of the job's hosts, taken while they have subscribers."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ __all__ = ["Observation"]
 _LEAST_INTERVAL = 1.0
 _WITHIN = 5.0
 _FRESH = 2.5
-"""Seconds within which a round of samples is as good as a new one."""
+"""Seconds within which a round of samples counts as new."""
 
 
 class Observation:
-    """For any thread. Asks all hosts as often as the most eager subscriber wants, and nothing where there is none.
+    """Asks all hosts as often as the most eager subscriber wants, and never without subscribers. For any thread.
 
     `cwd` is the job's.
     """
@@ -25,22 +25,23 @@ class Observation:
         self._observers = observers
         self._cwd = cwd
         self._clock = clock
+        # Re-entrant: an answer may come within ask(), which is called with the lock held.
         self._lock = threading.RLock()
         self._intervals: dict[object, float] = {}
         self._kept_until = 0.0
         self._is_sampling = self._is_asking = False
         self._there: dict[str, Mapping[int, float]] = {}
-        """When their ranks have printed last: the hosts that could be asked in the newest round."""
+        """Times of the last output by rank, for the hosts of the newest round."""
         self._open: set[str] = set()
-        """Those that have not answered yet."""
+        """Hosts without an answer yet."""
         self._complete_at: float | None = None
-        """When all had answered."""
+        """Time at which the last round was complete."""
         self._newest: dict[str, HostSample] = {}
         self._problems: dict[str, str] = {}
         self._calls: list[_Once] = []
 
     def subscribe(self, interval: float = _LEAST_INTERVAL) -> Callable[[], None]:
-        """Have samples taken every so many seconds, of one at least; what ends that."""
+        """Have samples taken every `interval` seconds, a second at least. Call the result to unsubscribe."""
         subscriber = object()
         with self._lock:
             self._intervals[subscriber] = max(_LEAST_INTERVAL, interval)
@@ -53,28 +54,28 @@ class Observation:
         return end
 
     def keep_on(self, seconds: float) -> None:
-        """Subscribe for so long, from now."""
+        """Subscribe for some seconds from now."""
         with self._lock:
             self._kept_until = max(self._kept_until, self._clock() + seconds)
             self._begin()
 
     def newest(self) -> list[HostSample]:
-        """The newest sample of each host that is there and has any: `time` says how old it is."""
+        """Return the newest sample of each host in the newest round. Its `time` tells its age."""
         with self._lock:
             return [sample for host, sample in self._newest.items() if host in self._there]
 
     def problems(self) -> Mapping[str, str]:
-        """Why there is no fresh sample, by host."""
+        """Return the reasons for missing samples by host."""
         with self._lock:
             return {host: why for host, why in self._problems.items() if host in self._there}
 
     def as_json(self) -> dict[str, Any]:
-        """What there is now, for programs."""
+        """Return the newest samples and problems as JSON."""
         hosts = [as_json(sample) for sample in self.newest()]
         return {"now": self._clock(), "hosts": hosts, "problems": dict(self.problems())}
 
     def when_fresh(self, within: float, call: Callable[[], None]) -> None:
-        """Have it called once, as soon as all hosts have answered lately, but `within` so many seconds; by the agenda."""
+        """Call once as soon as all hosts have a fresh sample, `within` seconds at the latest; on the agenda's thread."""
         once = _Once(call)
         with self._lock:
             now = self._clock()
@@ -89,15 +90,17 @@ class Observation:
             self._observers.at(self._clock(), self._take)
 
     def _take(self) -> None:
-        """One round: ask whoever is not still at the question before."""
+        """Begin a round: ask every host without an open question."""
         now = self._clock()
         with self._lock:
+            # Without subscribers the rounds end here: a job in peace costs nothing.
             if not self._intervals and now >= self._kept_until:
                 self._is_sampling = False
                 return
             self._there.clear()
             interval = min(self._intervals.values(), default=_LEAST_INTERVAL)
             self._observers.at(now + interval, self._take)
+            # Answers may come before ask() returns; the round is complete only after the last host was asked.
             self._is_asking = True
             self._observers.ask("samples", self._question, _WITHIN, self._heard)
             self._is_asking = False
@@ -105,6 +108,7 @@ class Observation:
 
     def _question(self, target: Target) -> Mapping[str, Any] | None:
         self._there[target.host] = target.last_output
+        # A host that hangs would collect questions, and answer them all at once.
         if target.host in self._open:
             return None
         self._open.add(target.host)
@@ -116,7 +120,7 @@ class Observation:
         sample = None
         if answer.problem is None:
             last = self._there.get(answer.host, {})
-            sample = host_sample(answer.host, now, answer.found, last)
+            sample = host_sample(answer.host, now, answer.value, last)
         with self._lock:
             self._open.discard(answer.host)
             if sample is None:
@@ -131,12 +135,13 @@ class Observation:
             return
         self._complete_at = self._clock()
         calls, self._calls = self._calls, []
+        # Calls run on the agenda's thread: this thread holds the lock, and may be a link's.
         for call in calls:
             self._observers.at(self._complete_at, call)
 
 
 class _Once:
-    """Calls once, however often it is called; for one thread."""
+    """Makes a call once, on one thread."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call

@@ -1,4 +1,4 @@
-"""The hosts' observers, as the driver has them: what is asked, and what comes of it. docs/architecture.md, "The observer"."""
+"""The driver's end of the hosts' observers: questions, answers, and replacement of observers that hang."""
 
 import json
 import threading
@@ -20,12 +20,12 @@ __all__ = ["Agenda", "Answer", "Answered", "Observers", "Target"]
 
 
 _LONGEST = 1 << 24
-"""Bytes of an answer, before it was compressed."""
+"""Bytes of an answer before compression."""
 _LONGEST_PROBLEM = 512
 _AWAY = "the connection to it is lost"
 _LONGEST_PAUSE = 64.0
 _LOOK = 0.1
-"""Seconds after which it is looked whether a connection is there again."""
+"""Seconds between two looks for another connection."""
 _LONGEST_LINE = 1 << 19
 """As LONGEST_ANSWER of agent/errands/observer.py."""
 _SAID = record(
@@ -35,7 +35,7 @@ _SAID = record(
 
 
 class Agenda:
-    """For any thread. `clock` is in seconds."""
+    """Makes calls at given times, on a thread that lives while calls are due. For any thread; `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Agenda:
         self._has_thread = False
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have it called then, or soon after. It must not wait for anything."""
+        """Make the call at this time or soon after. The call must not block."""
         with self._changed:
             heappush(self._calls, (when, next(self._numbers), call))
             self._changed.notify()
@@ -69,32 +69,32 @@ class Agenda:
 
 
 class Answer(NamedTuple):
-    """What a host's observer has said to a question. Nothing of `found` has been checked but that it is JSON."""
+    """An observer's answer. `value` is JSON; its form is unchecked."""
 
     host: str
-    found: Any = None
+    value: Any = None
     problem: str | None = None
-    """Why there is none."""
+    """Reason for the lack of an answer."""
 
 
 class Target(NamedTuple):
-    """A host that may be asked."""
+    """A host to ask."""
 
     host: str
     scratch: str
     """The job's private directory there."""
     workers: Mapping[int, int]
-    """The pids of those that live there, by rank."""
+    """Pids of living workers by rank."""
     last_output: Mapping[int, float]
-    """When a rank has printed last, by the driver's clock."""
+    """Time of each rank's last output by the driver's clock."""
 
 
 Answered: TypeAlias = Callable[[Answer], None]
-"""Called once for each question, in any thread; it must not wait for anything."""
+"""Called once for each question, on any thread. It must not block."""
 
 
 class Observers:
-    """One for each host that was asked something; begun with the first question. `links` has the links, for any thread."""
+    """All observers, started with the first question to their host. For any thread; `links` returns the links."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Observers:
         rank_of: Callable[[str, int, int], int | None],
         clock: Callable[[], float],
     ) -> None:
-        """`rank_of` has the newest rank of a worker, by host, slot and start."""
+        """`rank_of` returns the newest rank of a worker by host, slot and start."""
         self._links = links
         self._rank_of = rank_of
         self._clock = clock
@@ -117,13 +117,14 @@ class Observers:
         within: float,
         answered: Answered,
     ) -> list[str]:
-        """Ask all hosts that are there, each what `question` has for it.
+        """Ask every connected host its question, as returned by `question`, if any. Return the names of these hosts.
 
-        None is no question; bytes under `data` go with it as they are. `answered` is called for each of the hosts that
-        are returned, `within` seconds at the latest, perhaps before this returns.
+        Bytes under `data` follow the question unchanged. `answered` is called for each of these hosts, `within` seconds at
+        the latest, perhaps before ask() returns.
         """
         asked: list[str] = []
         for link in list(self._links()):
+            # A host without a hello, or after its bye, has no agent that could start an observer.
             if link.last_heard is None or link.is_closed or link.has_parted:
                 continue
             content = question(Target(link.host.name, link.scratch, self._workers(link), link.last_output))
@@ -138,12 +139,14 @@ class Observers:
 
     def _workers(self, link: "HostLink") -> dict[int, int]:
         pids = list(link.pids.items())
+        # A worker without a rank was replaced, and its process is about to end.
         ranks = {self._rank_of(link.host.name, slot, start): pid for (slot, start), pid in pids}
         return {rank: pid for rank, pid in ranks.items() if rank is not None}
 
     def _of(self, link: "HostLink") -> "_Observer":
         with self._making:
             if link not in self._observers:
+                # Hosts come and go in an elastic job: their observers must not pile up.
                 for old in [old for old in self._observers if old.is_closed]:
                     del self._observers[old]
                 self._observers[link] = _Observer(link, self._agenda, self._clock)
@@ -151,7 +154,7 @@ class Observers:
 
 
 class _Observer:
-    """The observer of one host. One that does not answer is replaced, with pauses that grow as long as none answers."""
+    """A host's observer. A silent observer is replaced, after pauses that grow until an answer comes."""
 
     def __init__(self, link: "HostLink", agenda: Agenda, clock: Callable[[], float]) -> None:
         self._link = link
@@ -162,11 +165,11 @@ class _Observer:
         self._last = 0
         self._errand: Errand | None = None
         self._is_ending = False
-        """Whether the errand was told to stop. Its process may hang, and another would hang beside it."""
+        """True once the errand was told to stop. A hanging process must end before the next starts beside it."""
         self._line = bytearray()
-        """The beginning of an answer."""
+        """Beginning of the next answer."""
         self._failures = 0
-        """In a row."""
+        """Failures in a row."""
         self._not_before = 0.0
         self._problem = ""
 
@@ -175,7 +178,7 @@ class _Observer:
         return self._link.is_closed
 
     def ask(self, kind: str, content: Mapping[str, Any], within: float, answered: Answered) -> None:
-        """Ask now. While the connection is lost, the question waits for another connection, at most `within` seconds."""
+        """Ask now. While the connection is lost the question waits for the next connection, at most `within` seconds."""
         if not self._link.is_away:
             self._ask(kind, content, within, answered)
         elif within > 0 and not self.is_closed:
@@ -196,6 +199,7 @@ class _Observer:
                 header.pop("data", None)
                 errand = self._errand
                 if errand is not None:
+                    # Under the lock, so that two questions of different threads do not mix.
                     errand.write(json.dumps(header).encode("ascii") + b"\n" + data)
         if problem is not None:
             answered(Answer(self._link.host.name, problem=problem))
@@ -203,7 +207,7 @@ class _Observer:
             self._agenda.at(self._clock() + within, partial(self._overdue, number, within))
 
     def _refusal(self) -> str | None:
-        """Start the observer unless there is one; the reason why there can't be any. The lock is held."""
+        """Start the observer if needed. Return the reason if there can't be an observer now. The lock is held."""
         if self._is_ending or (self._errand is None and self._clock() < self._not_before):
             return self._problem
         if self._errand is None:
@@ -220,7 +224,7 @@ class _Observer:
         return None
 
     def _hear(self, data: bytes) -> None:
-        """Bytes of the stream. They are no agent's word: any process of this user may have written them."""
+        """Take bytes of the stream. Any process of this user may have written them: nonsense never costs the host."""
         *lines, last = (bytes(self._line) + data).split(b"\n")
         self._line[:] = last
         answers = [_said(line) for line in lines if len(line) <= _LONGEST_LINE]
@@ -263,8 +267,9 @@ class _Observer:
             self._fail(f"its observer did not answer within {within:g} s")
 
     def _fail(self, problem: str) -> None:
-        """Stop the observer, and tell everybody who waits for an answer. The next question starts another."""
+        """Stop the observer, and answer every open question with the problem. The next question starts another observer."""
         with self._lock:
+            # Answers of the old observer may still come: their numbers are unknown from here on.
             was_asked, self._open = self._open, {}
             errand = self._errand
             self._is_ending = errand is not None
@@ -279,14 +284,15 @@ class _Observer:
 
 
 def _said(body: bytes) -> dict[str, Any] | None:
-    """None where it is no answer. Long ones are compressed."""
+    """Parse an answer, which may be compressed; None for a wrong form."""
     try:
         if not body.startswith(b"{"):
+            # Bounded, since a few bytes could unpack to gigabytes.
             unpacking = zlib.decompressobj()
             body = unpacking.decompress(a2b_base64(body), _LONGEST)
             if not unpacking.eof:
                 return None
-        said = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError, zlib.error):
         return None
-    return said if _SAID(said) else None
+    return answer if _SAID(answer) else None

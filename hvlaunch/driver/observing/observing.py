@@ -34,9 +34,9 @@ _PREPARE_AFTER = 5.0
 
 
 class Observing:
-    """Observes one job. For the loop's thread; `post` puts events and requests on the loop's queue.
+    """Observes a job, for the loop's thread. `post` puts events and requests on the loop's queue.
 
-    `reading` returns the ranks that read stdin, `tail` the last stderr of a rank. `say` prints a message.
+    `reading` returns the ranks with access to stdin, `tail` the last stderr of a rank. `say` prints a message.
     """
 
     def __init__(
@@ -94,14 +94,16 @@ class Observing:
         if not self._is_prepared:
             self._is_prepared = True
             prepare = Inquiry(lambda _state: self._loaded_stacks().prepare())
+            # The agenda's thread must not touch the stacks: the request brings the call back to the loop.
             self._observers.at(self._clock() + _PREPARE_AFTER, lambda: self._post(prepare))
 
     def take_stacks_before_kill(self, event: Event, actions: Sequence[Action]) -> None:
-        """Take the stacks of workers that are about to be killed, if the actions order it."""
-        self.clues.see(event)
+        """Take the stacks of workers before a kill, if the actions order a kill."""
+        self.clues.record_event(event)
+        # The kill waits for these stacks, a fraction of a second at most.
         takes = [action for action in actions if isinstance(action, TakeStacks)]
         if takes:
-            suspect = self.clues.follow()
+            suspect = self.clues.find_suspect()
             sought = None if suspect is None else suspect.sought
             self._loaded_stacks().take_before_kill(
                 takes, self._engine.workers, self._post, self._say_summary, sought
@@ -112,7 +114,7 @@ class Observing:
         return () if self._stacks is None else self._stacks.before_kill()
 
     def missing(self) -> "Missing | None":
-        """Return the module or file that the cause of the last failure lacked, with the hosts that have it."""
+        """Return the missing module or file of the last failure, with the hosts that have it."""
         return None if self._stacks is None else self.clues.missing(self._stacks.has)
 
     def memory(self) -> "tuple[Memory, ...]":

@@ -1,4 +1,4 @@
-"""How far workers are, by what they tell themselves (hvlaunch.rendezvous.telling)."""
+"""Progress of workers by their own reports (hvlaunch.rendezvous.telling)."""
 
 import json
 import threading
@@ -24,55 +24,58 @@ _TOLD = record(
     optional=("total", "metrics"),
 )
 _SMOOTHED = 5.0
-"""Seconds over which a rate is a mean."""
+"""Seconds over which a rate is averaged."""
 _TOLD_WITHIN = 1.0
-"""Seconds after which each step has been told."""
+"""Seconds within which a worker reports a step."""
 
 _Worker: TypeAlias = tuple[str, int, int]
 
 
 class Steps(NamedTuple):
-    """Where some workers are."""
+    """Progress of some workers."""
 
     moved_at: float | None
-    """When one of them has last told anything new; None where none ever told anything."""
+    """Time of the newest report; None without any report."""
     are_exact: bool
-    """Whether one that has told steps is not through with them."""
+    """True if a worker with reports has steps left."""
     of: Mapping[_Worker, int]
-    """The newest step of each that has told any."""
+    """Newest step of each worker with reports."""
 
 
 class _Course:
-    """One worker's."""
+    """Progress of a worker."""
 
-    def __init__(self, told: Mapping[str, Any], now: float) -> None:
-        self.step, self.total, self.metrics = _news(told)
+    def __init__(self, report: Mapping[str, Any], now: float) -> None:
+        self.step, self.total, self.metrics = _news(report)
         self.stepped_at = self.moved_at = now
         self.rate: float | None = None
-        """Steps a second, as long as there were any."""
+        """Steps per second while the worker makes steps."""
 
-    def go_on(self, told: Mapping[str, Any], now: float) -> None:
-        """More was told."""
-        new = _news(told)
+    def go_on(self, report: Mapping[str, Any], now: float) -> None:
+        """Record another report."""
+        new = _news(report)
         if new != (self.step, self.total, self.metrics):
             self.moved_at = now
-        made = told["step"] - self.step
+        made = report["step"] - self.step
         if made:
+            # Two reports may come at the same tick of the clock.
             passed = max(now - self.stepped_at, 1e-3)
+            # Exponential average: reports come at irregular times.
             share = 1.0 if self.rate is None else 1 - exp(-passed / _SMOOTHED)
             rate = self.rate or 0.0
+            # Steps that go back mean a restart: the old rate says nothing of the new run.
             self.rate = rate + share * (made / passed - rate) if made > 0 else None
             self.stepped_at = now
         self.step, self.total, self.metrics = new
 
     def rate_at(self, now: float) -> float | None:
-        """One that makes no step any more gets slower and slower."""
+        """Return the rate, which decays while the worker makes no step."""
         idle = now - self.stepped_at - _TOLD_WITHIN
         return self.rate if self.rate is None or idle * self.rate <= 1 else 1 / idle
 
 
 class Progress:
-    """For any thread. `exists` tells whether there ever was a worker of this host, slot and start."""
+    """Progress of all workers. For any thread; `exists` tells if a worker of this host, slot and start ever existed."""
 
     def __init__(
         self,
@@ -87,58 +90,59 @@ class Progress:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Listen to workers until the server closes, at first to what they have told before."""
+        """Subscribe to reports until the server closes, beginning with earlier reports."""
         self.server.subscribe(PROGRESS, loud(self._heard), since=0)
 
     def of(self, worker: _Worker) -> Mapping[str, Any] | None:
-        """For programs; None where it has told nothing."""
+        """Return a worker's progress as JSON, if the worker reports any."""
         now = self.clock()
         with self._lock:
             course = self._courses.get(worker)
             if course is None:
                 return None
             rate = course.rate_at(now)
-            known = {"step": course.step, "total": course.total, "metrics": course.metrics}
-        return {**known, "rate": None if rate is None else float(f"{rate:.6g}")}
+            news = {"step": course.step, "total": course.total, "metrics": course.metrics}
+        return {**news, "rate": None if rate is None else float(f"{rate:.6g}")}
 
     def steps(self, workers: Iterable[_Worker]) -> Steps:
-        """Where these are."""
+        """Return the progress of these workers."""
         with self._lock:
-            known = {worker: self._courses[worker] for worker in workers if worker in self._courses}
+            courses = {worker: self._courses[worker] for worker in workers if worker in self._courses}
             return Steps(
-                max((one.moved_at for one in known.values()), default=None),
-                any(one.total is None or one.step < one.total for one in known.values()),
-                {worker: one.step for worker, one in known.items()},
+                max((course.moved_at for course in courses.values()), default=None),
+                any(course.total is None or course.step < course.total for course in courses.values()),
+                {worker: course.step for worker, course in courses.items()},
             )
 
     def _heard(self, key: str, value: bytes | None, _version: int) -> None:
-        """Nonsense from a worker is none of our business."""
+        """Take a report. Nonsense is ignored: any worker may write to the rendezvous."""
         from hvlaunch.rendezvous.round_messages import worker_of  # noqa: PLC0415 (few workers tell anything)
 
         try:
             worker = worker_of(key)
         except ValueError:
             return
-        told = None if value is None or len(value) > _LONGEST else _told(value)
-        if told is None or not self.exists(*worker):
+        report = None if value is None or len(value) > _LONGEST else _told(value)
+        # A worker can name any other in its key; unknown names would fill memory.
+        if report is None or not self.exists(*worker):
             return
         now = self.clock()
         with self._lock:
             course = self._courses.get(worker)
             if course is None:
-                self._courses[worker] = _Course(told, now)
+                self._courses[worker] = _Course(report, now)
             else:
-                course.go_on(told, now)
+                course.go_on(report, now)
 
 
-def _news(told: Mapping[str, Any]) -> tuple[int, int | None, Mapping[str, float | None]]:
-    """The newest step, of how many, and the metrics."""
-    return told["step"], told.get("total"), told.get("metrics", {})
+def _news(report: Mapping[str, Any]) -> tuple[int, int | None, Mapping[str, float | None]]:
+    """Return the newest step, the number of steps, and the metrics."""
+    return report["step"], report.get("total"), report.get("metrics", {})
 
 
 def _told(value: bytes) -> Mapping[str, Any] | None:
     try:
-        told = json.loads(value)
+        report = json.loads(value)
     except (ValueError, RecursionError):
         return None
-    return told if _TOLD(told) else None
+    return report if _TOLD(report) else None

@@ -28,6 +28,6 @@ class StacksWanted(NamedTuple):
     answer: "Callable[[list[ProcessStack]], None]"
     """Called once, from any thread."""
     ranks: tuple[range, ...] | None = None
-    """None for all ranks."""
+    """Ranks to take stacks of, or None for every rank."""
     native: bool = False
     """Include the frames of C and C++."""

@@ -47,10 +47,10 @@ def exited(host: str, slot: int = 0, **facts: Any) -> on.WorkerExited:
 
 def test_the_suspect_is_the_one_whose_own_error_it_was() -> None:
     clues = clues_of({1: LACKS})
-    clues.see(on.Tick())
-    clues.see(exited("b", look="consequence"))
-    clues.see(exited("a", 1, look="cause"))
-    suspect = clues.follow()
+    clues.record_event(on.Tick())
+    clues.record_event(exited("b", look="consequence"))
+    clues.record_event(exited("a", 1, look="cause"))
+    suspect = clues.find_suspect()
     assert suspect is not None
     assert (suspect.rank, suspect.sought) == (1, ("module", "foo.bar"))
 
@@ -66,8 +66,8 @@ def test_the_suspect_is_the_one_whose_own_error_it_was() -> None:
 )
 def test_who_has_it_is_told_of_those_who_know(has: dict[str, bool], told: Missing | None) -> None:
     clues = clues_of({0: LACKS})
-    clues.see(exited("a"))
-    clues.follow()
+    clues.record_event(exited("a"))
+    clues.find_suspect()
     assert clues.missing(has) == told
 
 
@@ -75,8 +75,8 @@ def test_who_has_it_is_told_of_those_who_know(has: dict[str, bool], told: Missin
 def test_memory_is_measured_where_it_may_be_the_reason(facts: dict[str, Any], is_asked: bool) -> None:
     samples = Samples()
     clues = clues_of({0: b"ValueError\n"}, samples)
-    clues.see(exited("a", **facts))
-    clues.follow()
+    clues.record_event(exited("a", **facts))
+    clues.find_suspect()
     assert bool(samples.kept) is is_asked
     samples.used = {"a": 3, "b": 4}
     after = (Memory("host a", 3 * GIB, 8 * GIB, 2.0), Memory("GPU 3 of host a", 7 * GIB, 80 * GIB, 2.0))
@@ -86,7 +86,7 @@ def test_memory_is_measured_where_it_may_be_the_reason(facts: dict[str, Any], is
 def test_a_sample_from_before_the_end_counts_more() -> None:
     samples = Samples(a=7)
     clues = clues_of({0: b"MemoryError\n"}, samples)
-    clues.see(exited("a"))
-    clues.follow()
+    clues.record_event(exited("a"))
+    clues.find_suspect()
     samples.used = {"a": 1}
     assert clues.memory()[0].used == 7 * GIB
