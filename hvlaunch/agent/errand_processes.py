@@ -1,6 +1,6 @@
-"""The agent's end of errands: it starts their processes, feeds them, enforces their limits and reports their ends.
+"""The agent's end of errands: starts their processes, feeds them, enforces limits and reports ends.
 
-The agent knows nothing of what an errand does. docs/internals/errands.md describes the mechanism.
+An errand's purpose is unknown to the agent. docs/internals/errands.md describes the mechanism.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PREAMBLE = struct.Struct("!QI")
 _REAP_TRIES = 20
 _REAP_PAUSE = 0.001
 _KILL_PATIENCE = 5.0
-"""Seconds after which a process that exceeded a limit is reported, even if the kernel can't end it."""
+"""Seconds after an exceeded limit until the report, even if the kernel can't end the process."""
 
 
 class ErrandProcesses:
-    """All errands of this host. `channel` takes frames to the driver."""
+    """The errands of this host. `channel` takes frames to the driver."""
 
     def __init__(self, channel: DriverChannel, selector: Selector) -> None:
         self._channel = channel
@@ -52,17 +52,17 @@ class ErrandProcesses:
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
         """Carry out an `errand` frame. Raises BadFrame."""
-        what = header["what"]
-        if what == "code":
+        action = header["what"]
+        if action == "code":
             self._programs[header["name"]] = body
             return
-        if what == "start":
+        if action == "start":
             self._start(header, body)
             return
         process = self._find(header["id"])
         # The errand may have ended while the frame was on its way.
         if process is not None:
-            process.obey(what, header, body)
+            process.obey(action, header, body)
 
     def _find(self, number: int) -> Optional[_ErrandProcess]:
         return next((process for process in self._running if process.number == number), None)
@@ -84,7 +84,7 @@ class ErrandProcesses:
                 process.reaped(status)
 
     def end_all(self) -> None:
-        """Kill every errand without a report: the driver that started them is gone."""
+        """Kill the errands without a report: their driver is gone."""
         for process in list(self._running):
             process.abandon()
 
@@ -112,15 +112,16 @@ class ErrandProcesses:
         self._running.append(process)
         process.begin(preamble)
 
-    def _send(self, number: int, what: str, body: bytes = b"", **more: Any) -> None:
+    def _send(self, number: int, action: str, body: bytes = b"", **more: Any) -> None:
         # On the relay's lane, frames of errands and output take turns, so neither waits long for the other.
-        self._channel.send({"type": "errand", "what": what, "id": number, **more}, body, relayed=True)
+        self._channel.send({"type": "errand", "what": action, "id": number, **more}, body, relayed=True)
 
 
 def _spawn(words: List[str]) -> Tuple[int, List[int]]:
     """The pid, and our ends of its stdin, stream and result. Raises OSError."""
     fds: List[int] = []
     try:
+        # Collected as they come, so that a failure half-way closes all of them.
         fds.extend((*os.pipe(), *os.pipe(), *os.pipe(), os.open(os.devnull, os.O_WRONLY)))
         their_stdin, stdin, stream, their_stream, result, their_result, null = fds
         # Descriptors 1 and 2 are not the stream's: whatever the function or its programs print must not get into it.
@@ -138,7 +139,7 @@ def _spawn(words: List[str]) -> Tuple[int, List[int]]:
 
 
 class _ErrandProcess:
-    """One errand: its process, and the bytes on their way to it and from it."""
+    """An errand: its process, and the bytes in both directions."""
 
     def __init__(
         self,
@@ -162,47 +163,47 @@ class _ErrandProcess:
         self._forget = forget
         self._to_stdin = bytearray()
         self._preamble = 0
-        """How many of these bytes come from the agent: they take no credit."""
+        """Number of these bytes from the agent itself: they take no credit."""
         self._taken = 0
-        """Bytes that the process has read, for which the driver has got no credit yet."""
+        """Bytes read by the process, but not credited to the driver yet."""
         self._has_input_ended = False
         self._credit = ERRAND_WINDOW
         self._sent = 0
         self._words = bytearray()
-        """The result as it comes."""
+        """The result so far."""
         self._status: Optional[int] = None
         self._failure: Optional[Tuple[str, str]] = None
-        """The reason and the cause, from the moment that the agent kills it."""
+        """Reason and cause, set when the agent kills the process."""
         self._is_reported = False
 
     def begin(self, preamble: bytes) -> None:
-        """Give it its program and its arguments, and listen to it."""
+        """Send the program and the arguments, and listen for output."""
         self._to_stdin += preamble
         self._preamble = len(preamble)
         self._selector.register(self._result, READ, self._read_result)
         self._watch_stream()
         self._feed()
 
-    def obey(self, what: str, header: Dict[str, Any], body: bytes) -> None:
+    def obey(self, action: str, header: Dict[str, Any], body: bytes) -> None:
         """Carry out a frame about this errand. Raises BadFrame for data beyond the window."""
         if self._is_reported:
             return  # the driver did not know yet
-        if what == "data":
+        if action == "data":
             if len(self._to_stdin) - self._preamble + len(body) > ERRAND_WINDOW:
                 raise BadFrame("data of an errand beyond the window")
             self._to_stdin += body
             self._feed()
-        elif what == "end":
+        elif action == "end":
             self._has_input_ended = True
             self._feed()
-        elif what == "credit":
+        elif action == "credit":
             self._credit += header["bytes"]
             self._watch_stream()
-        elif what == "stop":
+        elif action == "stop":
             self._fail("stopped", "it was stopped")
 
     def overrun(self) -> None:
-        """Its deadline has passed: that of the errand, or the one for its end."""
+        """Handle a deadline: the errand's, or the deadline of its end."""
         if self._failure is None:
             self._fail("time", "it took longer than %g s" % self._seconds)
             return
@@ -211,18 +212,18 @@ class _ErrandProcess:
         self._report("failed", reason=self._failure[0], cause=self._failure[1] + ", and can't be killed")
 
     def reaped(self, status: int) -> None:
-        """The agent has its exit status. What it has started ends with it."""
+        """Take the exit status. The errand's own children end with it."""
         self._status = status
         self._kill()
 
     def abandon(self) -> None:
-        """Kill it without a report."""
+        """Kill the process without a report."""
         self.number = 0
         self._is_reported = True
         self._fail("stopped", "")
 
     def _fail(self, kind: str, cause: str) -> None:
-        """Kill it. Its end is reported when the process is gone, so that the driver never runs two where it wants one."""
+        """Kill the process. The report follows the end of the process, so that the driver never has two running instead of one."""
         if self._failure is not None:
             return
         self._failure = kind, cause
@@ -241,7 +242,7 @@ class _ErrandProcess:
             pass  # it has ended
 
     def _feed(self) -> None:
-        """Write what the process takes now."""
+        """Write as much as the process takes."""
         try:
             while self._to_stdin and self._stdin >= 0:
                 written = os.write(self._stdin, self._to_stdin[:ERRAND_CHUNK])
@@ -292,6 +293,7 @@ class _ErrandProcess:
             return
         self._credit -= len(data)
         self._sent += len(data)
+        # The excess is not sent: the limit protects the driver.
         if self._sent > self._most_output:
             self._fail("output", "it wrote more than %d bytes" % self._most_output)
             return
@@ -312,7 +314,7 @@ class _ErrandProcess:
             self._end_if_over()
 
     def _end_if_over(self) -> None:
-        """Both pipes end with the process. Its exit status may come before that or after it."""
+        """Report the end once both pipes have ended. The exit status may come earlier or later."""
         if self._stream >= 0 or self._result >= 0:
             return
         self._close_stdin()
@@ -326,15 +328,16 @@ class _ErrandProcess:
         else:
             self._report("failed", reason="killed", cause=_how_it_ended(self._status))
 
-    def _report(self, what: str, body: bytes = b"", **more: Any) -> None:
+    def _report(self, action: str, body: bytes = b"", **more: Any) -> None:
         if not self._is_reported:
             self._is_reported = True
-            self._send(self.number, what, body, **more)
+            self._send(self.number, action, body, **more)
 
     def _find_status(self) -> None:
         if self._status is not None:
             return
         self._kill()  # before it is reaped: afterwards its number may be another's
+        # Closed pipes precede the end of the process by a moment. The loop must not wait longer for it.
         for _ in range(_REAP_TRIES):
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -361,7 +364,7 @@ class _ErrandProcess:
 
 
 def _read(fd: int, most: int) -> Optional[bytes]:
-    """The next bytes, empty at the end; None if there are none now."""
+    """Read the next bytes, empty at the end; None if the pipe is empty."""
     try:
         return os.read(fd, most)
     except BlockingIOError:

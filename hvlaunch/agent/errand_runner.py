@@ -74,7 +74,7 @@ def _limit_memory(most: int) -> None:
 
 
 class ErrandStream:
-    """Bytes from the driver and to it. Writing waits as long as the driver takes nothing, and is for any thread."""
+    """Bytes from the driver and to the driver. write() blocks while the driver gives no credit, and is for any thread."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd = read_fd
@@ -83,17 +83,18 @@ class ErrandStream:
         self._writing = _thread.allocate_lock()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for something to read, or for the end of the input. False if nothing came in time."""
+        """Wait for input or its end. Return False after `seconds` without either."""
         return bool(self._unread) or bool(select.select([self._read_fd], [], [], seconds)[0])
 
     def read(self, most: int) -> bytes:
-        """The next bytes as soon as there are some; empty at the end."""
+        """Read the next bytes, `most` at most; empty at the end."""
+        # More than asked for: a read per line would cost a call of the kernel each.
         data = self._unread or os.read(self._read_fd, max(most, _READ_SIZE))
         self._unread = data[most:]
         return data[:most]
 
     def read_exactly(self, size: int) -> bytes:
-        """Raises EOFError if the input ends before that."""
+        """Read this many bytes. Raises EOFError if the input ends before."""
         parts = []
         while size:
             data = self.read(size)
@@ -104,7 +105,7 @@ class ErrandStream:
         return b"".join(parts)
 
     def read_line(self) -> bytes:
-        """The next line with its end. Raises EOFError if the input ends before that."""
+        """Read a line with its end. Raises EOFError if the input ends before."""
         parts = []
         while True:
             data = self.read(_READ_SIZE)
@@ -117,7 +118,7 @@ class ErrandStream:
                 return b"".join(parts)
 
     def write(self, data: bytes) -> None:
-        """Send all of it, behind what other threads have begun to send. Raises OSError if the agent has ended."""
+        """Send the data, after the data of other threads. Raises OSError if the agent has ended."""
         with self._writing:
             _write_all(self._write_fd, data)
 

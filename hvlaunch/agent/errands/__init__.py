@@ -1,1 +1,1 @@
-"""Errands: hvlaunch's own functions that run on hosts, one file each. docs/internals/errands.md explains them."""
+"""Errands: hvlaunch's own functions for hosts, one file each. See docs/internals/errands.md."""

@@ -27,7 +27,7 @@ ARGUMENTS = record({})
 RESULT = record({"questions": whole(0, 1 << 53)})
 
 LONGEST_ANSWER = 1 << 19
-"""Bytes of one answer."""
+"""Bytes of an answer."""
 _IDLE = 60.0
 """Seconds without a question after which the observer ends: the next question starts another."""
 _PLAIN = 1 << 12
@@ -40,7 +40,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:  # n
 
 
 class _Samples:
-    """Keeps the previous sample, without which there are no rates."""
+    """Keeps the previous sample, which the rates need."""
 
     def __init__(self) -> None:
         self._samples: Any = None
@@ -131,6 +131,7 @@ class _Observer:
             line = b2a_base64(zlib.compress(line, 1), newline=False)
         if len(line) > LONGEST_ANSWER:
             problem = "an answer of %d bytes" % len(line)
+            # The driver would take a longer line for nonsense, and replace this observer.
             line = dumps({"id": answer["id"], "problem": problem}).encode("ascii")
         try:
             self._stream.write(line + b"\n")

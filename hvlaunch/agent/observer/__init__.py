@@ -1,1 +1,1 @@
-"""What measures a host and its workers, beside the agent: a process of its own, since what it asks may hang."""
+"""Measurements of a host and its workers, made by the observer (agent/errands/observer.py)."""

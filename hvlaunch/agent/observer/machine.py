@@ -1,4 +1,4 @@
-"""What the whole host does: processors, memory, network, disks, and the space that is left."""
+"""Figures of the whole host: processors, memory, network, disks and free space."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _SPACE_EVERY = 10.0
 _SPACE_WITHIN = 0.2
 _RECEIVED, _SENT = 0, 8  # proc(5), net/dev, behind the interface's name
 _SECTORS_READ, _SECTORS_WRITTEN = 5, 9  # diskstats of the kernel's iostats.rst
+# Devices on top of other disks, or in memory: their transfers would be counted twice, or are none.
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
 
 class Machine:
-    """Rates are since the last time that it was asked. `root` is where /proc and /sys are."""
+    """Figures of the host; rates are since the last sample. `root` is the folder of /proc and /sys."""
 
     def __init__(self, root: str = "") -> None:
         self._root = root
@@ -37,7 +38,7 @@ class Machine:
         self._cgroup = _cgroup_memory(root)
 
     def sample(self, seconds: float, now: float, paths: Dict[str, str]) -> Dict[str, Any]:
-        """`seconds` are those since the last time; `paths` are the places whose space is of interest."""
+        """Take a sample, `seconds` after the last. `paths` are the places to find the free space of."""
         problems: List[str] = []
         cores = os.cpu_count() or 1
         used, total = self._read("meminfo", _memory, problems) or (0, 0)
@@ -76,13 +77,13 @@ class Machine:
         return round(max(0.0, count - before) / seconds, 3)
 
     def _traffic(self, text: bytes) -> Any:
-        """Received and sent bytes of the devices; of all but the loopback where no device is known."""
+        """Sum up received and sent bytes of hardware devices; of all but the loopback if no device is known."""
         received = sent = 0
         for line in text.splitlines()[2:]:
-            name, _, rest = line.partition(b":")
+            name, _, columns = line.partition(b":")
             interface = name.strip().decode()
             if interface in self._interfaces or (not self._interfaces and interface != "lo"):
-                words = rest.split(None, _SENT + 1)
+                words = columns.split(None, _SENT + 1)
                 received += int(words[_RECEIVED])
                 sent += int(words[_SENT])
         return received, sent
@@ -99,7 +100,7 @@ class Machine:
 
 
 class Space:
-    """Free and total bytes of file systems, which may hang: looked at now and then, and never waited for for long."""
+    """Free and total bytes of file systems. A file system may hang, so it is asked rarely and with a timeout."""
 
     def __init__(self, look: Callable[[str], Any] = os.statvfs) -> None:
         self._look = look
@@ -109,7 +110,7 @@ class Space:
         self._next = 0.0
 
     def now(self, paths: Dict[str, str], now: float) -> Any:
-        """The newest figures by name, and why there are none."""
+        """Return the newest figures by name, and the reasons for missing figures."""
         if now >= self._next:
             self._next = now + _SPACE_EVERY
             self._problems = []
@@ -121,12 +122,13 @@ class Space:
     def _renew(self, name: str, path: str) -> bool:
         if name in self._hanging:  # its thread hangs still
             return False
+        # Before the look: a thread that hangs must not get a second one beside it.
         self._hanging.add(name)
 
         def look() -> bool:
             try:
-                found = self._look(path)
-                self._found[name] = [found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize]
+                status = self._look(path)
+                self._found[name] = [status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize]
             except OSError:
                 self._found.pop(name, None)
             self._hanging.discard(name)
@@ -139,7 +141,7 @@ class Space:
 
 
 def _devices(directory: str) -> Set[str]:
-    """Those that are hardware, or a virtual machine's: what is made of others would be counted twice."""
+    """List hardware devices and virtual machines' devices. A bond or bridge would be counted twice."""
     try:
         return {name for name in os.listdir(directory) if os.path.exists("%s/%s/device" % (directory, name))}
     except OSError:
@@ -147,21 +149,22 @@ def _devices(directory: str) -> Set[str]:
 
 
 def _busy(text: bytes) -> float:
-    """Seconds that processors have worked, for this system and for its guests."""
+    """Read the seconds of work of all processors, for this system and for its guests."""
     words = [int(word) for word in text[: text.index(b"\n")].split()[1:9]]
+    # A guest's time is part of user and nice: adding it would count it twice.
     user, nice, system, _idle, _iowait, irq, softirq, _steal = words
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(text: bytes) -> Any:
-    """Used and total bytes."""
-    found = {line.split(b":")[0]: int(line.split()[1]) for line in text.splitlines()[:8]}
-    total = found[b"MemTotal"]
-    return (total - found.get(b"MemAvailable", found[b"MemFree"])) * 1024, total * 1024
+    """Read used and total bytes."""
+    kib = {line.split(b":")[0]: int(line.split()[1]) for line in text.splitlines()[:8]}
+    total = kib[b"MemTotal"]
+    return (total - kib.get(b"MemAvailable", kib[b"MemFree"])) * 1024, total * 1024
 
 
 def _cgroup_memory(root: str) -> Optional[Callable[[int, int], Any]]:
-    """What gives used and total bytes, where the job's cgroup (version 2) may have less than the host."""
+    """Return a function for used and total bytes if the job's cgroup (version 2) may limit memory below the host's."""
     try:
         with open(root + "/proc/self/cgroup") as file:
             path = next(line.rstrip("\n")[3:] for line in file if line.startswith("0::"))
@@ -173,10 +176,12 @@ def _cgroup_memory(root: str) -> Optional[Callable[[int, int], Any]]:
     current, details = ProcFile(at + "memory.current"), ProcFile(at + "memory.stat")
 
     def measure(used: int, total: int) -> Any:
+        # A limit above the host's memory is no limit.
         if limit >= total > 0:
             return used, total
         try:
             cache = details.read().partition(b"inactive_file ")[2].split(None, 1)
+            # Cache of files goes first when memory is short, so it is not in use.
             return max(0, int(current.read()) - int(cache[0])), limit
         except (OSError, ValueError, IndexError):
             return used, total

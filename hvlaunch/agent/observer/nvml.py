@@ -66,15 +66,16 @@ _PROCESSES = (
     ("nvmlDeviceGetComputeRunningProcesses_v2", _ProcessV2),
     ("nvmlDeviceGetComputeRunningProcesses", _ProcessV1),
 )
+# Names with a version first: an old library has the plain name alone.
 _WAITS = ("nvmlEventSetWait_v2", "nvmlEventSetWait")
 
 
 class NoGpus(Exception):
-    """NVML can't be loaded, or does not fit the driver of the GPUs."""
+    """NVML can't be loaded, or does not fit the driver."""
 
 
 class NvmlError(Exception):
-    """A call has failed."""
+    """A call of NVML has failed."""
 
     def __init__(self, function: str, code: int) -> None:
         super().__init__("%s: NVML's error %d" % (function, code))
@@ -82,7 +83,7 @@ class NvmlError(Exception):
 
 
 class Library:
-    """The library, initialised. Raises NoGpus where there is none, or it does not fit its driver."""
+    """The initialised library. Raises NoGpus without a library, or if it does not fit its driver."""
 
     def __init__(self, path: str = _LIBRARY) -> None:
         try:
@@ -96,12 +97,12 @@ class Library:
         self._watch_xids()
 
     def read(self) -> List[Dict[str, Any]]:
-        """All GPUs now. Raises NvmlError where not even their memory can be read."""
+        """Return the figures of all GPUs. Raises NvmlError if even their memory can't be read."""
         self._hear_xids()
         return [self._device(index, device) for index, device in enumerate(self._devices)]
 
     def _call(self, function: str, *arguments: Any) -> None:
-        """Raises NvmlError, also where an old library has no such function."""
+        """Call a function. Raises NvmlError, also if an old library lacks the function."""
         try:
             code = getattr(self._nvml, function)(*arguments)
         except AttributeError:
@@ -110,7 +111,7 @@ class Library:
             raise NvmlError(function, code)
 
     def _tries(self, function: str, *arguments: Any) -> bool:
-        """Whether it went well."""
+        """Call a function; return True on success."""
         try:
             self._call(function, *arguments)
         except NvmlError:
@@ -126,7 +127,7 @@ class Library:
         return devices
 
     def _number(self, function: str, device: c_void_p, kind: Any, *more: Any) -> int:
-        """0 where this GPU has no such number."""
+        """Read a number; 0 if this GPU lacks it."""
         number = kind()
         return int(number.value) if self._tries(function, device, *more, byref(number)) else 0
 
@@ -159,6 +160,7 @@ class Library:
             try:
                 self._call(function, device, byref(count), processes)
             except NvmlError as error:
+                # A function that is missing here has an older name; too many processes fill the array all the same.
                 if error.code != _MORE:
                     continue
             return [process.pid for process in processes[: min(count.value, _MOST_PROCESSES)]]
@@ -170,9 +172,10 @@ class Library:
             self._tries("nvmlDeviceRegisterEvents", device, c_ulonglong(_XID), self._events)
 
     def _hear_xids(self) -> None:
-        """Those since the last time: none is told twice, so they are kept."""
+        """Collect new Xid errors. NVML reports each once, so they are kept."""
         if not self._events.value:
             return
+        # Bounded: a broken GPU may report errors faster than they are read.
         for _ in range(_MOST_XIDS):
             event = self._next_event()
             if event is None:

@@ -1,7 +1,7 @@
-"""What this host knows of how its workers and those of other hosts reach each other.
+"""Connections of workers to other hosts, as the kernel and NCCL see them.
 
-The kernel knows which of their connections get no acknowledgement (/proc/net/tcp: proc(5)). NCCL from 2.24 on answers
-on a port of its own (RAS: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html).
+The kernel knows the connections without acknowledgement (/proc/net/tcp: proc(5)). NCCL from 2.24 on answers on a port
+of its own (RAS: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["RAS_PORT", "answer", "ask_ras"]
 
 RAS_PORT = 28028
 _RAS_SECONDS = 3
-"""For the NCCL process that is asked, to hear from all others."""
+"""Seconds that NCCL gives its other processes to answer."""
 _MORE_SECONDS = 3.0
 _MOST_RAS = 4 << 20
 _LONGEST_LINE = 256
 _ESTABLISHED, _LISTENS = "01", "0A"
 _REPEATS = "01"
-"""The timer of a connection that repeats what it has sent; one whose peer does not read has another."""
+"""Timer of a connection that repeats data. A peer that does not read causes another timer."""
 _LEAST_REPEATS = 5
 """6 s at least, since pauses double from 0.2 s on."""
 _MOST_PIDS = 4096
@@ -49,18 +49,18 @@ class _Connection:
 
 
 def answer(question: Dict[str, Any]) -> Dict[str, Any]:
-    """Of `workers` (rank and pid): all their processes, the addresses that they use, who does not answer them, and what NCCL says."""
+    """Report on `workers` (rank and pid): processes, local addresses, silent peers, and NCCL's view."""
     ranks = {pid: rank for rank, pid in question["workers"]}
     trees = descendants(ranks, parents())
     addresses: Set[str] = set()
     unanswered = set()
     for root, tree in trees.items():
         sockets = {inode for pid in tree for inode in _sockets(pid)}
-        for one in _connections("/proc/%d/net" % root):
-            if one.inode in sockets and one.state == _ESTABLISHED:
-                addresses.add(one.address)
-                if one.timer == _REPEATS and one.repeats >= _LEAST_REPEATS:
-                    unanswered.add((ranks[root], one.peer))
+        for connection in _connections("/proc/%d/net" % root):
+            if connection.inode in sockets and connection.state == _ESTABLISHED:
+                addresses.add(connection.address)
+                if connection.timer == _REPEATS and connection.repeats >= _LEAST_REPEATS:
+                    unanswered.add((ranks[root], connection.peer))
     return {
         "pids": [(ranks[root], pid) for root, tree in trees.items() for pid in tree][:_MOST_PIDS],
         "addresses": sorted(addresses)[:_MOST_ADDRESSES],
@@ -70,7 +70,7 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    """The inodes of those that a process has open."""
+    """Yield the inodes of a process's open sockets."""
     try:
         descriptors = os.listdir("/proc/%d/fd" % pid)
     except OSError:
@@ -85,14 +85,14 @@ def _sockets(pid: int) -> Iterator[str]:
 
 
 def _connections(folder: str) -> Iterator[_Connection]:
-    """All TCP sockets of a network namespace."""
+    """Yield the TCP sockets of a network namespace."""
     for name in ("tcp", "tcp6"):
         for line in (read_text("%s/%s" % (folder, name)) or "").splitlines()[1:]:
             yield _Connection(line)
 
 
 def _address(text: str) -> str:
-    """The kernel writes words of 4 bytes as numbers."""
+    """Parse an address: the kernel writes each 4 bytes as a number in its own byte order."""
     words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
     packed = struct.pack("=%dI" % len(words), *words)
     if packed.startswith(bytes(10) + b"\xff\xff"):
@@ -101,12 +101,14 @@ def _address(text: str) -> str:
 
 
 def ask_ras(port: int) -> Optional[str]:
-    """What NCCL says of its communicators, as JSON, or as text where it knows no JSON; None where no NCCL of this user's answers."""
+    """Ask NCCL for its communicators, as JSON, or as text from an old NCCL; None without a NCCL process of this user."""
+    # Any user may listen on the port: only a NCCL process of this user is asked.
     ours = {
-        one.address
-        for one in _connections("/proc/self/net")
-        if one.state == _LISTENS and one.port == port and one.uid == os.geteuid()
+        connection.address
+        for connection in _connections("/proc/self/net")
+        if connection.state == _LISTENS and connection.port == port and connection.uid == os.geteuid()
     }
+    # The port may be bound to the loopback or to every address.
     for address, anywhere in (("127.0.0.1", "0.0.0.0"), ("::1", "::")):  # noqa: S104 (it is only compared)
         if ours & {address, anywhere}:
             try:
@@ -117,7 +119,7 @@ def ask_ras(port: int) -> Optional[str]:
 
 
 class _Ras:
-    """A client, which asks for the state and changes nothing."""
+    """A client of NCCL's RAS port that only reads."""
 
     def __init__(self, address: str, port: int) -> None:
         self._deadline = time.monotonic() + _RAS_SECONDS + _MORE_SECONDS
@@ -125,19 +127,20 @@ class _Ras:
         self._read = b""
 
     def status(self) -> str:
-        """Raises OSError, ValueError."""
+        """Return NCCL's report. Raises OSError, ValueError."""
         with self._socket:
             if not self._say(b"CLIENT PROTOCOL 2").startswith(b"SERVER PROTOCOL "):
                 raise ValueError("not NCCL")
             self._say(b"TIMEOUT %d" % _RAS_SECONDS)
             self._say(b"SET FORMAT json")  # where it is not known, the answer is an error, and text follows
             self._socket.sendall(b"VERBOSE STATUS\n")
+            # Bounded: thousands of ranks make a long report.
             while self._more() and len(self._read) < _MOST_RAS:
                 pass
             return self._read.decode("utf-8", "replace")
 
     def _say(self, words: bytes) -> bytes:
-        """What it answers, in a line."""
+        """Send a line; return the line of the answer."""
         self._socket.sendall(words + b"\n")
         while b"\n" not in self._read:
             if len(self._read) > _LONGEST_LINE or not self._more():
@@ -146,6 +149,7 @@ class _Ras:
         return line
 
     def _more(self) -> bool:
+        # One deadline for the whole exchange: a peer that sends byte by byte must not prolong it.
         self._socket.settimeout(max(0.01, self._deadline - time.monotonic()))
         data = self._socket.recv(1 << 16)
         self._read += data

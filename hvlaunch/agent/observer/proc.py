@@ -1,4 +1,4 @@
-"""Reading /proc: files that are read again and again, and the processes of workers."""
+"""Reading /proc: files that are read again and again, and processes of workers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _LONGEST = 200
 
 
 class ProcFile:
-    """One file, from its first reading on."""
+    """A file kept open after its first reading, since opening costs more than reading."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: Optional[int] = None
 
     def read(self) -> bytes:
-        """All that it has now. Raises OSError: that of a process which is gone stays gone, whoever gets its number."""
+        """Read all of it. Raises OSError: the file of a dead process stays dead, even if another process gets its pid."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_RDONLY)
+        # Reading from 0 makes the kernel produce the contents anew.
         data = os.pread(self._fd, _READ, 0)
         if len(data) < _READ:
             return data
@@ -41,7 +42,7 @@ class ProcFile:
 
 
 def allow_many_files() -> None:
-    """Two are kept open for each process of the workers."""
+    """Raise the limit of open files: two stay open for each process of the workers."""
     import resource  # noqa: PLC0415 (some builds of Python have none)
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -54,7 +55,7 @@ def allow_many_files() -> None:
 
 
 def read_text(path: str) -> Optional[str]:
-    """A file of /proc; None where it can't be read, or is no more."""
+    """Read a file of /proc; None if it is unreadable or gone."""
     try:
         with open(path, "rb") as file:
             return file.read().decode("utf-8", "replace")
@@ -63,31 +64,32 @@ def read_text(path: str) -> Optional[str]:
 
 
 def parents() -> Dict[int, int]:
-    """The parent of each process here. What starts or ends meanwhile may be missing."""
-    found = {}
+    """Map each process here to its parent. Processes that start or end meanwhile may be missing."""
+    parent_by_pid = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             stat = read_text("/proc/%s/stat" % name)
             if stat is not None:
-                found[int(name)] = int(stat.rpartition(")")[2].split()[1])
-    return found
+                parent_by_pid[int(name)] = int(stat.rpartition(")")[2].split()[1])
+    return parent_by_pid
 
 
-def descendants(roots: Iterable[int], known: Dict[int, int]) -> Dict[int, List[int]]:
-    """By root, it and all below it that are not below another root, the nearest first."""
+def descendants(roots: Iterable[int], parent_by_pid: Dict[int, int]) -> Dict[int, List[int]]:
+    """Map each root to itself and its descendants, nearest first, except the trees of other roots."""
     children: Dict[int, List[int]] = {}
-    for pid, parent in known.items():
+    for pid, parent in parent_by_pid.items():
         children.setdefault(parent, []).append(pid)
-    found: Dict[int, List[int]] = {root: [root] for root in roots if root in known}
-    for tree in found.values():
+    trees: Dict[int, List[int]] = {root: [root] for root in roots if root in parent_by_pid}
+    for tree in trees.values():
         for pid in tree:
-            tree.extend(child for child in sorted(children.get(pid, ())) if child not in found)
-    return found
+            tree.extend(child for child in sorted(children.get(pid, ())) if child not in trees)
+    return trees
 
 
 def command_of(pid: int) -> str:
-    """What it runs, for people; of a process without arguments its name."""
+    """Return the command line for people; the name for a process without arguments."""
     line = read_text("/proc/%d/cmdline" % pid) or ""
     words = line.replace("\0", " ").strip() or (read_text("/proc/%d/comm" % pid) or "?").strip()
+    # A process chooses its command line: it must not control the terminal that shows it.
     plain = "".join(char if char.isprintable() else "?" for char in words)
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 3] + "..."

@@ -1,7 +1,7 @@
-"""What workers do, each with all its descendants.
+"""Figures of workers, each with all its descendants.
 
-All numbers below /proc are listed each time, but only those that are new are looked at: whose child it is. What was seen below
-a worker once stays its, also when its parent ends. As psutil does, but with the files kept open.
+Every sample lists /proc, but only new processes are opened to find their parents. A process once seen below a worker
+stays the worker's, even if its parent ends. psutil does the same, but opens the files anew each time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["Processes"]
 
 _STATE, _PARENT, _UTIME, _CSTIME, _THREADS, _RSS = 0, 1, 11, 14, 17, 21  # proc(5), stat, behind the name
 _STATES = {"R": "R", "D": "D", "T": "T", "t": "T", "Z": "Z", "X": "Z"}
-"""All others sleep."""
+"""States of /proc that are no sleep."""
 _LOOKED_AT_AGAIN = 60
-"""Each time so many-th of those that are no worker's are looked at again: their numbers may be others' by now."""
+"""Every sample looks again at 1 of 60 foreign processes: their pids may have new owners."""
 
 
 class _Process:
-    """One process of a worker, at its last reading."""
+    """A worker's process at its last reading."""
 
     def __init__(self, proc: str, pid: int, root: int) -> None:
         self.root = root
@@ -35,12 +35,12 @@ class _Process:
         self._may_read_io = True
         self.ticks: Optional[int] = None
         self.used = 0
-        """Ticks since the reading before."""
+        """Ticks since the previous reading."""
         self.state = "S"
         self.threads = self.pages = self.io = 0
 
     def read(self) -> None:
-        """Raises OSError where it is gone."""
+        """Read the figures. Raises OSError if the process is gone."""
         words = self._stat.read().rpartition(b")")[2].split(None, _RSS + 1)
         ticks = sum(map(int, words[_UTIME : _CSTIME + 1]))
         self.used = 0 if self.ticks is None else max(0, ticks - self.ticks)
@@ -50,13 +50,13 @@ class _Process:
         self.pages = int(words[_RSS])
         if self._may_read_io:
             try:
-                found = self._io.read().split(None, 4)
-                self.io = int(found[1]) + int(found[3])
+                words_of_io = self._io.read().split(None, 4)
+                self.io = int(words_of_io[1]) + int(words_of_io[3])
             except (OSError, IndexError, ValueError):
                 self._may_read_io = False  # it may not be known, or the kernel counts none
 
     def waits_in(self) -> Optional[str]:
-        """The kernel's function that it waits in."""
+        """Return the kernel function in which it waits, if the kernel tells."""
         try:
             with open(self._at + "/wchan", "rb") as file:
                 name = file.read(64).decode("ascii", "replace")
@@ -70,12 +70,12 @@ class _Process:
 
 
 class Processes:
-    """Of the workers of this host. `proc` is where /proc is."""
+    """The processes of this host's workers. `proc` is the folder of /proc."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._own: Dict[int, _Process] = {}
-        """Of workers, by pid."""
+        """Processes of workers by pid."""
         self._others: Set[int] = set()
         self._turn = 0
         self._workers: Dict[int, int] = {}
@@ -84,7 +84,7 @@ class Processes:
         self._tick = os.sysconf("SC_CLK_TCK")
 
     def sample(self, workers: Sequence[Tuple[int, int]], seconds: float) -> List[Dict[str, Any]]:
-        """What they have done in the `seconds` since the last time. Raises OSError where there is no /proc."""
+        """Return the workers' figures, `seconds` after the last sample. Raises OSError without /proc."""
         ranks = {pid: rank for rank, pid in workers}
         if ranks != self._workers:
             self._forget(ranks)
@@ -96,6 +96,7 @@ class Processes:
             except (OSError, ValueError) as error:
                 process.close()
                 del self._own[pid]
+                # Without free descriptors every worker would seem to be gone.
                 if getattr(error, "errno", None) == errno.EMFILE:
                     raise
                 continue
@@ -103,24 +104,25 @@ class Processes:
         return [self._sum(ranks[root], root, family, seconds) for root, family in families.items()]
 
     def worker_of(self, pid: int) -> Optional[int]:
-        """The pid of the worker that it is, or descends from; None for others."""
+        """Return the pid of the worker that a process is or descends from; None for other processes."""
         process = self._own.get(pid)
         return None if process is None else process.root
 
     def _forget(self, ranks: Dict[int, int]) -> None:
-        """There are other workers: look at all again."""
+        """Forget foreign processes and old workers: the workers have changed."""
         for pid in [pid for pid, process in self._own.items() if process.root not in ranks]:
             self._own.pop(pid).close()
         self._others.clear()
         self._workers = ranks
 
     def _find(self, ranks: Dict[int, int]) -> None:
-        """Learn of new processes, whose they are."""
+        """Find the workers of new processes."""
         listed = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
         self._turn = (self._turn + 1) % _LOOKED_AT_AGAIN
         self._others &= listed
         new = {pid for pid in listed if pid not in self._own}
         if self._turn:
+            # To open every process at every sample would cost more than all else on a big host.
             new -= {pid for pid in self._others if pid % _LOOKED_AT_AGAIN != self._turn}
         parents = {pid: self._parent_of(pid) for pid in new}
         for pid in new:
@@ -132,6 +134,7 @@ class Processes:
                 self._own[pid] = _Process(self._proc, pid, root)
 
     def _root_of(self, pid: int, parents: Dict[int, int], ranks: Dict[int, int]) -> Optional[int]:
+        # Bounded: pids that change hands while they are read could form a circle.
         for _ in range(len(parents) + 1):
             if pid in ranks:
                 return pid
@@ -141,7 +144,7 @@ class Processes:
         return None
 
     def _parent_of(self, pid: int) -> int:
-        """0 where it is gone, or may not be known."""
+        """Return the parent's pid; 0 if the process is gone or hidden."""
         try:
             with open("%s/%d/stat" % (self._proc, pid), "rb", buffering=0) as file:
                 return int(file.read().rpartition(b")")[2].split(None, 2)[_PARENT])
@@ -151,17 +154,18 @@ class Processes:
     def _sum(
         self, rank: int, root: int, family: List[Tuple[int, _Process]], seconds: float
     ) -> Dict[str, Any]:
-        pid, busiest = max(family, key=lambda each: (each[1].used, each[0] == root))
+        # On a tie the worker itself: its stack is the one to show.
+        pid, busiest = max(family, key=lambda entry: (entry[1].used, entry[0] == root))
         return {
             "rank": rank,
             "pid": root,
             "processes": len(family),
-            "cpu": round(sum(one.used for _, one in family) / self._tick / seconds, 3),
-            "cpu_time": sum(one.ticks or 0 for _, one in family) / self._tick,
-            "memory": sum(one.pages for _, one in family) * self._page,
+            "cpu": round(sum(process.used for _, process in family) / self._tick / seconds, 3),
+            "cpu_time": sum(process.ticks or 0 for _, process in family) / self._tick,
+            "memory": sum(process.pages for _, process in family) * self._page,
             "busiest": pid,
             "state": busiest.state,
-            "threads": sum(one.threads for _, one in family),
+            "threads": sum(process.threads for _, process in family),
             "waits_in": None if busiest.state == "R" else busiest.waits_in(),
-            "io": sum(one.io for _, one in family),
+            "io": sum(process.io for _, process in family),
         }

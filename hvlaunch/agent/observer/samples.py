@@ -1,4 +1,4 @@
-"""A host, its workers and its GPUs at one moment, measured."""
+"""Samples: the figures of a host, its workers and its GPUs at one moment."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Gpus", "Samples"]
 
 
 _FIRST = 0.2
-"""Seconds from the first measurement, which has no rates, to the next."""
+"""Seconds from the first measurement, which gives no rates, to the second."""
 _LEAST = 0.05
 
 
 class Samples:
-    """All that has to be kept from one sample to the next."""
+    """Takes samples; keeps the figures that the next sample needs for its rates."""
 
     def __init__(self) -> None:
         allow_many_files()
@@ -36,8 +36,9 @@ class Samples:
         self._workers: List[Any] = []
 
     def take(self, workers: Sequence[Tuple[int, int]], paths: Dict[str, str]) -> Dict[str, Any]:
-        """`workers` are pairs of rank and pid; of `paths`, by name, the free space is of interest."""
+        """Take a sample. `workers` are pairs of rank and pid; `paths` are the places, by name, to find the free space of."""
         now = time.monotonic()
+        # Rates need two measurements of the same workers.
         if self._last is None or self._workers != workers:
             self._measure(workers, paths, now)
             time.sleep(_FIRST)
@@ -49,33 +50,33 @@ class Samples:
     ) -> Dict[str, Any]:
         seconds = max(_LEAST, now - (self._last or 0.0))
         self._last, self._workers = now, list(workers)
-        found = self._machine.sample(seconds, now, paths)
-        problems = found["problems"]
+        sample = self._machine.sample(seconds, now, paths)
+        problems = sample["problems"]
         try:
-            found["workers"] = self._processes.sample(workers, seconds)
+            sample["workers"] = self._processes.sample(workers, seconds)
         except OSError as error:
-            found["workers"] = []
+            sample["workers"] = []
             problems.append("/proc: %s" % error.strerror)
-        found["gpus"], problem = self._gpus.now(now)
+        sample["gpus"], problem = self._gpus.now(now)
         if problem:
             problems.append(problem)
-        for worker in found["workers"]:
+        for worker in sample["workers"]:
             worker["gpus"] = [
                 gpu["index"]
-                for gpu in found["gpus"]
+                for gpu in sample["gpus"]
                 if any(self._processes.worker_of(pid) == worker["pid"] for pid in gpu["pids"])
             ]
-        return found
+        return sample
 
 
 _WITHIN = 0.3
-"""Seconds for one reading; what comes later is there at the next."""
+"""Seconds to wait for a reading; a later result counts for the next sample."""
 _HANGS_AFTER = 5.0
 _DEVICE = "/dev/nvidiactl"
 
 
 class Gpus:
-    """Asked in a thread of its own."""
+    """The GPUs' figures, read in a thread of their own since the driver's library may hang."""
 
     def __init__(self, is_there: Callable[[], bool] = lambda: os.path.exists(_DEVICE)) -> None:
         self._is_there = is_there
@@ -83,12 +84,13 @@ class Gpus:
         self._found: Found = []
         self._problem: Optional[str] = None
         self._since: Optional[float] = None
-        """When the reading began that is under way."""
+        """Start of the current reading."""
         self._done = _thread.allocate_lock()
+        # Locked: the reading releases it at its end.
         self._done.acquire()
 
     def now(self, now: float) -> Tuple[Found, Optional[str]]:
-        """The newest figures, and why there are no others. `now` is time.monotonic()."""
+        """Return the newest figures, and the problem if there are none. `now` is time.monotonic()."""
         if self._since is None:
             if not self._is_there():
                 return [], None
@@ -98,6 +100,7 @@ class Gpus:
             except RuntimeError as error:
                 self._since = None
                 return [], "GPUs: %s" % error
+        # A quick library answers within the sample; a slow one never holds it up.
         if self._done.acquire(timeout=_WITHIN):
             self._since = None
             return self._found, self._problem
@@ -116,7 +119,7 @@ class Gpus:
 
 
 def _reader() -> Callable[[], Found]:
-    """Raises NoGpus."""
+    """Load NVML. Raises NoGpus."""
     from hvlaunch.agent.observer.nvml import Library  # noqa: PLC0415 (only where there is a GPU)
 
     return Library().read

@@ -1,7 +1,7 @@
-"""What the workers of this host are doing: the stacks of their processes, by the best means that there is.
+"""Stacks of this host's workers, by the best means on the host.
 
-py-spy reads those of Python from outside, without stopping them. Else faulthandler writes them, in processes that have
-registered a signal for it (hvlaunch/torch/beginning.py). Else the kernel says where it holds the process.
+py-spy reads Python's stacks from outside, without stopping the process. Else faulthandler writes them, if the process
+has registered its signal (hvlaunch/torch/stack_signal.py). Else the kernel tells where it holds the process.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ _MOST_THREADS = 64
 _MOST_FRAMES = 128
 _MOST_LINES = 1 << 30
 _CUTS = ((_MOST_THREADS, _MOST_FRAMES), (8, 64), (2, 32), (1, 16), (1, 4))
-"""How many threads of each process, and how many of their innermost frames."""
+"""Numbers of threads per process, and of innermost frames per thread, tried until the answer is short enough."""
 _LONGEST_NAME = 256
 _LONGEST_PATH = 1024
 _AT_ONCE = 2 * (os.cpu_count() or 1)
 _WRITTEN = 0.02
-"""Seconds without another byte after which faulthandler has written all."""
+"""Seconds of silence after which faulthandler has written everything."""
 _LOOK = 0.005
 _TRIES = 3
 _READ = 1 << 16
 _MOST_OUTPUT = 8 << 20
+# Functions at the bottom of every kernel stack: they say nothing about the wait.
 _ENTRIES = (
     "entry_",
     "do_syscall",
@@ -72,35 +73,37 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 
 
 def answer(question: Dict[str, Any]) -> Dict[str, Any]:
-    """The stacks of `workers` (rank and pid), and the machine's architecture where it has no py-spy.
+    """Take the stacks of `workers` (rank and pid). `lacks` is the architecture of a host without py-spy.
 
-    Where something is `sought` (what and name), `has` tells whether it is here.
+    If a file or module is `sought` (kind and name), `has` tells if this host has it.
     """
     deadline = time.monotonic() + question["seconds"]
+    # The search runs while stacks are taken: both have the same time.
     search = _search(question)
     py_spy = find_py_spy(question["scratch"], sys.executable)
     workers = [(rank, pid) for rank, pid in question["workers"]]
     seconds, native = question["seconds"], question["native"]
-    found = take_stacks(workers, seconds, question["scratch"], py_spy, native=native)
+    stacks = take_stacks(workers, seconds, question["scratch"], py_spy, native=native)
     lacks = None if py_spy else os.uname().machine
-    said = {**packed(shortened(found, _MOST_ANSWER)), "lacks": lacks}
-    return said if search is None else {**said, "has": search.result(deadline)}
+    message = {**packed(shortened(stacks, _MOST_ANSWER)), "lacks": lacks}
+    return message if search is None else {**message, "has": search.result(deadline)}
 
 
 def _search(question: Dict[str, Any]) -> Optional[Search]:
-    """For what another host's worker did not find, by the eyes of a Python among this host's workers, if there is one."""
+    """Begin to look for the file or module that another host lacked, with the Python of a worker here if possible."""
     if "sought" not in question:
         return None
     trees = descendants([pid for _, pid in question["workers"]], parents())
     pids = [pid for tree in trees.values() for pid in tree]
-    what, name = question["sought"]
-    return Search(what, name, next(filter(_is_python, pids), pids[0])) if pids else None
+    kind, name = question["sought"]
+    return Search(kind, name, next(filter(_is_python, pids), pids[0])) if pids else None
 
 
 def take_py_spy(question: Dict[str, Any]) -> Dict[str, Any]:
-    """Put the program that comes with the question into the job's directory. Raises OSError, zlib.error."""
+    """Store the py-spy that came with the question in the job's directory. Raises OSError, zlib.error."""
     program = zlib.decompressobj().decompress(question["data"], _MOST_PROGRAM)
     path = os.path.join(question["scratch"], "py-spy")
+    # Exclusive and without links: the file will be run.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with open(os.open(path + ".part", flags, 0o700), "wb") as file:
         file.write(program)
@@ -109,7 +112,7 @@ def take_py_spy(question: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def find_py_spy(scratch: str, python: str) -> Optional[str]:
-    """The host's own, on the PATH or beside this Python; or the one that the driver has brought."""
+    """Find py-spy: the host's own on the PATH, beside this Python, or the program from the driver."""
     beside = os.path.join(os.path.dirname(python), "py-spy")
     for path in (shutil.which("py-spy"), beside, os.path.join(scratch, "py-spy")):
         if path is not None and os.access(path, os.X_OK):
@@ -125,55 +128,57 @@ def take_stacks(
     *,
     native: bool = False,
 ) -> List[Stack]:
-    """The stacks of these workers (rank and pid) and of all their descendants, within so many seconds.
+    """Take the stacks of these workers (rank and pid) and their descendants, within so many seconds.
 
-    `native`: with the frames of C and C++, for which each process is stopped for a moment.
+    `native` adds frames of C and C++, for which each process is stopped for a moment.
     """
     deadline = time.monotonic() + seconds
     ranks = {pid: rank for rank, pid in workers}
     trees = descendants(ranks, parents())
-    found = [_of_kernel(ranks[root], pid, root) for root, tree in trees.items() for pid in tree][
+    stacks = [_of_kernel(ranks[root], pid, root) for root, tree in trees.items() for pid in tree][
         :_MOST_PROCESSES
     ]
-    pythons = [one for one in found if _is_python(one["pid"])]
+    pythons = [stack for stack in stacks if _is_python(stack["pid"])]
     if py_spy is not None:
         _Spying(py_spy, native).run(pythons, deadline)
     else:
-        for one in pythons:
-            one["problem"] = "no py-spy there; pip install 'hvlaunch[stacks]' where hvlaunch runs"
-    _by_faulthandler([one for one in pythons if one["source"] == "kernel"], scratch, deadline)
-    return found
+        for stack in pythons:
+            stack["problem"] = "no py-spy there; pip install 'hvlaunch[stacks]' where hvlaunch runs"
+    _by_faulthandler([stack for stack in pythons if stack["source"] == "kernel"], scratch, deadline)
+    return stacks
 
 
 def shortened(stacks: List[Stack], most: int) -> List[Stack]:
-    """The same in at most so many characters of JSON: with fewer threads, then with fewer frames, then with fewer processes."""
+    """Shorten the stacks to this many characters of JSON: fewer threads, then fewer frames, then fewer processes."""
     for threads, frames in _CUTS:
-        for one in stacks:
-            one["threads"] = one["threads"][:threads]
-            for thread in one["threads"]:
+        for stack in stacks:
+            stack["threads"] = stack["threads"][:threads]
+            for thread in stack["threads"]:
                 thread["frames"] = thread["frames"][-frames:]
+        # The innermost frames say what a thread waits for, so the outermost go first.
         if len(json.dumps(stacks)) <= most:
             return stacks
-    stacks.sort(key=lambda one: bool(one["is_child"]))
+    # Children go first: the workers' own processes say most.
+    stacks.sort(key=lambda stack: bool(stack["is_child"]))
     while len(json.dumps(stacks)) > most:
         del stacks[len(stacks) // 2 :]
     return stacks
 
 
 def packed(stacks: Sequence[Stack]) -> Dict[str, Any]:
-    """The same with each thread that is like another once: stacks have the numbers of their threads. Most ranks do the same."""
+    """Replace threads by numbers, so each thread travels once. Most ranks do the same."""
     numbers: Dict[str, int] = {}
     threads: List[Stack] = []
-    found = []
-    for one in stacks:
-        mine = []
-        for thread in one["threads"]:
+    entries = []
+    for stack in stacks:
+        own_numbers = []
+        for thread in stack["threads"]:
             number = numbers.setdefault(json.dumps(thread), len(numbers))
             if number == len(threads):
                 threads.append(thread)
-            mine.append(number)
-        found.append(dict(one, threads=mine))
-    return {"threads": threads, "stacks": found}
+            own_numbers.append(number)
+        entries.append(dict(stack, threads=own_numbers))
+    return {"threads": threads, "stacks": entries}
 
 
 def _is_python(pid: int) -> bool:
@@ -188,7 +193,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _of_kernel(rank: int, pid: int, root: int) -> Stack:
-    """Where the kernel holds each of its threads, as far as it says so."""
+    """Read the kernel's view of each thread, as far as it tells."""
     threads = []
     try:
         tids = sorted(os.listdir("/proc/%d/task" % pid), key=int)
@@ -215,7 +220,7 @@ def _of_kernel(rank: int, pid: int, root: int) -> Stack:
 
 
 def _kernel_frames(at: str) -> List[Frame]:
-    """The whole stack where we may read it (root), else the function that waits; or what runs."""
+    """Return the kernel stack if it is readable (by root), else the waiting function, else the running program."""
     stack = [
         line.split()[-1].partition("+")[0]
         for line in (read_text(at + "/stack") or "").splitlines()
@@ -234,17 +239,18 @@ def _kernel_frames(at: str) -> List[Frame]:
 
 
 class _Spying:
-    """Many py-spy at a time, one for each process. What it says takes the place of what the kernel says."""
+    """Runs several py-spy at a time, a process each. Their answers replace the kernel's view."""
 
     def __init__(self, py_spy: str, native: bool) -> None:
         # Without --nonblocking it stops the process for a moment, which its frames of C need.
         self._command = [py_spy, "dump", "--json", *(["--native"] if native else ["--nonblocking"]), "--pid"]
         self._selector = selectors.DefaultSelector()
+        # By the descriptor of its output: process, stack, output so far, number of the try.
         self._running: Dict[int, Tuple[subprocess.Popen[bytes], Stack, bytearray, int]] = {}
 
     def run(self, stacks: Sequence[Stack], deadline: float) -> None:
-        """Ask for all of these; those that are not there at the deadline stay as they are."""
-        waiting = [(one, 1) for one in stacks][::-1]
+        """Run py-spy for these stacks. Stacks without an answer before the deadline keep the kernel's view."""
+        waiting = [(stack, 1) for stack in stacks][::-1]
         try:
             while (waiting or self._running) and time.monotonic() < deadline:
                 while waiting and len(self._running) < _AT_ONCE:
@@ -254,14 +260,14 @@ class _Spying:
                     if again is not None:
                         waiting.append(again)
         finally:
-            late = [one for _, one, _, _ in self._running.values()] + [one for one, _ in waiting]
+            late = [stack for _, stack, _, _ in self._running.values()] + [stack for stack, _ in waiting]
             for process, _, _, _ in self._running.values():
                 process.kill()
                 process.wait()
                 process.stdout.close()  # type: ignore[union-attr]
             self._selector.close()
-        for one in late:
-            one["problem"] = one["problem"] or "py-spy was not ready in time"
+        for stack in late:
+            stack["problem"] = stack["problem"] or "py-spy was not ready in time"
 
     def _start(self, stack: Stack, number: int) -> None:
         try:
@@ -280,7 +286,7 @@ class _Spying:
         self._selector.register(fd, selectors.EVENT_READ)
 
     def _read(self, fd: int) -> Optional[Tuple[Stack, int]]:
-        """More of its output; what is to be tried again."""
+        """Read more of its output; return the process if py-spy has to try again."""
         process, stack, output, number = self._running[fd]
         data = os.read(fd, _READ)
         output += data
@@ -292,15 +298,16 @@ class _Spying:
         if process.wait() == 0 and _take(stack, bytes(output)):
             return None
         stack["problem"] = _why_not(stack["pid"], output.decode("utf-8", "replace"))
+        # A process that changes while it is read gives nonsense: another try mostly succeeds.
         is_torn = "ermission" not in stack["problem"] and number < _TRIES  # it changed while it was read
         return (stack, number + 1) if is_torn and os.path.exists("/proc/%d" % stack["pid"]) else None
 
 
 def _take(stack: Stack, output: bytes) -> bool:
-    """Whether that was what py-spy says of the process."""
+    """Take py-spy's output; return True if it has the expected form."""
     try:
         threads = json.loads(output)
-        found = [
+        by_order = [
             (
                 thread["os_thread_id"] != stack["pid"],
                 _thread(thread["thread_name"] or "MainThread", thread["frames"]),
@@ -309,28 +316,28 @@ def _take(stack: Stack, output: bytes) -> bool:
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
-    if not found:
+    if not by_order:
         return False
-    found.sort(key=lambda one: one[0])
-    stack.update(source="py-spy", problem=None, threads=[thread for _, thread in found][:_MOST_THREADS])
+    by_order.sort(key=lambda entry: entry[0])
+    stack.update(source="py-spy", problem=None, threads=[thread for _, thread in by_order][:_MOST_THREADS])
     return True
 
 
 def _thread(name: str, frames: Sequence[Dict[str, Any]]) -> Stack:
-    """Of py-spy, which has the innermost frame first."""
-    own = [
+    """Convert a thread of py-spy, which has the innermost frame first."""
+    converted = [
         [
-            _plain(one["name"], _LONGEST_NAME),
-            _plain(one["filename"] or "", _LONGEST_PATH),
-            min(max(0, int(one["line"])), _MOST_LINES),
+            _plain(frame["name"], _LONGEST_NAME),
+            _plain(frame["filename"] or "", _LONGEST_PATH),
+            min(max(0, int(frame["line"])), _MOST_LINES),
         ]
-        for one in frames[:_MOST_FRAMES]
+        for frame in frames[:_MOST_FRAMES]
     ]
-    return {"name": _plain(name, _LONGEST_NAME), "is_python": True, "frames": own[::-1]}
+    return {"name": _plain(name, _LONGEST_NAME), "is_python": True, "frames": converted[::-1]}
 
 
 def _why_not(pid: int, words: str) -> str:
-    """Why py-spy says nothing of the process, and what can be done, in one line."""
+    """Explain py-spy's failure and name a remedy, in a line."""
     try:
         owner = os.stat("/proc/%d" % pid).st_uid
     except OSError:
@@ -355,27 +362,28 @@ def _why_not(pid: int, words: str) -> str:
 
 
 def _by_faulthandler(stacks: Sequence[Stack], scratch: str, deadline: float) -> None:
-    """Ask those that have registered for it, all at once."""
-    asked = []
-    for one in stacks:
-        path = os.path.join(scratch, "stack.%d" % one["pid"])
-        if _has_registered(one["pid"], path):
+    """Signal the processes with a faulthandler, at once."""
+    signalled = []
+    for stack in stacks:
+        path = os.path.join(scratch, "stack.%d" % stack["pid"])
+        if _has_registered(stack["pid"], path):
             try:
                 file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115
+                # Only text written from now on is the answer to this signal.
                 file.seek(0, os.SEEK_END)
-                os.kill(one["pid"], STACK_SIGNAL)
+                os.kill(stack["pid"], STACK_SIGNAL)
             except OSError:  # it is no file, or the process is no more
                 continue
-            asked.append((one, file))
-    for one, file in asked:
+            signalled.append((stack, file))
+    for stack, file in signalled:
         with file:
             threads = _parse(_written(file, deadline))
         if threads:
-            one.update(source="faulthandler", threads=threads)
+            stack.update(source="faulthandler", threads=threads)
 
 
 def _has_registered(pid: int, path: str) -> bool:
-    """Whether it catches the signal, and has the file open that its answer goes to: any other would die of it."""
+    """True if the process catches the signal and has the answer's file open: any other process would die of the signal."""
     for line in (read_text("/proc/%d/status" % pid) or "").splitlines():
         if line.startswith("SigCgt:") and int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1:
             break
@@ -389,7 +397,7 @@ def _has_registered(pid: int, path: str) -> bool:
 
 
 def _written(file: BinaryIO, deadline: float) -> str:
-    """What is added to the file, until no more comes."""
+    """Read the text appended to the file, until the process falls silent."""
     text, since = b"", time.monotonic()
     while time.monotonic() < deadline and len(text) < _MOST_OUTPUT:
         more = file.read(_READ) or b""
@@ -403,15 +411,15 @@ def _written(file: BinaryIO, deadline: float) -> str:
 
 
 def _parse(text: str) -> List[Stack]:
-    """What faulthandler has written; the last thread that it tells of is the first that there was."""
+    """Parse faulthandler's text. Its last thread is the process's first."""
     threads: List[Stack] = []
     for line in text.splitlines():
         words = line.strip()
         if words.endswith("(most recent call first):"):
             threads.append({"name": "thread", "is_python": True, "frames": []})
         elif threads and words.startswith('File "'):
-            file, _, rest = words[6:].rpartition('", line ')
-            number, _, function = rest.partition(" in ")
+            file, _, tail = words[6:].rpartition('", line ')
+            number, _, function = tail.partition(" in ")
             if (
                 number.isdigit()
                 and len(number) < len(str(_MOST_LINES))
@@ -421,6 +429,7 @@ def _parse(text: str) -> List[Stack]:
                 threads[-1]["frames"].insert(0, frame)
     if threads:
         threads[-1]["name"] = "MainThread"
+    # faulthandler writes the newest thread first.
     return threads[::-1][:_MOST_THREADS]
 
 
@@ -430,7 +439,7 @@ def _plain(text: str, most: int) -> str:
 
 
 _THERE, _NOT_THERE = 10, 11
-"""Exit codes that nothing else has."""
+"""Exit codes outside Python's own."""
 _FILE = "import os, sys; sys.exit(%d if os.path.exists(sys.argv[1]) else %d)" % (_THERE, _NOT_THERE)
 _MODULE = """
 import sys
@@ -445,19 +454,19 @@ for part in rest:
     spec = PathFinder.find_spec(name, path) if path else None
 sys.exit(%d if spec else %d)
 """ % (_THERE, _NOT_THERE)
-"""It imports nothing of the name: finding the parts of a package would run the package."""
+"""Program to find a module without an import, which would run the package."""
 
 
 class Search:
-    """Begins at once, in a process of its own: a file system may hang, and modules are those of the worker's own Python.
+    """Searches for a module or file, from the start on, in a process of its own: a file system may hang.
 
-    `what` is `module` or `file`; `pid` is that of a worker here.
+    A module is searched for by the worker's own Python. `kind` is `module` or `file`; `pid` is a worker here.
     """
 
-    def __init__(self, what: str, name: str, pid: int) -> None:
+    def __init__(self, kind: str, name: str, pid: int) -> None:
         self._process: Optional[subprocess.Popen[bytes]] = None
         words = (
-            _module_search(name, pid) if what == "module" else [sys.executable, "-I", "-S", "-c", _FILE, name]
+            _module_search(name, pid) if kind == "module" else [sys.executable, "-I", "-S", "-c", _FILE, name]
         )
         if words is None:
             return
@@ -465,7 +474,7 @@ class Search:
             self._process = subprocess.Popen(
                 words,
                 cwd="/proc/%d/cwd" % pid,
-                env=_environment(pid) if what == "module" else {},
+                env=_environment(pid) if kind == "module" else {},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -474,7 +483,7 @@ class Search:
             pass
 
     def result(self, deadline: float) -> Optional[bool]:
-        """None where that is not known by then, of time.monotonic()."""
+        """Return the result, or None without a result before `deadline` of time.monotonic()."""
         if self._process is None:
             return None
         try:
@@ -486,7 +495,7 @@ class Search:
 
 
 def _module_search(name: str, pid: int) -> Optional[List[str]]:
-    """The command, by the Python that the process runs; None where it runs none."""
+    """Return the command for the process's own Python; None for another program."""
     words = (read_text("/proc/%d/cmdline" % pid) or "").split("\0")[:-1]
     try:
         runs = os.readlink("/proc/%d/exe" % pid)

@@ -22,13 +22,13 @@ _Send: TypeAlias = Callable[[Mapping[str, Any], bytes], None]
 
 
 class Limits(NamedTuple):
-    """Bounds of one errand; None for no bound."""
+    """Limits of an errand; None for no limit."""
 
     seconds: float | None = 60.0
     memory: int | None = 1 << 30
     """Bytes of private writable memory."""
     output: int | None = 1 << 30
-    """Bytes that it may write to its stream."""
+    """Bytes for its stream."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -50,9 +50,9 @@ class ErrandFailed(HostError):
 
 
 class Errand:
-    """One errand on one host. For any thread.
+    """An errand on a host. For any thread.
 
-    `on_data` gets the bytes of its stream on the thread of the link, and must not block; without it, read() has them.
+    `on_data` gets the bytes of its stream on the link's thread, and must not block; without `on_data`, read() returns them.
     `on_end` is called once, on the same thread, when result() has an answer.
     """
 
@@ -82,9 +82,9 @@ class Errand:
         # From the host.
         self._unread: deque[bytes] = deque()
         self._arriving = 0
-        """Bytes that have come and for which the agent has got no credit again."""
+        """Bytes received without credit for them yet."""
         self._to_credit = 0
-        """Bytes of these that were read."""
+        """Bytes read since the last credit."""
 
     @property
     def has_ended(self) -> bool:
@@ -98,14 +98,14 @@ class Errand:
                 self._send_on()
 
     def close_input(self) -> None:
-        """End the errand's input behind all that was written."""
+        """End the errand's input after the data written so far."""
         with self._changed:
             self._is_input_over = True
             if not self._has_ended and not self._unsent:
                 self._send_frame(self._number, "end")
 
     def drain(self, timeout: float) -> bool:
-        """Wait until all that was written is on its way; False if it is not in time."""
+        """Wait until the data written so far is on its way; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._unsent or self._has_ended, timeout)
 
@@ -121,7 +121,7 @@ class Errand:
             return data
 
     def stop(self) -> None:
-        """Kill it. It ends with the reason `stopped` when its process is gone, unless it was over before."""
+        """Kill the process. The errand ends with the reason `stopped`, unless it has ended before."""
         with self._changed:
             if self._is_stopped or self._has_ended:
                 return
@@ -130,12 +130,12 @@ class Errand:
         self._send_frame(self._number, "stop")
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the end; False if it does not come in time. The errand goes on then."""
+        """Wait for the end; False on timeout, while the errand continues."""
         with self._changed:
             return self._changed.wait_for(lambda: self._has_ended, timeout)
 
     def result(self) -> Any:
-        """The result, which fits the errand's schema, once it has ended. Raises ErrandFailed."""
+        """Return the result of an errand that has ended. It fits the errand's schema. Raises ErrandFailed."""
         if self._failure is not None:
             raise ErrandFailed(self.name, *self._failure, host=self._host)
         return self._result
@@ -163,9 +163,10 @@ class Errand:
             self._to_credit = 0
 
     def take_credit(self, size: int) -> None:
-        """The errand has read so many bytes. Raises BadFrame if they are more than it was sent."""
+        """Take credit for bytes that the process has read. Raises BadFrame for more than it was sent."""
         with self._changed:
             self._credit += size
+            # A host with false credit could make the driver send without end.
             if self._credit > ERRAND_WINDOW:
                 raise BadFrame("credit for more than an errand was sent")
             self._send_on()
@@ -176,6 +177,7 @@ class Errand:
             self._arriving += len(data)
             if self._arriving > ERRAND_WINDOW:
                 raise BadFrame("data of an errand beyond its window")
+            # Kept until read() takes them; the window bounds their size.
             if self._on_data is None:
                 self._unread.append(data)
                 self._changed.notify_all()
@@ -195,7 +197,7 @@ class Errand:
 
 
 class HostErrands:
-    """All errands of one host. start() is for any thread, obey() for the link's; `send` takes frames and never blocks."""
+    """The errands of a host. start() is for any thread, obey() for the link's; `send` takes frames and never blocks."""
 
     def __init__(self, host: str, send: _Send) -> None:
         self._host = host
@@ -204,7 +206,7 @@ class HostErrands:
         self._last = 0
         self._running: dict[int, Errand] = {}
         self._programs: set[str] = set()
-        """The names of those that the host has."""
+        """Names of the programs on the host."""
         self._is_lost = False
 
     def start(
@@ -240,34 +242,36 @@ class HostErrands:
         return errand
 
     def obey(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Carry out a frame of the agent. Raises BadFrame for a frame that may not come now."""
-        number, what = header["id"], header["what"]
+        """Carry out a frame of the agent. Raises BadFrame for an unexpected frame."""
+        number, action = header["id"], header["what"]
         with self._lock:
             errand = self._running.get(number)
         if errand is None:
             raise BadFrame("a frame of an errand that does not run")
-        if what == "data":
+        if action == "data":
             errand.take_data(body)
-        elif what == "credit":
+        elif action == "credit":
             errand.take_credit(header["bytes"])
         else:
             with self._lock:
+                # Before its callbacks: they may start the next errand.
                 del self._running[number]
-            if what == "failed":
+            if action == "failed":
                 errand.finish(None, (header["reason"], header["cause"]))
             else:
                 errand.finish(*_outcome(errand.name, body))
 
     def lose(self) -> None:
-        """The host is gone: every errand of it fails."""
+        """Fail every errand: the host is gone."""
         with self._lock:
+            # From here on start() refuses: no frame would ever end its errand.
             self._is_lost = True
             running, self._running = self._running, {}
         for errand in running.values():
             errand.finish(None, ("lost", "the connection to the host has ended"))
 
-    def _send_about(self, number: int, what: str, body: bytes = b"", **more: Any) -> None:
-        self._send({"type": "errand", "what": what, "id": number, **more}, body)
+    def _send_about(self, number: int, action: str, body: bytes = b"", **more: Any) -> None:
+        self._send({"type": "errand", "what": action, "id": number, **more}, body)
 
 
 def _module(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""An errand's program as it travels to a host: the errand's file, and every module of the agent that it imports."""
+"""An errand's program for a host: the errand's file, and the agent's modules among its imports."""
 
 import re
 import zlib
@@ -18,7 +18,7 @@ _IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import ([\w, ]+)",
 
 
 def errand_names() -> list[str]:
-    """The names of all errands: those of the files in hvlaunch/agent/errands/."""
+    """List the errands: the files in hvlaunch/agent/errands/."""
     files = (file for folder in errands.__path__ for file in Path(folder).glob("*.py"))
     return sorted(file.stem for file in files if file.stem != "__init__")
 
@@ -35,11 +35,12 @@ def errand_program(name: str) -> bytes:
 
 
 def _collect(name: str, texts: dict[str, str]) -> None:
-    """Add the module, the packages above it, and all that it imports of the agent, also within its functions."""
+    """Add the module, its packages, and its imports from the agent, including imports within functions."""
     file = _file_of(name)
     key = f"{name}.__init__" if file.name == "__init__.py" else name
     if key in texts:
         return
+    # Modules for annotations alone need not travel.
     text = _FOR_TYPES.sub("", file.read_text(encoding="ascii"))
     texts[key] = without_words(file.read_text(encoding="ascii"))
     if (package := name.rpartition(".")[0]) != "hvlaunch":
@@ -55,7 +56,7 @@ def _file_of(name: str) -> Path:
     """The file of a module of the agent. Errands of tests are in folders of their own."""
     path = name.removeprefix(_PACKAGE).strip(".").replace(".", "/")
     if name.startswith(f"{errands.__name__}."):
-        found = (Path(folder) / f"{name.rpartition('.')[2]}.py" for folder in errands.__path__)
-        return next(file for file in found if file.is_file())
+        candidates = (Path(folder) / f"{name.rpartition('.')[2]}.py" for folder in errands.__path__)
+        return next(file for file in candidates if file.is_file())
     base = Path(agent.__file__).parent / path
     return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
