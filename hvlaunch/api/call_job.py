@@ -91,7 +91,7 @@ class CallJob(Job[R]):
         result = self._await_end(timeout)
         return values(result, self._directory.path, return_exceptions=self._return_exceptions)
 
-    def end(self) -> None:
+    def stop_and_forget(self) -> None:
         """Stop it if it has not ended, wait for that, and keep nothing of it. Ctrl-C meanwhile kills its workers."""
         while self._child.is_ours and not self.ended.done():
             self._child.stop()

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import IO, TextIO
 
-from hvlaunch.api.driver import Begun, Ended, Refused, Request, Waits, receive, send
+from hvlaunch.api.driver import Begun, DriverEnd, JobWaits, Refused, Request, receive, send
 from hvlaunch.api.errors import JobStopped
 from hvlaunch.console.status import Status
 from hvlaunch.errors import HvlaunchError
@@ -91,12 +91,12 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     def _listen(self) -> None:
-        end: Ended | Refused | None = None
+        end: DriverEnd | Refused | None = None
         with self._connection, suppress(OSError):
             while (message := receive(self._connection)) is not None:
                 if isinstance(message, Begun):
                     self.job_id.set_result(message.job_id)
-                elif isinstance(message, Waits):
+                elif isinstance(message, JobWaits):
                     self._show_status(message.status)
                 else:
                     end = message
@@ -109,7 +109,7 @@ class Child:
             error = end.error
         elif self._is_stopped and code == -signal.SIGTERM:  # as it was about to begin, or to end
             error = JobStopped(signal.SIGTERM)
-        if isinstance(end, Ended):
+        if isinstance(end, DriverEnd):
             self.result.set_result(end.result)
         else:
             self.result.set_exception(error)

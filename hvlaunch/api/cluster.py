@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from hvlaunch.api.driver import Caller, Refused, Waits, receive, send
+from hvlaunch.api.driver import Caller, JobWaits, Refused, receive, send
 from hvlaunch.api.launcher import Launcher, notebook_bar
 from hvlaunch.children import uninterrupted
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
@@ -79,7 +79,7 @@ class Cluster:
                     pass_fds=[theirs.fileno()],
                 )
             send(self._link, PoolWanted(self._name, _as_named(spec), tells_status=show is not None))
-            while isinstance(answer := receive(self._link), Waits):
+            while isinstance(answer := receive(self._link), JobWaits):
                 if show is not None:
                     show(answer.status)
         except BaseException:
@@ -140,13 +140,13 @@ def main(descriptor: int) -> NoReturn:
             wanted.name,
             wanted.spec,
             idle_timeout=float("inf"),
-            on_ready=lambda problems: caller.tell(PoolUp(tuple(problems))),
+            on_ready=lambda problems: caller.send(PoolUp(tuple(problems))),
             owner=descriptor,
             on_status=_on_status(caller, wanted),
         )
     except HvlaunchError as error:
         with suppress(OSError):  # nobody waits any more
-            caller.tell(Refused(error))
+            caller.send(Refused(error))
     os._exit(0)
 
 

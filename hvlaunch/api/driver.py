@@ -23,7 +23,7 @@ from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Begun", "Caller", "Ended", "Refused", "Request", "Waits", "main", "receive", "send"]
+__all__ = ["Begun", "Caller", "DriverEnd", "JobWaits", "Refused", "Request", "main", "receive", "send"]
 
 _OBJECTS_PER_COLLECTION = 20_000  # see cli/main.py
 _LOOK = 1000  # milliseconds
@@ -48,13 +48,13 @@ class Begun(NamedTuple):
     job_id: str
 
 
-class Waits(NamedTuple):
+class JobWaits(NamedTuple):
     """What the job waits for now."""
 
     status: Status | None
 
 
-class Ended(NamedTuple):
+class DriverEnd(NamedTuple):
     """The job has ended, so."""
 
     result: JobResult
@@ -106,7 +106,7 @@ def main(descriptor: int) -> NoReturn:
     _end_by_signals(end)
     threading.Thread(target=_watch, args=(has_gone,), name="caller", daemon=True).start()
     asked_by = Caller(connection)
-    message: Ended | Refused
+    message: DriverEnd | Refused
     try:
         message = _run(request, asked_by)
     except HvlaunchError as error:
@@ -117,7 +117,7 @@ def main(descriptor: int) -> NoReturn:
         traceback.print_exc()
         message = Refused(_Defect(f"internal error: {type(error).__name__}: {error}"))
     with suppress(OSError):  # nobody waits any more
-        asked_by.tell(message)
+        asked_by.send(message)
     end()
     os._exit(0)
 
@@ -148,7 +148,7 @@ class Caller:
         self._ask: AskStatus | None = None
         self._changed = threading.Event()
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         """Raises OSError."""
         with self._lock:
             send(self._connection, message)
@@ -169,12 +169,12 @@ class Caller:
             status = None if ask is None else ask()
             if status != told:
                 with suppress(OSError):  # see main
-                    self.tell(Waits(status))
+                    self.send(JobWaits(status))
             told = status
             self._changed.wait(None if ask is None else _STATUS_EACH)
 
 
-def _run(request: Request, caller: Caller) -> Ended:
+def _run(request: Request, caller: Caller) -> DriverEnd:
     from hvlaunch.gloo.controller import run  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     stdout, stderr = (sys.stdout.buffer, sys.stderr.buffer) if request.is_shown else (_nothing(), _nothing())
@@ -184,10 +184,10 @@ def _run(request: Request, caller: Caller) -> Ended:
         request.spec,
         stdout=stdout,
         stderr=stderr,
-        on_begun=lambda job_id: caller.tell(Begun(job_id)),
+        on_begun=lambda job_id: caller.send(Begun(job_id)),
         on_status=caller.keep_status if request.tells_status else None,
     )
-    return Ended(result)
+    return DriverEnd(result)
 
 
 def _nothing() -> BinaryIO:

@@ -13,7 +13,7 @@ from hvlaunch.cli.jobs.commands import state_word
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.console.stored import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.control import Control, DriverGone, state_of
+from hvlaunch.outside.control import ControlClient, DriverGone, state_of
 from hvlaunch.outside.directory import has_driver, jobs_directory
 from hvlaunch.outside.known import KnownJob, await_driver, choose, has_ended, known_job, known_jobs, result_of
 from hvlaunch.telemetry.stack import whole_stacks
@@ -110,7 +110,7 @@ class Job(Generic[R]):
         in their place: `missed` is how many, or None where nobody knows. Raises DriverGone where the driver was killed.
         """
         job, number = self._known(), 0
-        control = Control(job)
+        control = ControlClient(job)
         while True:
             try:
                 found = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
@@ -137,13 +137,15 @@ class Job(Generic[R]):
         wanted = None if ranks is None else _ranks(ranks)
         if wanted == "":
             return []
-        answer = Control(self._known()).post("/stacks", {"ranks": wanted, "native": native}, _STACKS_WAIT)
+        answer = ControlClient(self._known()).post(
+            "/stacks", {"ranks": wanted, "native": native}, _STACKS_WAIT
+        )
         return [*whole_stacks(answer)]
 
     def signal(self, number: int | str) -> None:
         """Send a signal to all workers: `signal.SIGUSR1`, or "USR1". Raises DriverGone, ControlRefused, BadUsage."""
         name = _signal_name(number)
-        Control(self._known()).post("/signal", {"signal": name})
+        ControlClient(self._known()).post("/signal", {"signal": name})
 
     def stop(self, *, kill: bool = False) -> None:
         """Stop the job as Ctrl-C does, or with `kill` as a second Ctrl-C. wait() waits for its end.
@@ -152,7 +154,7 @@ class Job(Generic[R]):
         """
         job = self._known()
         if not has_ended(job):
-            Control(job).post("/stop", {"kill": kill})
+            ControlClient(job).post("/stop", {"kill": kill})
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the job, for so many seconds at most; its exit code (docs/exit-codes.md).

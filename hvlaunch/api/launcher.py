@@ -73,7 +73,7 @@ class Launcher(LauncherOptions):
         try:
             return job.results()
         finally:
-            job.end()
+            job.stop_and_forget()
 
     @overload
     async def arun(
@@ -191,7 +191,7 @@ class Launcher(LauncherOptions):
                     job = CallJob(child, directory, return_exceptions=return_exceptions)
             except BaseException:
                 if job is not None:
-                    job.end()
+                    job.stop_and_forget()
                 directory.remove()
                 raise
             return job
@@ -213,7 +213,7 @@ async def _shielded(beginning: "asyncio.Future[CallJob[Any]]") -> None:
 async def _ended(beginning: "asyncio.Future[CallJob[Any]]") -> None:
     await asyncio.wait([beginning])
     if beginning.exception() is None:
-        await asyncio.to_thread(beginning.result().end)
+        await asyncio.to_thread(beginning.result().stop_and_forget)
 
 
 @overload

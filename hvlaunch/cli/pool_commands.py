@@ -22,7 +22,7 @@ from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
-from hvlaunch.outside.control import Control
+from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.directory import has_driver, jobs_directory, remove
 from hvlaunch.outside.known import await_end, known_jobs
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
@@ -191,7 +191,7 @@ def _stop_jobs(pool: KnownPool, environ: Mapping[str, str]) -> None:
     for job in known_jobs(jobs_directory(environ)):
         if job.id in users and job.has_driver:
             with suppress(HvlaunchError):  # it has just ended
-                Control(job).post("/stop", {"kill": True})
+                ControlClient(job).post("/stop", {"kill": True})
             await_end(job)
 
 

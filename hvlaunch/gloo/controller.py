@@ -420,10 +420,10 @@ def _serve_control(
     history = History(make_recorder, wall=wall, clock=clock)
 
     def admit(head: "Head") -> "Answer | Route":
-        from hvlaunch.driver.doors.control import Control  # noqa: PLC0415 (when somebody asks)
+        from hvlaunch.driver.doors.control import ControlDoor  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
-        return Control(directory.about, history, post, keep_output, reporting)(head)
+        return ControlDoor(directory.about, history, post, keep_output, reporting)(head)
 
     server.serve_beside(listener, admit)
     return history

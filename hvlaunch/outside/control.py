@@ -12,7 +12,7 @@ from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
 from hvlaunch.outside.directory import CONTROL, has_driver, reachable
 from hvlaunch.outside.known import KnownJob
 
-__all__ = ["Control", "ControlRefused", "DriverGone", "state_of"]
+__all__ = ["ControlClient", "ControlRefused", "DriverGone", "state_of"]
 
 _PATIENCE = 20.0
 _LOOK = 0.05
@@ -30,7 +30,7 @@ class ControlRefused(HvlaunchError):
     exit_code = EXIT_USAGE
 
 
-class Control:
+class ControlClient:
     """Asks the driver of one job. Each request has a connection of its own."""
 
     def __init__(self, job: KnownJob, patience: float = _PATIENCE) -> None:
@@ -72,7 +72,7 @@ class Control:
 def state_of(job: KnownJob, patience: float) -> Mapping[str, Any] | None:
     """What the job's driver says of it now; None where it says nothing for so many seconds."""
     try:
-        state: Mapping[str, Any] | None = Control(job, patience).get("/job")
+        state: Mapping[str, Any] | None = ControlClient(job, patience).get("/job")
     except (DriverGone, ControlRefused):
         return None
     return state

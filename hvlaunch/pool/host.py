@@ -62,7 +62,7 @@ class Lane:
         """To the driver. Never blocks."""
         self._put(LANE_DATA, data)
 
-    def end(self, status: int, stderr: str) -> None:
+    def report_exit(self, status: int, stderr: str) -> None:
         """The agent has ended so."""
         self._put(LANE_ENDED, json.dumps({"status": status, "stderr": stderr}).encode())
 
@@ -202,7 +202,7 @@ class WarmHost:
         with self._lock:
             self._lanes.pop(number, None)
 
-    def look(self) -> None:
+    def check_lease(self) -> None:
         """Give up a connection over which nothing was heard for the lease."""
         if self.state == "ready" and self._clock() > self._last_heard + self._lease:
             self._hang_up()
@@ -313,7 +313,7 @@ class WarmHost:
             if kind == "data":
                 lane.deliver(body)
             else:
-                lane.end(header["status"], body.decode("utf-8", "replace"))
+                lane.report_exit(header["status"], body.decode("utf-8", "replace"))
 
     def heard_agent(self) -> None:
         """For the channel, as a Listener."""

@@ -140,7 +140,7 @@ class WarmPool:
 
     def _look(self) -> None:
         for host in self._hosts.values():
-            host.look()
+            host.check_lease()
         if any(host.lanes for host in self._hosts.values()):
             self._used = self._clock()
             return

@@ -39,10 +39,10 @@ class Feed:
             # The driver does not wait once it has given its last event: it must not be asked for again.
             self._take_events(f"/events?since={self._number}&wait={seconds}")
 
-    def look(self) -> View:
+    def current_view(self) -> View:
         """The job now. Raises what `ask` raises."""
         self._read_events()
-        self._model.hear(self._read())
+        self._model.add_output(self._read())
         samples = None
         if not self.has_ended or self._job is None:  # then the driver's loop has ended
             job = self._ask("/job")
@@ -63,7 +63,7 @@ class Feed:
     def _take_events(self, path: str) -> bool:
         """Ask for events, and hand them to the model; False if there are none."""
         page = self._ask(path)
-        self._model.see(page["events"])
+        self._model.add_events(page["events"])
         self._number = page["next"]
         return bool(page["events"])
 

@@ -10,12 +10,12 @@ from hvlaunch.view.output import Tails
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
 
 __all__ = [
-    "Ending",
     "HostRow",
     "Model",
-    "Progress",
+    "RankProgress",
     "RankRow",
     "View",
+    "ViewEnding",
     "as_json",
     "host_rows",
     "slowest_rank",
@@ -32,7 +32,7 @@ _WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankProgress:
     """How far a rank is, where that is known. `rate` is in steps a second."""
 
     step: int
@@ -114,7 +114,7 @@ def host_rows(
     for worker in job["workers"]:
         workers.setdefault(worker["host"], []).append(worker)
     progress = {
-        worker["rank"]: Progress(*(told[name] for name in ("step", "total", "rate")))
+        worker["rank"]: RankProgress(*(told[name] for name in ("step", "total", "rate")))
         for worker in job["workers"]
         if (told := worker.get("progress")) is not None
     }
@@ -144,7 +144,7 @@ def host_rows(
     return sorted(rows, key=lambda row: (row.severity, order[row.host]))
 
 
-def slowest_rank(progress: Mapping[int, Progress]) -> int | None:
+def slowest_rank(progress: Mapping[int, RankProgress]) -> int | None:
     """The rank that is furthest behind the others; where all are at the same step, one that is clearly slower."""
     if len(progress) < 2:  # noqa: PLR2004 (nobody is slower than oneself)
         return None
@@ -163,7 +163,7 @@ def _rank_row(
     worker: Mapping[str, Any],
     sample: Mapping[str, Any] | None,
     gpus: Mapping[int, Mapping[str, Any]],
-    progress: Progress | None,
+    progress: RankProgress | None,
     line: str,
     printed: int,
     *,
@@ -241,7 +241,7 @@ def _place(order: Sequence[str], word: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ViewEnding:
     """How the job has ended, and the last lines of the rank that is named for it."""
 
     exit_code: int
@@ -273,7 +273,7 @@ class View:
     hosts: tuple[HostRow, ...]
     moments: tuple[Moment, ...]
     rounds: tuple[RoundSpan, ...]
-    ending: Ending | None
+    ending: ViewEnding | None
 
     @property
     def ranks(self) -> list[RankRow]:
@@ -288,7 +288,7 @@ class Model:
         self._tails = Tails()
 
     @property
-    def ending(self) -> Ending | None:
+    def ending(self) -> ViewEnding | None:
         """None until the job's last event was seen."""
         record = self._timeline.ending
         if record is None:
@@ -296,18 +296,18 @@ class Model:
         rank = record.get("rank")
         lines = () if rank is None else tuple(self._tails.lines(rank))
         known = {name: record.get(name) for name in ("cause", "hint", "host")}
-        return Ending(exit_code=record["exit_code"], rank=rank, lines=lines, **known)
+        return ViewEnding(exit_code=record["exit_code"], rank=rank, lines=lines, **known)
 
-    def see(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
         """The next events."""
         for record in records:
-            self._timeline.see(record)
+            self._timeline.add_event(record)
 
     def forget_events(self) -> None:
         """They will all come again."""
         self._timeline = Timeline()
 
-    def hear(self, items: Iterable[Stored]) -> None:
+    def add_output(self, items: Iterable[Stored]) -> None:
         """The next items of the job's output store."""
         for item in items:
             if item.rank is not None and item.kind in ("stdout", "stderr"):

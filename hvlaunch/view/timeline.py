@@ -60,7 +60,7 @@ class Timeline:
     def rounds(self) -> list[RoundSpan]:
         return list(self._rounds)
 
-    def see(self, record: Record) -> None:
+    def add_event(self, record: Record) -> None:
         """The next event."""
         when = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
         kind = record["type"]

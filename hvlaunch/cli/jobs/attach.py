@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from hvlaunch.children import uninterrupted
-from hvlaunch.cli.jobs.view import View, await_output, is_shown
+from hvlaunch.cli.jobs.view import OutputView, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, complain
 from hvlaunch.console.status import count, duration
 from hvlaunch.console.stored import STREAMS, Position, Stored, StoreReader, from_where, newest_lines, segments
@@ -46,7 +46,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         successors.start(lambda: None)
     await_output(job)
     reader = StoreReader(job.directory, viewed.position)
-    view = View(reader, options.ranks)
+    view = OutputView(reader, options.ranks)
     _say_state(job, view)
     items = _read(job, reader, view, viewed, successors)
     if viewed.position is None:
@@ -74,7 +74,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _read(
-    job: KnownJob, reader: StoreReader, view: View, viewed: "Viewed", successors: "_Successors"
+    job: KnownJob, reader: StoreReader, view: OutputView, viewed: "Viewed", successors: "_Successors"
 ) -> Iterator[Stored]:
     """Yield stored output until the job ends; start a successor if the driver is gone. Raises DriverGone."""
     while True:
@@ -95,7 +95,9 @@ def _read(
         time.sleep(_LOOK)
 
 
-def _newest(job: KnownJob, reader: StoreReader, view: View, items: Iterator[Stored]) -> Iterator[Stored]:
+def _newest(
+    job: KnownJob, reader: StoreReader, view: OutputView, items: Iterator[Stored]
+) -> Iterator[Stored]:
     """Yield `items`, beginning with the last lines stored now."""
     reader.seek_newest(_SEGMENTS)
     looking = StoreReader(job.directory, reader.position)
@@ -177,7 +179,7 @@ class Viewed:
             self.position = position
 
 
-def _say_state(job: KnownJob, view: View) -> None:
+def _say_state(job: KnownJob, view: OutputView) -> None:
     """Print the job's state, possibly late: a busy driver answers late."""
 
     def ask() -> None:

@@ -21,7 +21,7 @@ from hvlaunch.console.lines import visible
 from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
-from hvlaunch.outside.control import Control, DriverGone, state_of
+from hvlaunch.outside.control import ControlClient, DriverGone, state_of
 from hvlaunch.outside.directory import jobs_directory, remove
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
@@ -237,7 +237,7 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     if job.result is not None:
         cause = f"job {job.id} has ended, and its events were not kept"
         raise BadUsage(cause, hint="--events FILE with the next job")
-    control, number = Control(job), 0
+    control, number = ControlClient(job), 0
     wait = _EVENTS_WAIT if options.follow else 0
     while True:
         try:
@@ -264,13 +264,13 @@ def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    Control(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
+    ControlClient(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
     return 0
 
 
 def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     job = _running(jobs, options.job)
-    Control(job).post("/stop", {"kill": options.kill})
+    ControlClient(job).post("/stop", {"kill": options.kill})
     result = await_end(job)
     code = "" if result is None else f", exit code {result['exit_code']}"
     return print_answer(f"job {job.id} has ended{code}\n")

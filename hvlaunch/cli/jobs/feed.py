@@ -3,7 +3,7 @@
 import time
 
 from hvlaunch.console.stored import StoreReader
-from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.control import ControlClient, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, has_ended
 from hvlaunch.view.feed import Feed
 from hvlaunch.view.model import View
@@ -19,7 +19,7 @@ class JobFeed:
 
     def __init__(self, job: KnownJob) -> None:
         self.job = job
-        self.control = Control(job)
+        self.control = ControlClient(job)
         self._reader = StoreReader(job.directory)
         self._reader.seek_newest(1)
         self._feed = Feed(self._ask, self._reader.read, time.time)
@@ -43,7 +43,7 @@ class JobFeed:
             if self._has_looked:
                 self._feed.await_news(INTERVAL)
             self._has_looked = True
-            return self._feed.look()
+            return self._feed.current_view()
         except DriverGone:
             return None
 

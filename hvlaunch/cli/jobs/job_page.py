@@ -28,7 +28,7 @@ _FIELDS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
+    "Cache-ControlClient": "no-store",
 }
 _KINDS = {
     ".html": "text/html; charset=utf-8",

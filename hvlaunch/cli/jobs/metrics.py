@@ -13,7 +13,7 @@ from types import FrameType
 
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.control import Control, ControlRefused, DriverGone
+from hvlaunch.outside.control import ControlClient, ControlRefused, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose
 from hvlaunch.owners import reason, write_whole
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
@@ -66,7 +66,7 @@ def _text(jobs: Sequence[KnownJob] | None) -> bytes:
 
 
 def _now(job: KnownJob) -> JobNow | None:
-    control = Control(job, _PATIENCE)
+    control = ControlClient(job, _PATIENCE)
     with suppress(DriverGone, ControlRefused):
         # First, since measuring takes a moment: totals and state should not be older.
         samples = control.get("/samples")

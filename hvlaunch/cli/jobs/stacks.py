@@ -10,7 +10,7 @@ from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import visible
 from hvlaunch.driver.observing.stacks import kept_stacks
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.control import Control
+from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.known import KnownJob, await_driver, choose
 from hvlaunch.telemetry.stack import ProcessStack, from_json, tree_lines, whole_stacks
 
@@ -39,7 +39,7 @@ def _answer(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
     if await_driver(job):
         ranks = None if options.ranks is None else ",".join(map(_text, options.ranks))
         wish = {"ranks": ranks, "native": options.native}
-        answer: Mapping[str, Any] = Control(job).post("/stacks", wish, _WAIT)
+        answer: Mapping[str, Any] = ControlClient(job).post("/stacks", wish, _WAIT)
         return answer
     kept = list(kept_stacks(job.directory))
     if not kept:

@@ -20,7 +20,7 @@ from hvlaunch.view.model import HostRow, RankRow, View
 from hvlaunch.view.output import newest_lines_with, shown_stacks
 from hvlaunch.view.table import COLUMNS, FAILURE, FEW, header, host_cells, rank_cells, strip, worst_ranks
 
-__all__ = ["Question", "Reading", "TopScreen", "WordQuestion"]
+__all__ = ["Reading", "TopScreen", "WordQuestion", "YesNoQuestion"]
 
 _AGAIN = 1.0
 
@@ -81,10 +81,10 @@ _BOX = """
 """
 
 
-class Question(ModalScreen[bool]):
+class YesNoQuestion(ModalScreen[bool]):
     """A question; any key but y means no."""
 
-    CSS = _BOX.format(name="Question")
+    CSS = _BOX.format(name="YesNoQuestion")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
         Binding("n,escape,q,enter", "answer(False)", "no", key_display="n"),
@@ -321,7 +321,7 @@ class TopScreen(App[None]):
             if is_meant:
                 self._order("/stop", {"kill": False})
 
-        self.push_screen(Question(f"Stop job {self._feed.job.id}?"), stop)
+        self.push_screen(YesNoQuestion(f"Stop job {self._feed.job.id}?"), stop)
 
     def _order(self, path: str, body: dict[str, object]) -> None:
         try:

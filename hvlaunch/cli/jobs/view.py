@@ -18,11 +18,11 @@ from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.stored import Stored, StoreReader, from_where, options_of, segments
 from hvlaunch.job import ConsoleOptions
-from hvlaunch.outside.control import Control, DriverGone
+from hvlaunch.outside.control import ControlClient, DriverGone
 from hvlaunch.outside.directory import REPORT, has_driver
 from hvlaunch.outside.known import KnownJob, choose, has_ended
 
-__all__ = ["Ranks", "View", "await_output", "is_shown", "logs"]
+__all__ = ["OutputView", "Ranks", "await_output", "is_shown", "logs"]
 
 Ranks = tuple[range, ...] | None
 """None shows every rank."""
@@ -49,7 +49,7 @@ def await_output(job: KnownJob) -> None:
     # A job in a terminal stores no output until a viewer asks.
     deadline = time.monotonic() + _PATIENCE
     try:
-        Control(job, _PATIENCE).post("/output", {})
+        ControlClient(job, _PATIENCE).post("/output", {})
     except DriverGone:
         while not _is_over(job):
             if time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def _is_over(job: KnownJob) -> bool:
     return has_ended(job) or not has_driver(job.directory)
 
 
-class View:
+class OutputView:
     """Prints a job's output to this process's stdout and stderr."""
 
     def __init__(self, reader: StoreReader, ranks: Ranks) -> None:
@@ -162,7 +162,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     code = (
         _print_json(items, options.ranks)
         if options.json
-        else _print_text(job, items, View(reader, options.ranks))
+        else _print_text(job, items, OutputView(reader, options.ranks))
     )
     if code == 0 and options.follow and not has_ended(job):
         hint = f"to go on with it, if its workers still live: hvlaunch attach {job.id}"
@@ -170,7 +170,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return code
 
 
-def _print_text(job: KnownJob, items: Iterator[Stored], view: View) -> int:
+def _print_text(job: KnownJob, items: Iterator[Stored], view: OutputView) -> int:
     for item in items:
         view.await_room()
         view.show(item)

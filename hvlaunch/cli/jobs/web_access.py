@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-__all__ = ["Access", "Entry", "Refusal", "has_bearer"]
+__all__ = ["Access", "Admission", "Refusal", "has_bearer"]
 
 _LIFE = 600.0
 """Seconds in which a token must be used."""
@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
     reason: str
 
 
-class Entry(NamedTuple):
+class Admission(NamedTuple):
     """What a browser gets for its token. `cookie` is the value of a Set-Cookie field."""
 
     cookie: str
@@ -79,14 +79,14 @@ class Access:
         has_cookie = any(_is_same(value, self._cookie) for value in cookies)
         return has_bearer(fields, self._key) and has_cookie
 
-    def let_in(self, fields: Mapping[str, str]) -> Entry | None:
+    def let_in(self, fields: Mapping[str, str]) -> Admission | None:
         """Take the token of a request; None if it is wrong, too old, or was used before."""
         shown = fields.get("authorization", "").removeprefix(_BEARER)
         token = next((token for token in self._tokens if _is_same(token, shown)), None)
         if token is None or self._tokens.pop(token) <= self._clock():
             return None
         cookie = f"{self._cookie_name}={self._cookie}; HttpOnly; SameSite=Strict; Path=/{self._secure}"
-        return Entry(cookie, self._key)
+        return Admission(cookie, self._key)
 
 
 def has_bearer(fields: Mapping[str, str], token: str) -> bool:

@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later,
 if TYPE_CHECKING:
     from hvlaunch.driver.observing.observation import Observation
 
-__all__ = ["Control", "Reports"]
+__all__ = ["ControlDoor", "Reports"]
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Reports(Protocol):
         """Call it once with the final one, from any thread; what calls that off."""
 
 
-class Control:
+class ControlDoor:
     """The requests, one for each path. `about` is what the job was begun with; `post` reaches the driver's loop."""
 
     def __init__(

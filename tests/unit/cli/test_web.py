@@ -250,7 +250,7 @@ def test_what_the_driver_refuses_is_said_and_one_that_is_gone_may_come_back(job,
 def test_the_end_is_shown_with_the_report_and_stays(job, browser):
     assert json.loads(browser.ask("GET", "/view")[1])["ending"] is None
     job.page._newest = (0.0, b"old")  # so that it is made anew
-    job.feed.model.see([ENDED])
+    job.feed.model.add_events([ENDED])
     view = json.loads(browser.ask("GET", "/view")[1])
     assert (view["ending"]["exit_code"], view["report"]) == (7, {"outcome": "failed"})
     job.page.await_viewers()
@@ -262,7 +262,7 @@ def test_the_end_is_shown_with_the_report_and_stays(job, browser):
 def test_the_report_of_a_driver_that_has_gone_is_read_from_the_directory(job, browser):
     job.feed.control.answers["/report?wait=5"] = DriverGone("it does not answer")
     (job.directory / "report.json").write_text('{"outcome": "kept"}')
-    job.feed.model.see([ENDED])
+    job.feed.model.add_events([ENDED])
     assert json.loads(browser.ask("GET", "/view")[1])["report"] == {"outcome": "kept"}
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.driver.doors.control import Control
+from hvlaunch.driver.doors.control import ControlDoor
 from hvlaunch.driver.doors.history import History
 from hvlaunch.driver.observing.requests import Inquiry
 from hvlaunch.engine import events as on
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec
-from hvlaunch.outside.control import Control as Client
+from hvlaunch.outside.control import ControlClient as Client
 from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.outside.directory import CONTROL, JobDirectory
 from hvlaunch.outside.known import KnownJob, known_jobs
@@ -51,7 +51,7 @@ class Job:
         self.printer = Printer(None, None)
         spec = JobSpec(command=("train",), hosts=(), cwd="/")
         self.reporting = Reporting(spec, self.printer, REPORTED, has_directory=True)
-        control = Control(
+        control = ControlDoor(
             ABOUT, self.history, self.events.put, lambda: self.kept.append(True), self.reporting
         )
         self.server.serve_beside(self.directory.listen(), control)

@@ -42,9 +42,9 @@ def test_events_are_asked_for_once():
     driver = Driver()
     feed = feed_of(driver)
     driver.events = [ready("a")]
-    feed.look()
+    feed.current_view()
     driver.events.append(ready("b"))
-    assert texts(feed.look()) == ["a is ready", "b is ready"]
+    assert texts(feed.current_view()) == ["a is ready", "b is ready"]
     feed.await_news(3)
     assert driver.asked[-1] == "/events?since=2&wait=3"
 
@@ -53,19 +53,19 @@ def test_a_driver_that_counts_its_events_anew_is_asked_for_all():
     driver = Driver()
     feed = feed_of(driver)
     driver.events = [ready("a"), ready("b"), ready("c")]
-    feed.look()
+    feed.current_view()
     driver.pid, driver.events = 2, [ready("a"), ready("b")]
-    assert texts(feed.look()) == ["a is ready", "b is ready"]
+    assert texts(feed.current_view()) == ["a is ready", "b is ready"]
 
 
 def test_a_job_that_has_ended_is_not_asked_how_it_is():
     driver = Driver()
     items = [Stored(1.0, "stdout", b"last words\n", 3)]
     feed = Feed(driver.ask, lambda: [items.pop()] if items else [], lambda: 10.0)
-    feed.look()
+    feed.current_view()
     driver.events = [{"type": "job_ended", "time": STAMP, "exit_code": 1, "rank": 3}]
     driver.asked.clear()
-    view = feed.look()
+    view = feed.current_view()
     assert feed.has_ended
     assert "/job" not in driver.asked
     assert view.ending is not None
@@ -73,4 +73,4 @@ def test_a_job_that_has_ended_is_not_asked_how_it_is():
 
 
 def test_a_driver_without_samples_is_a_driver():
-    assert not feed_of(Driver()).look().is_sampled
+    assert not feed_of(Driver()).current_view().is_sampled

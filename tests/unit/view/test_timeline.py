@@ -12,7 +12,7 @@ def record(kind, second, **fields):
 def seen(*records):
     timeline = Timeline()
     for one in records:
-        timeline.see(one)
+        timeline.add_event(one)
     return timeline
 
 

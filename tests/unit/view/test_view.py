@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.model import Model, Progress, as_json, slowest_rank
+from hvlaunch.view.model import Model, RankProgress, as_json, slowest_rank
 from hvlaunch.view.table import bar, plain, size, steps, strip
 
 
@@ -106,13 +106,13 @@ def test_hosts_that_the_job_does_not_use_are_left_out():
 @pytest.mark.parametrize(
     ("progress", "rank"),
     [
-        ({0: Progress(5), 1: Progress(4), 2: Progress(5)}, None),
-        ({0: Progress(5, rate=1.0), 1: Progress(5, rate=1.0), 2: Progress(5, rate=0.5)}, 2),
-        ({0: Progress(5, rate=1.0), 1: Progress(5, rate=0.95)}, None),
-        ({0: Progress(500, rate=100.0), 1: Progress(440, rate=98.0)}, None),
-        ({0: Progress(500, rate=0.2), 1: Progress(499, rate=0.2)}, 1),
-        ({0: Progress(5), 1: Progress(5)}, None),
-        ({0: Progress(5)}, None),
+        ({0: RankProgress(5), 1: RankProgress(4), 2: RankProgress(5)}, None),
+        ({0: RankProgress(5, rate=1.0), 1: RankProgress(5, rate=1.0), 2: RankProgress(5, rate=0.5)}, 2),
+        ({0: RankProgress(5, rate=1.0), 1: RankProgress(5, rate=0.95)}, None),
+        ({0: RankProgress(500, rate=100.0), 1: RankProgress(440, rate=98.0)}, None),
+        ({0: RankProgress(500, rate=0.2), 1: RankProgress(499, rate=0.2)}, 1),
+        ({0: RankProgress(5), 1: RankProgress(5)}, None),
+        ({0: RankProgress(5)}, None),
         ({}, None),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_rank_shows_the_step_that_it_tells():
 
 def test_the_last_lines_are_without_what_a_terminal_would_obey():
     model = Model()
-    model.hear(
+    model.add_output(
         [Stored(1.0, "stdout", b"first\n\x1b[31msecond\x1b[0m \x07\n", 0), Stored(1.0, "said", b"no rank's")]
     )
     (row,) = shown([worker(0)], [host("a")], model=model).ranks
@@ -142,7 +142,7 @@ def test_a_view_is_data():
 
 def test_the_end_is_shown_with_the_last_lines_of_the_rank_that_is_named():
     model = Model()
-    model.hear([Stored(1.0, "stderr", b"Traceback\nValueError: x\n", 1)])
+    model.add_output([Stored(1.0, "stderr", b"Traceback\nValueError: x\n", 1)])
     end = {
         "time": "2026-11-22T10:00:00.000Z",
         "type": "job_ended",
@@ -151,7 +151,7 @@ def test_the_end_is_shown_with_the_last_lines_of_the_rank_that_is_named():
         "host": "a",
         "cause": "exit code 1",
     }
-    model.see([end])
+    model.add_events([end])
     view = shown([worker(1)], [host("a")], model=model)
     assert view.phase == "ended"
     assert view.ending is not None
@@ -185,7 +185,7 @@ def test_of_a_thousand_ranks_hosts_are_shown_and_the_worst_ranks():
 def test_rounds_and_failures_in_one_line():
     model = Model()
     stamp = "1970-01-01T00:{}:00.000Z".format
-    model.see(
+    model.add_events(
         [
             {"type": "round_starting", "time": stamp("17"), "round": 0, "workers": 1, "hosts": ["a"]},
             {"type": "round_broken", "time": stamp("18"), "round": 0, "cause": "rank 0 failed"},
