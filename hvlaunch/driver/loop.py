@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
     from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.output_files import RoundFiles
-    from hvlaunch.driver.record.keeping import Keeping
-    from hvlaunch.driver.record.turn_keeping import TurnKeeping
+    from hvlaunch.driver.record.job_record import JobRecord, TurnRecord
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
 
@@ -83,7 +82,7 @@ class Driver:
         stdin: int,
         record: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
-        keeping: "Keeping | None" = None,
+        keeping: "JobRecord | None" = None,
         directory: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -108,7 +107,7 @@ class Driver:
         )
         self._discovery = None if spec.elastic is None else _host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
-            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, keeping=keeping
+            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, record=keeping
         )
         self._stdin = StdinFeed(stdin, printer)
         self.observing = Observing(
@@ -200,7 +199,7 @@ class Driver:
         """Repeat actions that the killed driver may not have reached, and resume its sessions."""
         takeover = replay.takeover
         if self._record is not None:
-            self._record.go_on(takeover.past, takeover.epoch, takeover.shift)
+            self._record.resume(takeover.past, takeover.epoch, takeover.shift)
         self._open_to_horovod(replay.newest_starts)
         self._stdin.drop_readers()
         self._printer.learn_places(self.ranks.places())
@@ -382,11 +381,11 @@ class Driver:
 
     # Parts that few jobs have
 
-    def _turn_record(self, keeping: "Keeping") -> "TurnKeeping":
-        from hvlaunch.driver.record.turn_keeping import TurnKeeping  # noqa: PLC0415 (not for a local job)
+    def _turn_record(self, keeping: "JobRecord") -> "TurnRecord":
+        from hvlaunch.driver.record.job_record import TurnRecord  # noqa: PLC0415 (not for a local job)
 
         begin = partial(keeping.begin, self._spec, self._keys, self._rendezvous.port)
-        return TurnKeeping(keeping, self._engine, begin)
+        return TurnRecord(keeping, self._engine, begin)
 
     def _round_files(self, directory: Path) -> "RoundFiles":
         from hvlaunch.driver.output_files import RoundFiles  # noqa: PLC0415 (few jobs have files)

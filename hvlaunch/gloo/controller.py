@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from hvlaunch.driver.doors.history import History
     from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
+    from hvlaunch.driver.record.job_record import JobRecord
     from hvlaunch.driver.record.journal import Past
-    from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -235,7 +235,7 @@ def _run(
 
 
 @contextmanager
-def _server(job: _Job, keeping: "Keeping | None", say: Callable[[str], None]) -> Iterator[RendezvousServer]:
+def _server(job: _Job, keeping: "JobRecord | None", say: Callable[[str], None]) -> Iterator[RendezvousServer]:
     spec, keys = job.spec, job.keys
     with RendezvousServer(
         keys.token,
@@ -373,7 +373,7 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 
 
 def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
-    from hvlaunch.driver.record.keeping import forget  # noqa: PLC0415 (for jobs that failed)
+    from hvlaunch.driver.record.job_record import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
@@ -447,16 +447,16 @@ def _event_file(
 
 
 @contextmanager
-def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
+def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | None"]:
     """What keeps the job for another driver; None where its agents end with this one. Raises BadStoreFile."""
     spec, directory = job.spec, job.directory
     if directory is None or not may_be_taken_over(spec):
         yield None
         return
-    from hvlaunch.driver.record.keeping import Keeping  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.driver.record.job_record import JobRecord  # noqa: PLC0415 (not for a local job)
 
     try:
-        keeping = Keeping(directory.path, say, is_synced=spec.fsync, past=job.past)
+        keeping = JobRecord(directory.path, say, is_synced=spec.fsync, past=job.past)
     except OSError:  # a disk that is full: the job runs all the same
         yield None
         return

@@ -30,8 +30,8 @@ from hvlaunch.ssh.connection import listen
 if TYPE_CHECKING:
     from hvlaunch.driver.links.errands import HostErrands
     from hvlaunch.driver.links.relay import HostRelay
+    from hvlaunch.driver.record.frame_record import FrameRecord
     from hvlaunch.driver.record.journal import PastTurn
-    from hvlaunch.driver.record.seen import SeenFrames
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["HostLink", "Opening", "host_facts"]
@@ -67,7 +67,7 @@ class Opening(NamedTuple):
     """The program of a job that calls a function, in parts."""
     results: "ResultFiles | None" = None
     """The files for the results of that function."""
-    frame_record: "SeenFrames | None" = None
+    frame_record: "FrameRecord | None" = None
     """The record of acked and printed frames; None if nothing outlives this driver."""
 
 
@@ -151,7 +151,7 @@ class HostLink:
         """Frames that a killed driver has recorded."""
         self._is_taken_up = False
         record = opening.frame_record
-        note = (lambda _number: None) if record is None else record.tell
+        note = (lambda _number: None) if record is None else record.acknowledge
         self.session = HostSession(host, opening.program, self, post, clock, opening.reconnect, note)
 
     @property
@@ -205,8 +205,8 @@ class HostLink:
         """Continue the session of a killed driver. `connection` is lost."""
         acked = 0
         if self._opening.frame_record is not None:
-            record = self._opening.frame_record.last
-            acked = record.told
+            record = self._opening.frame_record.numbers
+            acked = record.acked
             self._output.skip_printed(record)
         self._expected.begin_epoch()
         # The agent has the lease's time again: it could not be heard until now.

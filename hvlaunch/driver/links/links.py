@@ -26,8 +26,8 @@ from hvlaunch.watch.rounds import Ranks
 if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.links.takeover import Takeover
+    from hvlaunch.driver.record.job_record import JobRecord
     from hvlaunch.driver.record.journal import PastTurn
-    from hvlaunch.driver.record.keeping import Keeping
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["Heartbeat", "HostLinks"]
@@ -54,7 +54,7 @@ class HostLinks:
         post: Callable[[on.Event | Arrival], None],
         *,
         clock: Callable[[], float],
-        keeping: "Keeping | None",
+        record: "JobRecord | None",
     ) -> None:
         self._spec = spec
         self._keys = keys
@@ -64,7 +64,7 @@ class HostLinks:
         self._connect = connect
         self._post = post
         self._clock = clock
-        self._keeping = keeping
+        self._record = record
         self._links: dict[str, HostLink] = {}
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
@@ -137,7 +137,7 @@ class HostLinks:
             number=number,
             call=self._call,
             results=self._results,
-            frame_record=None if self._keeping is None else self._keeping.seen(number),
+            frame_record=None if self._record is None else self._record.frames(number),
         )
 
         def post(event: on.Event | Arrival) -> None:
@@ -164,7 +164,7 @@ class HostLinks:
 
     def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
         # On this machine alone nothing breaks but the driver.
-        is_needed = not self._is_alone or connection.remote_address is not None or self._keeping is not None
+        is_needed = not self._is_alone or connection.remote_address is not None or self._record is not None
         has_session = connection.can_rejoin and is_needed
         return {
             "type": "hello",

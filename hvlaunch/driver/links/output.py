@@ -10,7 +10,7 @@ from hvlaunch.driver.links.flow import Credit
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
-    from hvlaunch.driver.record.seen import Seen, SeenFrames
+    from hvlaunch.driver.record.frame_record import FrameNumbers, FrameRecord
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["HostOutput", "OutputPrinter"]
@@ -54,7 +54,7 @@ class HostOutput:
         window: int,
         printer: OutputPrinter,
         results: "ResultFiles | None",
-        frame_record: "SeenFrames | None",
+        frame_record: "FrameRecord | None",
         rank_of: Callable[[int, int], int | None],
         send_credit: Callable[[int], None],
         acknowledge: Callable[[int], None],
@@ -71,7 +71,7 @@ class HostOutput:
         self.last_output: dict[int, float] = {}
         """When each rank has printed last."""
 
-    def skip_printed(self, record: "Seen") -> None:
+    def skip_printed(self, record: "FrameNumbers") -> None:
         """Skip the output that a killed driver has printed without telling its agent."""
         self._printed_before = {"stdout": record.stdout, "stderr": record.stderr}
 
@@ -113,12 +113,12 @@ class HostOutput:
     def _printed(self, stream: Stream, frame: int, size: int) -> None:
         """Record and acknowledge a printed frame; in the printer's thread."""
         if self._frame_record is not None:
-            self._frame_record.print(stream, frame)
+            self._frame_record.record_printed(stream, frame)
             self._acknowledge(frame)
         if size:
             self._credit.add(size)
 
 
-def _note(frame_record: "SeenFrames", stream: Stream, frame: int, is_printed: bool) -> None:
+def _note(frame_record: "FrameRecord", stream: Stream, frame: int, is_printed: bool) -> None:
     """Record whether a frame is printed in the next moment; in the printer's thread."""
-    (frame_record.print if is_printed else frame_record.take_back)(stream, frame)
+    (frame_record.record_printed if is_printed else frame_record.take_back)(stream, frame)

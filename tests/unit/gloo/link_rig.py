@@ -9,7 +9,7 @@ from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.relay import HostRelay
 from hvlaunch.driver.program.agent_program import AgentProgram
-from hvlaunch.driver.record.seen import SeenFrames
+from hvlaunch.driver.record.frame_record import FrameRecord
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
@@ -90,7 +90,7 @@ class Rig:
             hello=lambda connection: self.hello | {"cwd": connection.local_address},
             relay=lambda send: FakeRelay(self, send),
             window=WINDOW,
-            frame_record=SeenFrames(memoryview(bytearray(32)).cast("Q")),
+            frame_record=FrameRecord(memoryview(bytearray(32)).cast("Q")),
         )
         self.ranks: dict[tuple[int, int], int] = {}
         """By slot and start."""

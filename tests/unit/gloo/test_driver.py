@@ -18,7 +18,7 @@ from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.lease import patience_alone
 from hvlaunch.driver.loop import Driver, Item, Watcher
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.record.keeping import Keeping
+from hvlaunch.driver.record.job_record import JobRecord
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
@@ -65,7 +65,7 @@ class Rig:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
         self.spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
         self.watchers: list[Watcher] = []
-        self.keeping: Keeping | None = None
+        self.keeping: JobRecord | None = None
         self.was_asked = False
         """Whether the rendezvous has had a client."""
         self.rendezvous: Any = None
@@ -316,7 +316,7 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
 
 def test_agents_are_told_when_nobody_can_take_the_job_over_any_more(rig: Rig, tmp_path: Path) -> None:
     rig.spec = replace(rig.spec, detach="at start", reconnect_timeout=LEASE)
-    rig.keeping = Keeping(tmp_path, lambda _: None)
+    rig.keeping = JobRecord(tmp_path, lambda _: None)
     rig.started()
     rig.pulse("a", "b")
     assert rig.agents["a"].got["patience"] == 0
@@ -340,7 +340,7 @@ def test_how_long_agents_wait_where_no_other_driver_can_come(detach, reconnect, 
 def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
     """A driver that takes the job over would tell it again."""
 
-    class Noted(Keeping):
+    class Noted(JobRecord):
         def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
             super().write(turns, hellos)
             written.extend(turn.arrival.event for turn in turns)
@@ -371,7 +371,7 @@ def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
 
 
 def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path: Path) -> None:
-    class Stuck(Keeping):
+    class Stuck(JobRecord):
         def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
             if any(isinstance(turn.arrival.event, on.WorkerStarted) for turn in turns):
                 may_write.wait(PATIENCE)
@@ -418,7 +418,7 @@ def test_an_agent_has_a_session_where_its_connection_may_be_lost(
     rig: Rig, tmp_path: Path, hosts: int, remote: str | None, is_kept: bool, has_session: bool
 ) -> None:
     rig.spec = replace(rig.spec, hosts=rig.spec.hosts[:hosts])
-    rig.keeping = Keeping(tmp_path, pytest.fail) if is_kept else None
+    rig.keeping = JobRecord(tmp_path, pytest.fail) if is_kept else None
     rig.started()
     connection = CommandConnection(PlayedAgent(""), lambda _: PlayedAgent(""))
     connection.remote_address = connection.local_address = remote

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.driver.links.flow import AckedFrames
-from hvlaunch.driver.record.seen import Seen, SeenFile, SeenFrames
+from hvlaunch.driver.record.frame_record import FrameNumbers, FrameRecord, FrameRecords
 
 
 def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
@@ -38,50 +38,50 @@ def test_a_frame_that_never_becomes_durable_does_not_make_the_agent_keep_all() -
 
 def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "seen"
-    seen = SeenFile(path).of(2)
-    seen.tell(5)
-    seen.print("stderr", 9)
-    seen.print("stderr", 8)  # of another outlet, later
-    assert SeenFile(path).of(2).last == Seen(told=5, stdout=0, stderr=9)
-    seen.take_back("stderr", 9)
-    seen.take_back("stderr", 8)
-    assert SeenFile(path).of(2).last.stderr == 7
-    seen.print("stderr", 9)
-    assert SeenFile(path).of(1).last == SeenFile(path).of(3).last == Seen()
+    record = FrameRecords(path).of_link(2)
+    record.acknowledge(5)
+    record.record_printed("stderr", 9)
+    record.record_printed("stderr", 8)  # of another outlet, later
+    assert FrameRecords(path).of_link(2).numbers == FrameNumbers(acked=5, stdout=0, stderr=9)
+    record.take_back("stderr", 9)
+    record.take_back("stderr", 8)
+    assert FrameRecords(path).of_link(2).numbers.stderr == 7
+    record.record_printed("stderr", 9)
+    assert FrameRecords(path).of_link(1).numbers == FrameRecords(path).of_link(3).numbers == FrameNumbers()
 
 
 def test_the_disk_has_it_before_an_agent_is_told() -> None:
     """Where a loss of power is to be outlived: else the next driver would ask for frames that its agent has forgotten."""
     on_disk: list[int] = []
     numbers = memoryview(bytearray(32)).cast("Q")
-    seen = SeenFrames(numbers, lambda: on_disk.append(numbers[0]))
+    record = FrameRecord(numbers, lambda: on_disk.append(numbers[0]))
     for number in (5, 5, 3, 9):
-        seen.tell(number)
-    seen.print("stdout", 12)
+        record.acknowledge(number)
+    record.record_printed("stdout", 12)
     assert on_disk == [5, 9]
 
 
 def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     program = (
-        "import os, sys; from pathlib import Path; from hvlaunch.driver.record.seen import SeenFile\n"
-        "file = SeenFile(Path(sys.argv[1]))\n"
-        "for link in range(1000): file.of(link).print('stdout', link + 1)\n"
+        "import os, sys; from pathlib import Path; from hvlaunch.driver.record.frame_record import FrameRecords\n"
+        "file = FrameRecords(Path(sys.argv[1]))\n"
+        "for link in range(1000): file.of_link(link).record_printed('stdout', link + 1)\n"
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program, path], check=False).returncode == -9
-    file = SeenFile(path)
-    assert [file.of(link).last.stdout for link in range(1001)] == [*range(1, 1001), 0]
+    file = FrameRecords(path)
+    assert [file.of_link(link).numbers.stdout for link in range(1001)] == [*range(1, 1001), 0]
 
 
 def test_where_the_disk_is_full_printing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "")
 
-    file = SeenFile(tmp_path / "seen")
-    file.of(1).print("stdout", 3)
+    file = FrameRecords(tmp_path / "seen")
+    file.of_link(1).record_printed("stdout", 3)
     monkeypatch.setattr(os, "pwrite", full)
-    beyond = file.of(10_000)
-    beyond.print("stdout", 7)
-    assert (beyond.last.stdout, file.of(1).last.stdout) == (7, 3)
-    assert SeenFile(tmp_path / "seen").of(1).last.stdout == 3
+    beyond = file.of_link(10_000)
+    beyond.record_printed("stdout", 7)
+    assert (beyond.numbers.stdout, file.of_link(1).numbers.stdout) == (7, 3)
+    assert FrameRecords(tmp_path / "seen").of_link(1).numbers.stdout == 3

@@ -15,6 +15,7 @@ import pytest
 
 from hvlaunch import __version__
 from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.record.job_record import JobRecord
 from hvlaunch.driver.record.journal import (
     JOURNAL,
     ForeignJournal,
@@ -25,7 +26,6 @@ from hvlaunch.driver.record.journal import (
     digest,
     read_past,
 )
-from hvlaunch.driver.record.keeping import Keeping
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
@@ -401,7 +401,7 @@ def test_of_many_workers_more_turns_are_kept_one_by_one(
 
 def test_that_it_can_not_be_taken_over_is_said_once(tmp_path: Path) -> None:
     said: list[str] = []
-    keeping = Keeping(tmp_path, said.append)
+    keeping = JobRecord(tmp_path, said.append)
     keeping.begin(JOB, Keys.new(), 4711)
     keeping.write([turn(1.0, on.Began())], {})
     assert len(read_past(tmp_path / JOURNAL).turns) == 1

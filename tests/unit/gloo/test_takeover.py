@@ -14,8 +14,8 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.takeover import Takeover
 from hvlaunch.driver.loop import Driver
+from hvlaunch.driver.record.job_record import JobRecord
 from hvlaunch.driver.record.journal import JOURNAL, read_past
-from hvlaunch.driver.record.keeping import Keeping
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Iterator[Path]:
     rig = Rig()
     rig.spec = replace(rig.spec, horovod=True)
     rig.rendezvous = Horovod()
-    rig.keeping = Keeping(tmp_path, pytest.fail)
+    rig.keeping = JobRecord(tmp_path, pytest.fail)
     rig.started()
     until(
         lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hvlaunch.driver.record.turn_keeping import TurnKeeping
+from hvlaunch.driver.record.job_record import TurnRecord
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
@@ -19,7 +19,7 @@ class Kept:
         assert self.has_begun
         self.written += [turn.arrival.event for turn in turns]
 
-    def fold(self, _engine):
+    def compact(self, _engine):
         pass
 
 
@@ -39,7 +39,7 @@ def kept():
     shown: list[Turn] = []
     nothing: Any = None
     files: Any = keeping
-    turns = TurnKeeping(files, nothing, lambda: setattr(keeping, "has_begun", True))
+    turns = TurnRecord(files, nothing, lambda: setattr(keeping, "has_begun", True))
     return keeping, turns, shown, lambda new: shown.extend(turns.keep(new))
 
 

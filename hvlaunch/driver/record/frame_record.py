@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from hvlaunch.console.lines import Stream
 
-__all__ = ["SEEN", "Seen", "SeenFile", "SeenFrames"]
+__all__ = ["FRAMES", "FrameNumbers", "FrameRecord", "FrameRecords"]
 
-SEEN = "seen"
+FRAMES = "seen"
 _FIELDS = 4
-"""Numbers of 8 bytes for each link: those of Seen, and a free one, so that no link lies in two pages."""
+"""Numbers of 8 bytes for each link: those of FrameNumbers, and a free one, so that no link lies in two pages."""
 _INDEXES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
 
@@ -20,17 +20,17 @@ def _no_need() -> None:
     pass
 
 
-class Seen(NamedTuple):
+class FrameNumbers(NamedTuple):
     """Numbers of one link's frames in the lasting stream."""
 
-    told: int = 0
+    acked: int = 0
     """The agent may have forgotten all frames up to this one."""
     stdout: int = 0
     """The last frame whose output was printed."""
     stderr: int = 0
 
 
-class SeenFile:
+class FrameRecords:
     """The numbers of all links. For any thread.
 
     A number is written before anybody relies on it, and outlives the process. On a full disk nothing is kept: the journal,
@@ -48,13 +48,13 @@ class SeenFile:
         self._pages: dict[int, tuple[memoryview, Callable[[], object]]] = {}
         """Each with the function that syncs it to the disk."""
 
-    def of(self, link: int) -> "SeenFrames":
+    def of_link(self, link: int) -> "FrameRecord":
         number, index = divmod(link, self._links_per_page)
         with self._lock:
             if number not in self._pages:
                 self._pages[number] = self._page(number)
             page, sync = self._pages[number]
-            return SeenFrames(page[_FIELDS * index : _FIELDS * (index + 1)], sync)
+            return FrameRecord(page[_FIELDS * index : _FIELDS * (index + 1)], sync)
 
     def _page(self, number: int) -> tuple[memoryview, Callable[[], object]]:
         try:
@@ -68,34 +68,34 @@ class SeenFile:
         self._file.close()
 
 
-class SeenFrames:
-    """The numbers of one link. tell() is for any thread, all other methods for the printer's."""
+class FrameRecord:
+    """The numbers of one link. acknowledge() is for any thread, all other methods for the printer's."""
 
-    def __init__(self, numbers: memoryview, sync: Callable[[], object] = _no_need) -> None:
-        self._numbers = numbers
+    def __init__(self, memory: memoryview, sync: Callable[[], object] = _no_need) -> None:
+        self._memory = memory
         self._sync = sync
-        self._telling = threading.Lock()
+        self._lock = threading.Lock()
 
     @property
-    def last(self) -> Seen:
-        return Seen(*self._numbers[: len(Seen._fields)])
+    def numbers(self) -> FrameNumbers:
+        return FrameNumbers(*self._memory[: len(FrameNumbers._fields)])
 
-    def tell(self, number: int) -> None:
+    def acknowledge(self, number: int) -> None:
         """Record that the agent is about to hear that it need not keep any frame up to this one."""
-        with self._telling:
-            if number > self._numbers[0]:
-                self._numbers[0] = number
+        with self._lock:
+            if number > self._memory[0]:
+                self._memory[0] = number
                 with suppress(OSError):  # the journal reports a disk that fails
                     self._sync()
 
-    def print(self, stream: Stream, number: int) -> None:
+    def record_printed(self, stream: Stream, number: int) -> None:
         """Record that the output of this frame is printed, or will be in the next moment."""
         self._set(_INDEXES[stream], number)
 
     def take_back(self, stream: Stream, number: int) -> None:
         """Record that the output of this frame, and of later ones, was not printed."""
         index = _INDEXES[stream]
-        self._numbers[index] = min(self._numbers[index], number - 1)
+        self._memory[index] = min(self._memory[index], number - 1)
 
     def _set(self, index: int, number: int) -> None:
-        self._numbers[index] = max(self._numbers[index], number)
+        self._memory[index] = max(self._memory[index], number)

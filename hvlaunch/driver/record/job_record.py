@@ -1,0 +1,200 @@
+"""The record of a running job on disk, so that another driver can take it over: journal, keys, acknowledgements, rendezvous."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch import __version__
+from hvlaunch.console.notes import FileSizes, UnfinishedLines
+from hvlaunch.driver.program.keys import KEYS, Keys
+from hvlaunch.driver.record.frame_record import FRAMES, FrameRecord, FrameRecords
+from hvlaunch.engine.codec import BadData
+from hvlaunch.engine.entries import begin_entry
+from hvlaunch.engine.events import HostReady
+from hvlaunch.job import JobSpec
+from hvlaunch.outside.directory import ABOUT
+from hvlaunch.rendezvous.serving.store_record import StoreFile
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.record.journal import Journal, Past
+    from hvlaunch.driver.turn import Turn
+    from hvlaunch.engine.engine import Engine
+
+__all__ = ["UNFINISHED", "JobRecord", "TurnRecord", "forget"]
+
+STORE = "store"
+FILES = "files"
+UNFINISHED = "unfinished"
+_MOST_AT_ONCE = 256
+_SECRETS = ("key", "session")
+
+
+class JobRecord:
+    """Files in the job's directory. `say` warns the user, once, if the job can't be taken over after all."""
+
+    def __init__(
+        self,
+        directory: Path,
+        say: Callable[[str], None],
+        *,
+        is_synced: bool = False,
+        past: "Past | None" = None,
+    ) -> None:
+        """Begin the record of a new job, or continue that of a job with this past. Raises OSError, BadStoreFile."""
+        self._directory = directory
+        self._say: Callable[[str], None] | None = say
+        self.is_whole = True
+        """True if another driver could take the job over."""
+        self._is_synced = is_synced
+        self._frames = FrameRecords(directory / FRAMES, is_synced=is_synced)
+        self.unfinished = UnfinishedLines(directory / UNFINISHED)
+        begin = StoreFile.create if past is None else StoreFile.open
+        self.store_file = begin(directory / STORE, sync=is_synced)
+        """The content of the rendezvous."""
+        self.store_file.lost = self.lose
+        self._journal: Journal | None = None
+
+    def frames(self, link: int) -> FrameRecord:
+        """Return the record of this link's frames."""
+        return self._frames.of_link(link)
+
+    def sizes(self, number: int, ranks: int, *, is_known: bool) -> FileSizes | None:
+        """Return the sizes of this round's output files, and remove those of other rounds; None if the disk refuses."""
+        path = self._directory / f"{FILES}.{number}"
+        try:
+            for other in self._directory.glob(f"{FILES}.*"):
+                if other != path:
+                    other.unlink()
+            return FileSizes(path, ranks, is_known=is_known and path.exists())
+        except OSError:
+            return None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if there is a journal, or can't be one."""
+        return self._journal is not None or not self.is_whole
+
+    def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
+        """Save the keys, and begin the journal."""
+        # Loaded here, while hosts connect already.
+        from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (see above)
+
+        try:
+            # The keys first: a journal without them looks like a job that can be taken over.
+            keys.save(self._directory / KEYS)
+            if self._is_synced:
+                _sync(self._directory, ABOUT, KEYS)
+            self._journal = Journal(self._directory / JOURNAL, self.lose, is_synced=self._is_synced)
+            self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
+        except (OSError, BadData) as error:
+            self.lose(f"{self._directory}: {error}")
+
+    def resume(self, past: "Past", epoch: int, shift: float) -> None:
+        """Continue the journal behind its past, as another driver. Raises OSError."""
+        from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
+
+        path = self._directory / JOURNAL
+        self._journal = Journal(path, self.lose, is_synced=self._is_synced, end=past.end)
+        self._journal.take_over(epoch, shift)
+
+    def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
+        """Write further turns: after that, a successor has them."""
+        if self._journal is not None:
+            self._journal.write(turns, hellos)
+            # The journal alone is of no use: without the rendezvous' store a successor must not continue.
+            if not self.is_whole:
+                self._journal.give_up("the rest is not whole")
+
+    def lose(self, cause: str) -> None:
+        """Warn the user, once, that no other driver can take the job over any more. For any thread."""
+        self.is_whole = False
+        say, self._say = self._say, None
+        if say is not None:
+            say(f"warning: {cause}: the job goes on, and ends if hvlaunch is killed")
+
+    def compact(self, engine: "Engine") -> None:
+        """Let one turn take the place of idle turns, if they are many. All turns of the engine are written."""
+        if self._journal is not None and self._journal.should_compact(engine.workers.size):
+            self._journal.compact(engine.lull())
+
+    def close(self) -> None:
+        """Close the files when the job has ended. They stay until its end is on disk: see forget()."""
+        self._frames.close()
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _sync(directory: Path, *names: str) -> None:
+    """Return when the disk has these files, and the directory in its place. Raises OSError."""
+    root = directory.parent
+    for path in (*(directory / name for name in names), directory, root, root.parent, root.parent.parent):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def forget(directory: Path) -> None:
+    """Remove everything that only a successor needs: the job has ended, and its keys open nothing any more."""
+    from hvlaunch.driver.record.journal import JOURNAL  # noqa: PLC0415 (as in begin())
+
+    for name in (KEYS, FRAMES, STORE, UNFINISHED, f"{STORE}.part", f"{JOURNAL}.part"):
+        (directory / name).unlink(missing_ok=True)
+    for path in directory.glob(f"{FILES}.*"):
+        path.unlink(missing_ok=True)
+
+
+class TurnRecord:
+    """Decides when turns are written to a job's record. For the loop's thread.
+
+    `begin` begins the record of a new job.
+    """
+
+    def __init__(self, record: JobRecord, engine: "Engine", begin: Callable[[], None]) -> None:
+        self._record = record
+        self._engine = engine
+        self._begin = begin
+        self._waiting: list[Turn] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if turns without actions are not written yet."""
+        return bool(self._waiting)
+
+    def keep(self, turns: "Sequence[Turn]") -> "Sequence[Turn]":
+        """Record turns with actions, and all that wait, and return those that are recorded now.
+
+        Turns without actions may wait for others a moment, until a call with no turn.
+        """
+        self._waiting += turns
+        # A write for each heartbeat would be a sync of the disk for each with --fsync.
+        if not self._waiting or (
+            turns and len(self._waiting) < _MOST_AT_ONCE and not any(turn.actions for turn in turns)
+        ):
+            return ()
+        recorded, self._waiting = self._waiting, []
+        decided = [turn for turn in recorded if turn.is_decided]
+        if decided:
+            if not self._record.has_begun:
+                self._begin()
+            self._record.write(decided, _hellos(decided))
+            self._record.compact(self._engine)
+        return recorded
+
+
+def _hellos(turns: "Sequence[Turn]") -> dict[int, dict[str, Any]]:
+    """Return the greetings of new agents by their links."""
+    sources = [turn.arrival.source for turn in turns if isinstance(turn.arrival.event, HostReady)]
+    return {source.number: _without_secrets(source.hello) for source in sources if source is not None}
+
+
+def _without_secrets(hello: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a greeting that every reader of the journal may see."""
+    rendezvous = hello["rendezvous"]
+    return {
+        **hello,
+        **dict.fromkeys(_SECRETS),
+        "rendezvous": None if rendezvous is None else {**rendezvous, "key": None},
+    }
