@@ -35,9 +35,12 @@ class LineSplitter:
         self.has_states = False
         """True if the last result of feed() contains a state of a progress bar, or the unfinished line is a state."""
         self._waiting = bytearray()
-        self._inside = False  # of a long line, whose beginning was passed on
-        self._returned = False  # by a \r that ended the last chunk: a \n may follow
-        self._drawing = False  # a \r, and no \n since
+        # True inside a long line whose beginning was passed on.
+        self._inside = False
+        # True if the last chunk ended with \r: a \n may follow.
+        self._returned = False
+        # True after a \r without a later \n.
+        self._drawing = False
 
     @property
     def state(self) -> bytes | None:
@@ -106,7 +109,8 @@ class LineSplitter:
             text = re.sub(_EMPTY_RETURNS, b"", b"\n" + text)[1:]
         text = re.sub(_REPEATED, b"\r", re.sub(_RETURNED_ENDS, b"\n", text))
         if self._inside and (end := re.search(_FIRST_END, text)):
-            text = text[: end.start()] + b"\n" + text[end.end() :]  # its beginning was passed on, and stays
+            # The beginning of the line was passed on and can't be overwritten, so the line ends here.
+            text = text[: end.start()] + b"\n" + text[end.end() :]
         return text
 
 

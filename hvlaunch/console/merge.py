@@ -24,9 +24,11 @@ class _Line:
         self.ranks = {rank}
         self.stream = stream
         self.text = text
-        self.number = number  # in the order of arrival
+        # Position in the order of arrival.
+        self.number = number
         self.born = born
-        self.place = 0.0  # in the order of printing
+        # Position in the order of printing.
+        self.place = 0.0
         self.taken = False
 
 

@@ -374,7 +374,8 @@ class PrintLoop:
         if self.closing.last is not None:
             self._handle(_message(self.closing.last(self.has_lost)))
             self._write(self._clock())
-            if self.is_taken:  # otherwise the patience is used up already
+            # Otherwise the patience is used up already.
+            if self.is_taken:
                 self._write_the_rest()
         if self.store is not None:
             self.store.close()
@@ -503,7 +504,8 @@ class PrintLoop:
         return any(has_written)
 
     def _not_written(self, file: RawFile, error: OSError) -> None:
-        is_terminal_gone = error.errno == errno.EIO and self.store is not None  # the store keeps everything
+        # The store keeps everything.
+        is_terminal_gone = error.errno == errno.EIO and self.store is not None
         if not isinstance(error, BrokenPipeError) and not is_terminal_gone:
             self._say_once(file, f"{file.name}: {_reason(error)}; some output is lost")
         elif self._on_broken is not None:
@@ -530,7 +532,8 @@ class _Bell:
     def ring(self) -> None:
         """Wake the thread, from any thread."""
         if self._is_waiting and self._pipe is not None:
-            with suppress(BlockingIOError):  # a full pipe wakes it as well
+            # A full pipe wakes it as well.
+            with suppress(BlockingIOError):
                 os.write(self._pipe[1], b"\0")
 
     def wait_for(

@@ -13,7 +13,8 @@ from hvlaunch.job import WorkerExit
 __all__ = ["delta", "describe", "end", "endings", "failed_itself", "signal_name"]
 
 _MOST_LINES = 12
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # POSIX, Shell Command Language, 2.8.2
+# Exit codes of a shell: POSIX, Shell Command Language, 2.8.2.
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _SAME_TIME = 0.05
 
 

@@ -73,7 +73,8 @@ class QuickSocket(GreetingSocket):
         if not self._ahead:
             self._ahead = memoryview(super().recv(_READ_SIZE, flags))
             if _QUICKACK is not None:
-                with contextlib.suppress(OSError):  # closed meanwhile: the next call says so
+                # The socket may have been closed meanwhile; the next call reports it.
+                with contextlib.suppress(OSError):
                     self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         data, self._ahead = bytes(self._ahead[:size]), self._ahead[size:]
         return data

@@ -184,7 +184,8 @@ class CollectiveLog:
         atexit.register(self._end)
 
     def _look(self) -> None:
-        with suppress(RuntimeError), link_to(self._store) as is_linked:  # of a store: the world is over
+        # A RuntimeError of the store means that the world is over.
+        with suppress(RuntimeError), link_to(self._store) as is_linked:
             while not self._is_over.wait(_LOOK) and is_world(self._world()) and is_linked():
                 # Otherwise no peer waits for this worker's log, and the store may vanish at any moment.
                 while (self._under_way or self._follows) and self._store.check(

@@ -33,9 +33,11 @@ from hvlaunch.torch.place import Place
 
 __all__ = ["HTTPStore", "default_scope", "handle", "register", "rendezvous_client"]
 
-_DEFAULT_TIMEOUT = timedelta(seconds=300)  # as of torch's own stores
+# The default of torch's own stores.
+_DEFAULT_TIMEOUT = timedelta(seconds=300)
 
-_QueueEmpty: type[Exception] = getattr(dist, "QueueEmptyError", DistStoreError)  # torch's queues came late
+# Old versions of torch have no queues.
+_QueueEmpty: type[Exception] = getattr(dist, "QueueEmptyError", DistStoreError)
 
 _kept: set[HTTPStore] = set()
 """Open stores. C++ can call Python methods only while Python holds a reference."""

@@ -92,5 +92,6 @@ def read_certificate(blob: bytes) -> HostCertificate:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    literal = pattern.replace("[", "[[]")  # only * and ? are special in OpenSSH's patterns
+    # Only * and ? are special in OpenSSH's patterns.
+    literal = pattern.replace("[", "[[]")
     return re.match(fnmatch.translate(literal), name) is not None

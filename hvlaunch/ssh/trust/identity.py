@@ -116,7 +116,8 @@ def certified(key: PKey, blob: PublicBlob) -> PKey:
 def _unusable(public: bytes | None) -> str:
     if not public:
         return "it is not an RSA, ECDSA or Ed25519 private key"
-    if public[4:].startswith(_FIDO):  # after the length of its type
+    # The key's type follows its length, four bytes.
+    if public[4:].startswith(_FIDO):
         return f"it is a FIDO key that no ssh agent has; {OPENSSH} can use it"
     return "no ssh agent has it"
 

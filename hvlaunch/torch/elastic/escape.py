@@ -196,7 +196,8 @@ def unpack() -> Baggage | None:
     if file is None:
         return None
     with os.fdopen(int(file), "rb") as stream:
-        baggage = torch.load(stream, weights_only=False)  # what this very process wrote
+        # Unpickling is safe: this process wrote the file itself.
+        baggage = torch.load(stream, weights_only=False)
     if not isinstance(baggage, Baggage):
         raise TypeError(f"{_VARIABLE} has a {type(baggage).__name__}")
     return baggage

@@ -18,7 +18,8 @@ from hvlaunch.torch.torchrun.state import Limits
 
 __all__ = ["Parameters", "Settings"]
 
-_DEFAULT_PORT = 29400  # torchrun's own, and hvlaunch-rendezvous'
+# The default of torchrun and of hvlaunch-rendezvous.
+_DEFAULT_PORT = 29400
 _TORCHS = {"timeout", "is_host", "store_type", "close_timeout", "heartbeat_timeout"}
 """Settings of torch's own backends that are harmless and without effect here."""
 
@@ -170,7 +171,8 @@ def _own_address(host: str, port: int) -> str:
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with closing(socket.socket(family, kind)) as probe:  # UDP: nothing is sent
+        # UDP: nothing is sent.
+        with closing(socket.socket(family, kind)) as probe:
             probe.connect(address)
             address_here = str(probe.getsockname()[0])
     except OSError:
