@@ -28,9 +28,9 @@ def start(rig: ErrandRig, act: str, limits: Limits = UNLIMITED, **arguments: Any
 
 
 def process_of(rig: ErrandRig) -> psutil.Process:
-    """The agent's only child, once the errand's function has begun."""
+    """The agent's only child, once it runs its own program: before exec it has the agent's name, and the agent waits for it."""
     processes: list[psutil.Process] = until(rig.agent.agent.children, "an errand")
-    until(lambda: processes[0].name().startswith("hvl-"), "its name")
+    until(lambda: processes[0].name() == "hvl-example", "its name")
     return processes[0]
 
 
@@ -296,7 +296,7 @@ def test_the_next_driver_finds_no_errands(launch: Any) -> None:
 
 
 @pytest.mark.parametrize("victim", ["agent", "guardian", "driver"])
-def test_it_ends_whoever_is_killed(rig: ErrandRig, victim: str) -> None:
+def test_an_errand_ends_with_agent_guardian_or_driver(rig: ErrandRig, victim: str) -> None:
     start(rig, "echo")
     process = process_of(rig)
     os.kill(process.pid, signal.SIGSTOP)  # it can't end by itself
@@ -307,7 +307,7 @@ def test_it_ends_whoever_is_killed(rig: ErrandRig, victim: str) -> None:
     until(lambda: has_ended(process), "its end")
 
 
-def test_it_ends_where_agent_and_guardian_are_killed_at_once(rig: ErrandRig) -> None:
+def test_an_errand_ends_if_agent_and_guardian_are_killed_at_once(rig: ErrandRig) -> None:
     """Nobody is left who could end it."""
     start(rig, "echo")
     process, inner = process_of(rig), rig.agent.agent
@@ -317,7 +317,7 @@ def test_it_ends_where_agent_and_guardian_are_killed_at_once(rig: ErrandRig) -> 
     until(lambda: has_ended(process), "its end")
 
 
-def test_workers_and_another_round_are_as_without_it(rig: ErrandRig) -> None:
+def test_another_round_ends_an_errand_and_nothing_else_changes(rig: ErrandRig) -> None:
     agent = rig.agent
     errand = start(rig, "echo")
     process_of(rig)

@@ -67,7 +67,7 @@ def test_a_worker_is_measured_with_all_its_descendants(begin: Any, hunt: Hunt) -
     assert processes.worker_of(os.getpid()) is None
 
 
-def test_what_lost_its_parent_stays_the_workers(begin: Any, hunt: Hunt) -> None:
+def test_an_orphan_stays_with_its_worker(begin: Any, hunt: Hunt) -> None:
     worker = begin(
         "import subprocess, sys\n"
         "child = subprocess.Popen(['sh', '-c', 'sleep %s & read x' % sys.argv[1]], stdin=subprocess.PIPE)\n"
@@ -108,14 +108,14 @@ def test_a_worker_that_ended_or_was_replaced_is_forgotten(begin: Any) -> None:
     assert processes.sample([], 1.0) == []
 
 
-def test_a_proc_that_tells_nothing_is_an_error_that_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_proc_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Processes(str(tmp_path / "none")).sample([(0, 1)], 1.0)
     (tmp_path / "1").mkdir()  # as with hidepid, where another user's has no files
     assert Processes(str(tmp_path)).sample([(0, 1)], 1.0) == []
 
 
-def test_too_few_descriptors_are_no_dead_workers() -> None:
+def test_a_lack_of_descriptors_is_not_taken_for_dead_workers() -> None:
     code = (
         "import resource, os\nfrom hvlaunch.agent.observer.processes import Processes\n"
         "processes = Processes()\nfd = os.open('/', 0)\n"
@@ -144,7 +144,7 @@ def fake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rates_are_those_since_the_last_time(fake: Path) -> None:
+def test_rates_are_since_the_last_sample(fake: Path) -> None:
     machine = Machine(str(fake))
     first = machine.sample(1.0, 0.0, {})
     assert (first["load"], first["memory_used"], first["memory_total"]) == (1.25, 600 << 10, 1000 << 10)
@@ -158,7 +158,7 @@ def test_rates_are_those_since_the_last_time(fake: Path) -> None:
     assert second["cpu"] == 50 / os.sysconf("SC_CLK_TCK") / 2
 
 
-def test_what_a_container_hides_is_told_and_the_rest_measured(fake: Path) -> None:
+def test_hidden_figures_are_problems_and_others_are_measured(fake: Path) -> None:
     (fake / "proc/diskstats").unlink()
     (fake / "proc/stat").write_text("nothing of the kind\n")
     found = Machine(str(fake)).sample(1.0, 0.0, {})
@@ -166,7 +166,7 @@ def test_what_a_container_hides_is_told_and_the_rest_measured(fake: Path) -> Non
     assert (found["memory_total"], found["cpu"]) == (1000 << 10, 0.0)
 
 
-def test_memory_is_that_of_the_cgroup_where_it_has_less(fake: Path) -> None:
+def test_memory_is_the_cgroups_if_it_is_less(fake: Path) -> None:
     group = fake / "sys/fs/cgroup/job"
     group.mkdir(parents=True)
     (fake / "proc/self").mkdir()
@@ -181,7 +181,7 @@ def test_memory_is_that_of_the_cgroup_where_it_has_less(fake: Path) -> None:
     assert (found["memory_used"], found["memory_total"]) == (200_000, 500_000)
 
 
-def test_a_file_system_that_hangs_holds_up_nobody_and_is_told() -> None:
+def test_a_file_system_that_hangs_is_a_problem_and_blocks_nobody() -> None:
     go_on = threading.Event()
     asked: list[str] = []
 

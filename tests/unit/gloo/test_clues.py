@@ -45,7 +45,7 @@ def exited(host: str, slot: int = 0, **facts: Any) -> on.WorkerExited:
     )
 
 
-def test_the_suspect_is_the_one_whose_own_error_it_was() -> None:
+def test_the_suspect_is_the_worker_with_an_error_of_its_own() -> None:
     clues = clues_of({1: LACKS})
     clues.record_event(on.Tick())
     clues.record_event(exited("b", look="consequence"))
@@ -64,7 +64,7 @@ def test_the_suspect_is_the_one_whose_own_error_it_was() -> None:
     ],
     ids=["nobody has told", "two have", "its own host has it"],
 )
-def test_who_has_it_is_told_of_those_who_know(has: dict[str, bool], told: Missing | None) -> None:
+def test_hosts_with_and_without_the_file_are_listed(has: dict[str, bool], told: Missing | None) -> None:
     clues = clues_of({0: LACKS})
     clues.record_event(exited("a"))
     clues.find_suspect()
@@ -72,7 +72,7 @@ def test_who_has_it_is_told_of_those_who_know(has: dict[str, bool], told: Missin
 
 
 @pytest.mark.parametrize(("facts", "is_asked"), [({"signal": 9, "code": None}, True), ({}, False)])
-def test_memory_is_measured_where_it_may_be_the_reason(facts: dict[str, Any], is_asked: bool) -> None:
+def test_memory_is_measured_if_it_may_be_the_cause(facts: dict[str, Any], is_asked: bool) -> None:
     samples = Samples()
     clues = clues_of({0: b"ValueError\n"}, samples)
     clues.record_event(exited("a", **facts))
@@ -83,7 +83,7 @@ def test_memory_is_measured_where_it_may_be_the_reason(facts: dict[str, Any], is
     assert clues.memory() == (after if is_asked else ())
 
 
-def test_a_sample_from_before_the_end_counts_more() -> None:
+def test_a_sample_from_before_the_end_is_preferred() -> None:
     samples = Samples(a=7)
     clues = clues_of({0: b"MemoryError\n"}, samples)
     clues.record_event(exited("a"))

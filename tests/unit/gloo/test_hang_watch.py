@@ -96,14 +96,14 @@ def _stack(rank: int) -> ProcessStack:
     return ProcessStack("a", rank, 100 + rank, "python train.py", False, (thread,), "py-spy")
 
 
-def test_a_job_that_prints_costs_nothing() -> None:
+def test_a_printing_job_is_not_sampled() -> None:
     rig = Rig()
     rig.run_until(1000.0, printing=True)
     assert not rig.looks
     assert not rig.said
 
 
-def test_a_silent_job_is_looked_at_and_said_to_hang_once_and_to_go_on_when_it_prints() -> None:
+def test_a_silent_job_hangs_once_and_continues_with_its_next_line() -> None:
     rig = Rig()
     rig.run_until(TIMEOUT - 1)
     assert rig.looks[0] >= TIMEOUT / 4
@@ -130,7 +130,7 @@ def test_commits_are_signs_of_life() -> None:
     assert len(rig.said) == 1
 
 
-def test_steps_count_where_they_are_told_and_lines_where_they_are_over() -> None:
+def test_steps_count_while_reported_and_lines_after_the_last_step() -> None:
     rig = Rig()
     rig.steps = Steps(10.0, True, {("a", 0, 0): 5, ("a", 1, 0): 4})
     rig.run_until(10 + TIMEOUT - 1, printing=True)
@@ -144,7 +144,7 @@ def test_steps_count_where_they_are_told_and_lines_where_they_are_over() -> None
     assert rig.said[1:] == [on.JobGoesOn()]
 
 
-def test_operations_of_nccl_that_go_on_are_progress() -> None:
+def test_new_nccl_operations_are_progress() -> None:
     rig = Rig()
 
     def answers() -> list[Answer]:
@@ -163,14 +163,14 @@ def test_operations_of_nccl_that_go_on_are_progress() -> None:
     assert "rank 1 (host a) waits in load (data.py:31) (NCCL gets no answer from it); rank 0" in hangs.text
 
 
-def test_nobody_looks_after_the_end() -> None:
+def test_no_look_follows_the_end_of_the_job() -> None:
     rig = Rig()
     rig.watch.end()
     rig.run_until(4 * TIMEOUT)
     assert not rig.looks
 
 
-def test_a_defect_in_it_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_in_the_watch_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     monkeypatch.setattr(Judge, "samples", lambda *_: "".index("x"))
     rig.run_until(4 * TIMEOUT)
@@ -181,7 +181,7 @@ def test_a_defect_in_it_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not rig.said
 
 
-def test_stacks_of_the_kernel_alone_are_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_stacks_alone_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of `sleep`: calls that are in no file."""
     kernel = (Frame("clock_nanosleep", "", 0),)
     monkeypatch.setattr(f"{__name__}.SLEEP", kernel)

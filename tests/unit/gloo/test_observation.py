@@ -93,7 +93,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch, "a", "b")
 
 
-def test_all_hosts_that_are_there_are_asked_and_answer(world: World) -> None:
+def test_connected_hosts_are_asked_and_answer(world: World) -> None:
     a, b = world.links
     b.last_heard = None
     assert world.ask() == ["a"]
@@ -160,7 +160,7 @@ def test_the_cause_of_an_observers_end_is_the_problem(world: World) -> None:
     assert [answer.problem for answer in world.answers] == ["its observer: resource temporarily unavailable"]
 
 
-def test_a_question_waits_for_a_host_whose_connection_is_lost_but_not_for_ever(world: World) -> None:
+def test_a_question_waits_for_a_lost_connection_within_its_time(world: World) -> None:
     [a, b] = world.links
     a.is_away = b.is_away = True
     world.ask()
@@ -206,7 +206,7 @@ def test_an_observer_that_hangs_stays_alone(world: World) -> None:
     assert a.begun == 2
 
 
-def test_nobody_looks_and_nothing_is_asked(world: World) -> None:
+def test_no_host_is_asked_without_subscribers(world: World) -> None:
     world.go_on(60.0)
     assert not any(link.begun for link in world.links)
     end = world.observation.subscribe()
@@ -217,7 +217,7 @@ def test_nobody_looks_and_nothing_is_asked(world: World) -> None:
     assert [call for call in world.calls if call[0] < world.now] == []
 
 
-def test_the_most_eager_subscriber_says_how_often_and_a_second_is_the_least(world: World) -> None:
+def test_the_most_eager_subscriber_sets_the_interval_of_at_least_a_second(world: World) -> None:
     [a, _] = world.links
     ends = [world.observation.subscribe(interval) for interval in (0.1, 30.0)]
     for _ in range(10):
@@ -232,7 +232,7 @@ def test_the_most_eager_subscriber_says_how_often_and_a_second_is_the_least(worl
     assert 2 <= len(a.asked) - before <= 3
 
 
-def test_a_host_that_is_at_a_question_is_not_asked_another(world: World) -> None:
+def test_a_busy_host_is_not_asked_again(world: World) -> None:
     a, b = world.links
     world.observation.subscribe()
     for _ in range(4):
@@ -244,7 +244,7 @@ def test_a_host_that_is_at_a_question_is_not_asked_another(world: World) -> None
     assert [sample.host for sample in world.observation.newest()] == ["a"]
 
 
-def test_a_sample_is_of_its_host_with_the_time_since_the_last_output(world: World) -> None:
+def test_a_sample_has_the_time_since_the_last_output(world: World) -> None:
     [a, _] = world.links
     world.observation.subscribe()
     world.go_on()
@@ -258,7 +258,7 @@ def test_a_sample_is_of_its_host_with_the_time_since_the_last_output(world: Worl
 
 
 @pytest.mark.parametrize(("answers", "waited"), [(2, 0.0), (1, 2.0)])
-def test_who_wants_fresh_samples_waits_for_all_hosts_but_not_for_ever(
+def test_a_request_for_fresh_samples_waits_for_all_hosts_within_its_time(
     world: World, answers: int, waited: float
 ) -> None:
     got: list[float] = []
@@ -271,7 +271,7 @@ def test_who_wants_fresh_samples_waits_for_all_hosts_but_not_for_ever(
     assert got == [100.0 + waited]
 
 
-def test_a_host_that_is_gone_is_not_told_of(world: World) -> None:
+def test_a_lost_host_has_no_sample(world: World) -> None:
     [a, _] = world.links
     world.observation.subscribe()
     world.go_on()

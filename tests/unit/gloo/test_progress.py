@@ -49,7 +49,7 @@ def rig(server: RendezvousServer) -> Rig:
     return Rig(server)
 
 
-def test_what_a_worker_tells_is_known_with_its_rate(rig: Rig) -> None:
+def test_reported_progress_has_a_rate(rig: Rig) -> None:
     rig.tell(100.0, step=10)
     assert rig.progress.of(A) == {"step": 10, "total": None, "metrics": {}, "rate": None}
     for second in range(1, 60):
@@ -59,7 +59,7 @@ def test_what_a_worker_tells_is_known_with_its_rate(rig: Rig) -> None:
     assert rig.progress.of(B) is None
 
 
-def test_who_makes_no_step_gets_slower_and_who_goes_back_begins_anew(rig: Rig) -> None:
+def test_the_rate_decays_without_steps_and_restarts_when_steps_go_back(rig: Rig) -> None:
     rig.tell(100.0, step=0)
     rig.tell(101.0, step=2)
     rig.now = 112.0
@@ -86,12 +86,12 @@ def test_nonsense_changes_nothing(rig: Rig, told: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["c/0/0", "a/0", "a/0/00", "a/x/0", "a/0/1"])
-def test_who_is_no_worker_of_the_job_is_not_heard(rig: Rig, name: str) -> None:
+def test_reports_of_unknown_workers_are_ignored(rig: Rig, name: str) -> None:
     rig.server.put(PROGRESS, name, b'{"step": 3}')
     assert rig.progress.steps([A, B, ("c", 0, 0), ("a", 0, 1)]) == Steps(None, False, {})
 
 
-def test_a_job_moves_with_anything_new_and_steps_count_until_all_are_made(rig: Rig) -> None:
+def test_any_news_is_progress_and_steps_count_until_the_last(rig: Rig) -> None:
     rig.tell(100.0, step=9, total=10)
     rig.tell(101.0, B, step=9, total=10)
     assert rig.progress.steps([A, B]) == Steps(101.0, True, {A: 9, B: 9})
@@ -104,7 +104,7 @@ def test_a_job_moves_with_anything_new_and_steps_count_until_all_are_made(rig: R
     assert rig.progress.steps([A, B]).are_exact
 
 
-def test_the_next_driver_knows_it_at_once(rig: Rig) -> None:
+def test_the_next_driver_knows_the_progress_at_once(rig: Rig) -> None:
     rig.tell(100.0, step=5)
     assert Rig(rig.server).of(A)["step"] == 5
 
@@ -137,7 +137,7 @@ class Told:
         return self.messages.get(timeout=LONG)
 
 
-def test_the_newest_step_is_told_and_not_each() -> None:
+def test_the_newest_step_is_reported_and_not_each() -> None:
     told = Told()
     told.teller.tell(1, 10, {"loss": 0.5})
     assert told.newest() == {"step": 1, "total": 10, "metrics": {"loss": 0.5}}
@@ -147,7 +147,7 @@ def test_the_newest_step_is_told_and_not_each() -> None:
     assert told.messages.empty()
 
 
-def test_training_does_not_wait_for_a_network_that_is_away() -> None:
+def test_training_does_not_wait_for_a_lost_network() -> None:
     told = Told()
     told.may_go_on.clear()
     for step in range(1000):
@@ -158,7 +158,7 @@ def test_training_does_not_wait_for_a_network_that_is_away() -> None:
         pass
 
 
-def test_what_is_not_finite_is_null_and_what_is_no_number_an_error() -> None:
+def test_infinite_metrics_are_null_and_other_values_an_error() -> None:
     told = Told()
     told.teller.tell(1, None, {"loss": math.nan, "norm": math.inf, "lr": Tensor(0.1)})
     assert told.newest()["metrics"] == {"loss": None, "norm": None, "lr": 0.1}
@@ -173,7 +173,7 @@ def test_what_is_not_finite_is_null_and_what_is_no_number_an_error() -> None:
             told.teller.tell(step, total, metrics)  # type: ignore[arg-type]
 
 
-def test_a_child_that_was_forked_tells_too(server: RendezvousServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_reports_too(server: RendezvousServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVLAUNCH_RENDEZVOUS", f"http://127.0.0.1:{server.port}")
     monkeypatch.setenv("HVLAUNCH_TOKEN", "t0ken")
     monkeypatch.setenv("HVLAUNCH_WORKER", "a/0/0")
@@ -186,7 +186,7 @@ def test_a_child_that_was_forked_tells_too(server: RendezvousServer, monkeypatch
     assert subprocess.run([sys.executable, "-c", script], timeout=LONG, check=False).returncode == 0
 
 
-def test_outside_of_hvlaunch_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_does_nothing_outside_hvlaunch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("HVLAUNCH_"):
             monkeypatch.delenv(name)

@@ -66,7 +66,7 @@ def taking(hosts: Hosts, tmp_path: Path) -> Stacks:
     return Stacks(hosts, tmp_path)  # type: ignore[arg-type]
 
 
-def test_all_hosts_are_asked_at_once_and_put_together(hosts: Hosts, taking: Stacks) -> None:
+def test_all_hosts_are_asked_at_once_and_their_stacks_joined(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take(None, told.append, native=True)
     content = {"seconds": 20.0, "native": True}
@@ -82,7 +82,7 @@ def test_all_hosts_are_asked_at_once_and_put_together(hosts: Hosts, taking: Stac
     ]
 
 
-def test_only_the_ranks_that_were_asked_for(hosts: Hosts, taking: Stacks) -> None:
+def test_only_requested_ranks_are_kept(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take((range(3, 9),), told.append)
     assert [(name, content["workers"]) for _, name, content in hosts.asked] == [("b", [(3, 103)])]
@@ -103,7 +103,7 @@ def test_only_the_ranks_that_were_asked_for(hosts: Hosts, taking: Stacks) -> Non
         (None, "its observer does not speak as one"),
     ],
 )
-def test_what_a_host_says_is_believed_only_in_its_form(
+def test_an_answer_of_a_wrong_form_becomes_a_problem(
     hosts: Hosts, taking: Stacks, found: object, problem: str
 ) -> None:
     told: list[list[ProcessStack]] = []
@@ -115,7 +115,7 @@ def test_what_a_host_says_is_believed_only_in_its_form(
     assert notes(told[1]) == ["ranks 2-3 by the kernel: it has ended\\x1b[2J"]
 
 
-def test_before_a_kill_each_host_is_heard_at_once_and_all_is_kept(
+def test_stacks_before_a_kill_answer_per_host_and_are_stored(
     hosts: Hosts, taking: Stacks, tmp_path: Path
 ) -> None:
     heard: list[StacksTaken] = []
@@ -154,7 +154,7 @@ def own_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_py_spy")
-def test_a_host_without_py_spy_is_brought_it_once(hosts: Hosts, taking: Stacks) -> None:
+def test_py_spy_is_sent_once_to_a_host_without_it(hosts: Hosts, taking: Stacks) -> None:
     taking.prepare()
     assert [content["workers"] for _, _, content in hosts.asked] == [[], []]
     machine = os.uname().machine
@@ -169,7 +169,7 @@ def test_a_host_without_py_spy_is_brought_it_once(hosts: Hosts, taking: Stacks) 
 
 
 @pytest.mark.usefixtures("own_py_spy")
-def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(hosts: Hosts, taking: Stacks) -> None:
+def test_the_first_request_waits_for_py_spy_on_its_way(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take(None, told.append)
     hosts.answer("b", said(2), said(3))
@@ -184,7 +184,7 @@ def test_who_asks_first_gets_what_py_spy_says_once_it_is_there(hosts: Hosts, tak
 
 
 @pytest.mark.usefixtures("own_py_spy")
-def test_a_host_that_goes_while_it_is_brought_py_spy_is_told_as_it_was(hosts: Hosts, taking: Stacks) -> None:
+def test_a_host_lost_while_py_spy_travels_keeps_its_first_stacks(hosts: Hosts, taking: Stacks) -> None:
     told: list[list[ProcessStack]] = []
     taking.take([range(2)], told.append)
     hosts.answer("a", said(0), said(1), lacks=os.uname().machine)
@@ -194,7 +194,7 @@ def test_a_host_that_goes_while_it_is_brought_py_spy_is_told_as_it_was(hosts: Ho
     assert [one.rank for one in told[0]] == [0, 1]
 
 
-def test_nothing_is_asked_where_there_is_nothing_to_bring(
+def test_preparation_without_py_spy_asks_no_host(
     hosts: Hosts, taking: Stacks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "own_py_spy", lambda: None)

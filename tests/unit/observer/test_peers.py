@@ -32,7 +32,7 @@ TCP6 = (
 )
 
 
-def test_who_does_not_acknowledge_and_who_does_not_read_are_told_apart(
+def test_silent_peers_and_peers_that_do_not_read_are_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tcp").write_text(TCP)
@@ -97,14 +97,12 @@ HELLO = {"CLIENT PROTOCOL 2": b"SERVER PROTOCOL 2\n", "TIMEOUT 3": b"OK\n"}
 @pytest.mark.parametrize(
     "more", [{"SET FORMAT json": b"OK\n", "VERBOSE STATUS": b"{}\n"}, {"VERBOSE STATUS": b"NCCL version\n"}]
 )
-def test_nccl_is_asked_for_json_and_takes_the_liberty_to_answer_in_words(
-    serve: Serve, more: dict[str, bytes]
-) -> None:
+def test_nccl_may_answer_in_text_when_asked_for_json(serve: Serve, more: dict[str, bytes]) -> None:
     assert peers.ask_ras(serve({**HELLO, **more})) == more["VERBOSE STATUS"].decode()
 
 
 @pytest.mark.parametrize("hello", [b"HTTP/1.1 400 Bad Request\r\n", b"x" * 1000, b""])
-def test_another_server_at_that_port_is_left_alone(
+def test_another_server_on_the_port_is_left_alone(
     serve: Serve, hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "_RAS_SECONDS", 0)
@@ -115,7 +113,7 @@ def test_another_server_at_that_port_is_left_alone(
     )
 
 
-def test_nobody_at_that_port_and_another_users_server() -> None:
+def test_a_free_port_or_another_users_server_gives_no_report() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +122,7 @@ def test_nobody_at_that_port_and_another_users_server() -> None:
     assert peers.ask_ras(port) is None
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_costs_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "_RAS_SECONDS", 0)
     monkeypatch.setattr(peers, "_MORE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -81,7 +81,7 @@ def only(found: list[dict[str, Any]]) -> dict[str, Any]:
     return one
 
 
-def test_of_python_the_frames_are_known_and_the_process_goes_on(run: Run, tmp_path: Path) -> None:
+def test_frames_of_python_are_read_while_the_process_continues(run: Run, tmp_path: Path) -> None:
     if not os.access(PY_SPY, os.X_OK):
         pytest.skip("no py-spy here")
     process = run(SLEEPS)
@@ -94,7 +94,7 @@ def test_of_python_the_frames_are_known_and_the_process_goes_on(run: Run, tmp_pa
     assert process.poll() is None
 
 
-def test_what_runs_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -> None:
+def test_a_program_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -> None:
     shell = run(SLEEPS, "/bin/sh", "-c", '"$@"; exit 3', "sh")
     found = take_stacks([(0, shell.pid)], 5.0, str(tmp_path), PY_SPY)
     assert [one["is_child"] for one in found] == [False, True]
@@ -105,7 +105,7 @@ def test_what_runs_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -
         assert summary(known) == "rank 0 in doze (script.py:4)"
 
 
-def test_without_py_spy_a_process_that_has_registered_tells_by_itself(run: Run, tmp_path: Path) -> None:
+def test_faulthandler_writes_the_stack_without_py_spy(run: Run, tmp_path: Path) -> None:
     process = run(ANSWERS)
     for _ in range(2):  # its file is appended to
         one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), None))
@@ -115,7 +115,7 @@ def test_without_py_spy_a_process_that_has_registered_tells_by_itself(run: Run, 
     assert process.poll() is None
 
 
-def test_a_process_that_has_not_registered_is_never_signalled(run: Run, tmp_path: Path) -> None:
+def test_an_unregistered_process_is_never_signalled(run: Run, tmp_path: Path) -> None:
     catches = f"import signal\nsignal.signal({int(STACK_SIGNAL)}, lambda *_: sys.exit(9))\n"
     for text in (SLEEPS, f"import sys\n{catches}{SLEEPS}"):
         process = run(text)
@@ -141,7 +141,7 @@ def test_the_signal_is_the_one_that_workers_register() -> None:
         ("exit 1", "py-spy: no answer"),
     ],
 )
-def test_why_there_are_no_frames_is_said_in_one_line(
+def test_missing_frames_are_explained_in_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, problem: str
 ) -> None:
     monkeypatch.setattr(stacks, "_YAMA", "/no/such")
@@ -151,9 +151,7 @@ def test_why_there_are_no_frames_is_said_in_one_line(
     assert one["problem"].startswith(problem)
 
 
-def test_yama_is_named_with_what_it_is_set_to(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_yama_is_named_with_its_setting(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scope").write_text("2\n")
     monkeypatch.setattr(stacks, "_YAMA", str(tmp_path / "scope"))
     process = run(SLEEPS)
@@ -164,7 +162,7 @@ def test_yama_is_named_with_what_it_is_set_to(
     )
 
 
-def test_what_changed_while_it_was_read_is_read_again(run: Run, tmp_path: Path) -> None:
+def test_a_process_that_changed_is_read_again(run: Run, tmp_path: Path) -> None:
     process = run(SLEEPS)
     good = json.dumps(
         [
@@ -178,7 +176,7 @@ def test_what_changed_while_it_was_read_is_read_again(run: Run, tmp_path: Path) 
     assert [thread["name"] for thread in one["threads"]] == ["MainThread", "x"]  # the main thread first
 
 
-def test_what_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
+def test_a_py_spy_that_hangs_is_cut_off(run: Run, tmp_path: Path) -> None:
     processes = [run(SLEEPS) for _ in range(3)]
     spy = fake(tmp_path, f"[ $5 = {processes[1].pid} ] && exec sleep 1000; echo no; exit 1")
     began = time.monotonic()
@@ -188,14 +186,14 @@ def test_what_hangs_holds_up_nobody(run: Run, tmp_path: Path) -> None:
     assert all(one["threads"][0]["frames"] for one in found)
 
 
-def test_who_has_ended_is_no_process(run: Run, tmp_path: Path) -> None:
+def test_an_ended_process_has_no_stack(run: Run, tmp_path: Path) -> None:
     process = run(SLEEPS)
     process.kill()
     process.wait()
     assert take_stacks([(0, process.pid)], 1.0, str(tmp_path), None) == []
 
 
-def test_py_spy_is_the_hosts_own_or_what_was_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_py_spy_is_the_hosts_own_or_the_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert find_py_spy(str(tmp_path), "/no/python") is None
     brought = tmp_path / "py-spy"
@@ -206,9 +204,7 @@ def test_py_spy_is_the_hosts_own_or_what_was_brought(tmp_path: Path, monkeypatch
     assert find_py_spy(str(tmp_path), "/no/python") == str(tmp_path / "bin" / "py-spy")
 
 
-def test_a_driver_brings_py_spy_into_the_jobs_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_py_spy_is_stored_in_the_jobs_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such")
     monkeypatch.setattr(sys, "executable", "/no/python")
     question = {"scratch": str(tmp_path), "workers": [], "seconds": 1.0, "native": False}
@@ -218,7 +214,7 @@ def test_a_driver_brings_py_spy_into_the_jobs_directory(
     assert stacks.answer(question) == {"threads": [], "stacks": [], "lacks": None}
 
 
-def test_an_answer_is_as_long_as_it_may_be() -> None:
+def test_an_answer_is_shortened_to_its_limit() -> None:
     frames = [["function", "/a/long/path/of/a/file.py", line] for line in range(128)]
     threads = [{"name": "thread", "is_python": True, "frames": frames} for _ in range(64)]
     found: list[dict[str, Any]] = [

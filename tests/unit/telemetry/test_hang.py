@@ -129,11 +129,11 @@ class Flickering(Rank):
         return replace(super().sample(rank, now), cpu_time=max(0.0, now - TIMEOUT + 1))
 
 
-def test_a_little_work_while_it_waits_in_a_collective_is_no_sign_that_it_gets_on() -> None:
+def test_a_little_work_within_a_collective_is_no_progress() -> None:
     assert said({**others(2, 5), 2: Flickering(), 5: Rank(SLEEP)}).ranks == (5,)
 
 
-def test_the_rank_is_named_that_all_others_wait_for() -> None:
+def test_the_verdict_names_the_rank_that_others_wait_for() -> None:
     verdict = said({**others(5), 5: Rank(SLEEP)})
     assert verdict.ranks == (5,)
     assert (
@@ -142,34 +142,32 @@ def test_the_rank_is_named_that_all_others_wait_for() -> None:
     )
 
 
-def test_ranks_in_different_collectives_are_told_apart_by_number() -> None:
+def test_the_smaller_group_of_two_collectives_is_to_blame() -> None:
     broadcast = (Frame("train", "/home/me/train.py", 41), Frame("broadcast", REDUCE[1].file, 9))
     verdict = said({**others(2), 2: Rank(broadcast)})
     assert verdict.ranks == (2,)
     assert "rank 2 (host a) waits in broadcast (train.py:41); ranks 0-1,3-7" in verdict.text
 
 
-def test_all_in_one_collective_are_named_with_its_line() -> None:
+def test_ranks_in_one_collective_are_named_with_its_line() -> None:
     verdict = said(others())
     assert verdict.ranks == tuple(range(8))
     assert verdict.text.startswith("all of them wait in all_reduce (train.py:88)")
 
 
-def test_stopped_and_ended_ranks_are_named_for_that() -> None:
+def test_stopped_and_ended_ranks_are_to_blame() -> None:
     assert said({**others(1), 1: Rank(state="T")}).text.startswith("rank 1 (host a) is stopped (SIGSTOP")
     assert said(others(7), ended=[7]).text.startswith("rank 7 has ended; ranks 0-6 wait for it")
 
 
-def test_a_busy_loop_at_one_line_is_a_hang_and_a_long_call_to_a_library_is_none() -> None:
+def test_a_busy_loop_at_one_line_hangs_and_a_long_library_call_does_not() -> None:
     spin = (Frame("train", "/home/me/train.py", 31),)
     verdict = said({**others(3), 3: Rank(spin, cpu=1.0, state="R")})
     assert verdict.text.startswith("rank 3 (host a) computes in train (train.py:31), always there; ranks")
     assert watch({**others(3), 3: Rank(spin, cpu=1.0, native=(BLAS,))}) is None
 
 
-def test_who_is_elsewhere_when_its_frames_of_c_are_looked_at_gets_on_and_so_may_whom_py_spy_did_not_see() -> (
-    None
-):
+def test_rank_that_moved_between_samples_is_not_hanging() -> None:
     evaluates = (Frame("train", "/home/me/train.py", 31), Frame("step", "/home/me/train.py", 12))
     counts = (Frame("train", "/home/me/train.py", 31), Frame("step", "/home/me/train.py", 11))
     assert watch({**others(3), 3: Rank(evaluates, cpu=1.0, later=counts)}) is None
@@ -187,7 +185,7 @@ def test_mpi_waits_by_computing() -> None:
     assert "wait for it in PMPI_Barrier (mpi.py:14)" in verdict.text
 
 
-def test_what_a_child_does_is_told() -> None:
+def test_the_verdict_names_the_place_of_a_child() -> None:
     loader = (
         Frame("train", "/home/me/train.py", 20),
         Frame("_get", "/x/site-packages/torch/utils/data/d.py", 1),
@@ -196,7 +194,7 @@ def test_what_a_child_does_is_told() -> None:
     assert "rank 4 (host b) waits in _get (train.py:20) [also there: fetch (data.py:31)]" in verdict.text
 
 
-def test_who_waits_for_a_compiler_gets_on_and_for_a_child_that_stands_still_hangs() -> None:
+def test_waiting_for_a_compiler_is_progress_and_for_an_idle_child_is_not() -> None:
     waits = Rank(
         (Frame("build", "/home/me/train.py", 7),), cpu=1.0, children=[(Frame("running", "", 0),)], busiest=1
     )
@@ -226,24 +224,24 @@ def moving(now: float) -> Sequence[Frame]:
         "starts one program after the other",
     ],
 )
-def test_who_gets_on_does_not_hang_and_those_who_wait_for_it_neither(rank: Rank, disk: float) -> None:
+def test_a_rank_with_progress_keeps_the_job_from_hanging(rank: Rank, disk: float) -> None:
     assert watch({**others(0), 0: rank}, disk=disk) is None
 
 
-def test_one_that_waits_for_a_disk_that_does_nothing_hangs() -> None:
+def test_waiting_for_an_idle_disk_hangs() -> None:
     assert said({**others(0), 0: Rank(SLEEP, state="D")}).ranks == (0,)
 
 
-def test_all_that_compute_at_one_line_do_not_hang() -> None:
+def test_a_job_whose_ranks_all_compute_does_not_hang() -> None:
     spin = Rank((Frame("train", "/home/me/train.py", 31),), cpu=1.0)
     assert watch(dict.fromkeys(range(8), spin)) is None
 
 
-def test_who_waits_for_input_does_not_hang() -> None:
+def test_waiting_for_input_is_not_hanging() -> None:
     assert watch({**others(0), 0: Rank(SLEEP)}, reading=[0]) is None
 
 
-def test_time_begins_anew_with_each_line_and_a_hang_is_said_once() -> None:
+def test_each_line_restarts_the_timeout_and_a_hang_is_reported_once() -> None:
     judge = Judge(TIMEOUT, 0.0)
     judge.heard(50.0)
     assert judge.next_look == 50 + TIMEOUT / 4
@@ -254,7 +252,7 @@ def test_time_begins_anew_with_each_line_and_a_hang_is_said_once() -> None:
     assert judge.next_look == 50 + TIMEOUT / 4
 
 
-def test_without_frames_of_c_a_loop_in_ones_own_code_is_still_seen() -> None:
+def test_a_loop_in_user_code_is_seen_without_native_frames() -> None:
     spin = (Frame("train", "/home/me/train.py", 31),)
     assert said({**others(3), 3: Rank(spin, cpu=1.0)}, with_native=False).ranks == (3,)
 
@@ -267,14 +265,14 @@ def test_without_frames_of_c_a_loop_in_ones_own_code_is_still_seen() -> None:
     ],
     ids=["computes here and there", "writes"],
 )
-def test_where_ranks_tell_their_steps_these_alone_count(rank: Rank, words: str) -> None:
+def test_reported_steps_alone_count(rank: Rank, words: str) -> None:
     assert watch({**others(3), 3: rank}) is None
     verdict = said({**others(3), 3: rank}, steps=dict.fromkeys(range(8), 120))
     assert verdict.ranks == (3,)
     assert verdict.text.startswith(words)
 
 
-def test_of_ranks_in_one_collective_that_is_named_which_is_at_another_step() -> None:
+def test_a_rank_at_another_step_is_to_blame_within_one_collective() -> None:
     verdict = said(others(), steps={**dict.fromkeys(range(8), 120), 6: 119})
     assert verdict.ranks == (6,)
     assert verdict.text.startswith(
@@ -282,7 +280,7 @@ def test_of_ranks_in_one_collective_that_is_named_which_is_at_another_step() -> 
     )
 
 
-def test_a_step_that_takes_as_long_as_others_did_is_no_hang() -> None:
+def test_a_step_as_long_as_earlier_steps_is_no_hang() -> None:
     judge = Judge(TIMEOUT, 0.0)
     for end in (10.0, 100.0):
         judge.heard(end, by_steps=True)
@@ -305,7 +303,7 @@ def look(judge: Judge, now: float, *, sampled_at: float | None = None, **host: A
     )
 
 
-def test_who_gets_little_of_a_processor_that_many_want_computes_all_the_same() -> None:
+def test_a_rank_computes_even_with_a_small_share_of_a_processor() -> None:
     judge = Judge(TIMEOUT, 0.0)
     for now in (20.0, 30.0):
         look(judge, now, cpu=0.01, load=0.5)
@@ -314,7 +312,7 @@ def test_who_gets_little_of_a_processor_that_many_want_computes_all_the_same() -
     assert judge.computing == {0}
 
 
-def test_a_host_that_answers_late_says_nothing_of_now() -> None:
+def test_an_old_sample_says_nothing_about_now() -> None:
     judge = Judge(TIMEOUT, 0.0)
     for now in (20.0, 30.0, 40.0, 50.0):
         look(judge, now)
@@ -325,7 +323,7 @@ def test_a_host_that_answers_late_says_nothing_of_now() -> None:
     assert judge.is_due(61.0)
 
 
-def test_a_driver_that_was_stopped_for_a_while_knows_nothing_of_that_time() -> None:
+def test_a_driver_that_was_stopped_starts_the_timeout_anew() -> None:
     judge = Judge(TIMEOUT, 0.0)
     look(judge, 20.0)
     look(judge, 300.0)
@@ -339,7 +337,7 @@ def on_gpu(frames: Sequence[Frame] = ITEM) -> Rank:
     return Rank(frames, cpu=1.0, native=GPU)
 
 
-def test_who_waits_on_the_gpu_where_nccl_stands_still_waits_for_the_others() -> None:
+def test_waiting_for_the_gpu_while_nccl_is_idle_is_waiting_for_others() -> None:
     ranks = {number: on_gpu() for number in range(8)}
     waits = "ranks 0-4,6-7 wait for it in <module> (train.py:52)"
     verdict = said({**ranks, 5: Rank(SLEEP)}, operations=48, behind=[5])
@@ -350,7 +348,7 @@ def test_who_waits_on_the_gpu_where_nccl_stands_still_waits_for_the_others() -> 
     assert "ranks 0-4,6-7 compute in <module> (train.py:52), always there" in verdict.text
 
 
-def test_who_is_behind_and_waits_for_its_gpu_computes_there() -> None:
+def test_a_rank_behind_that_waits_for_its_gpu_computes() -> None:
     evaluates = on_gpu((*ITEM, Frame("evaluate", "/home/me/train.py", 70)))
     assert watch({**others(0), 0: evaluates}, operations=48, behind=[0]) is None
     assert watch({number: on_gpu() for number in range(8)}, operations=48) is None

@@ -90,12 +90,12 @@ def test_a_job_in_numbers(name, labels, value):
     assert read(now())[name][key] == value
 
 
-def test_every_metric_is_there_and_no_other():
+def test_every_metric_appears_and_no_other():
     names = {re.sub("_(bucket|sum|count)$", "", name) for name in read(now())}
     assert names == set(METRICS)
 
 
-def test_jobs_share_their_families_and_what_is_not_known_is_left_out():
+def test_jobs_share_families_and_unknown_values_are_left_out():
     other = JobNow({**STATE, "id": "ffff", "name": None, "round": None, "workers": []}, None, None, 2000.0)
     found = read(now(), other)
     assert set(found["hvlaunch_job_hanging"]) == {("01",), ("ff",)}
@@ -104,7 +104,7 @@ def test_jobs_share_their_families_and_what_is_not_known_is_left_out():
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_names_are_as_prometheus_wants_them(name):
+def test_names_follow_prometheus_rules(name):
     """What `promtool check metrics` looks for."""
     kind = METRICS[name].kind
     assert re.fullmatch("hvlaunch(_[a-z]+)+", name)
@@ -126,7 +126,7 @@ def test_names_are_as_prometheus_wants_them(name):
     assert METRICS[name].help.endswith(".")
 
 
-def test_the_dashboard_and_the_page_name_metrics_that_are_there():
+def test_the_dashboard_and_the_page_name_existing_metrics():
     dashboard = json.loads((DOCS / "grafana.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     assert len(queries) > 10

@@ -89,19 +89,19 @@ def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostP
     return made
 
 
-def test_of_a_dead_connection_both_ends_are_named() -> None:
+def test_both_ends_of_a_dead_connection_are_named() -> None:
     text = "no answer between hosts b,c"
     for cut in ({"c": ["b"]}, {"b": ["c"], "c": ["b"]}):
         assert notes(job(cut)) == dict.fromkeys((2, 3, 4, 5), text)
 
 
-def test_a_host_that_several_get_no_answer_from_is_the_odd_one() -> None:
+def test_a_host_with_several_dead_connections_is_to_blame() -> None:
     expected = dict.fromkeys((4, 5), "no answer between host c and hosts a,b,d")
     assert notes(job({"a": ["c"], "b": ["c"], "d": ["c"]})) == expected
     assert notes(job({"c": ["a", "b", "d"]})) == expected
 
 
-def test_all_well_and_an_address_that_is_nobodys() -> None:
+def test_an_unknown_address_blames_nobody() -> None:
     assert notes(job({})) == {}
     [peers, *_] = job({})
     assert notes([peers]) == {}
@@ -111,7 +111,7 @@ def test_all_well_and_an_address_that_is_nobodys() -> None:
     assert notes([lonely]) == {}
 
 
-def test_whom_nccl_misses_and_who_is_behind() -> None:
+def test_ranks_missing_to_nccl_and_ranks_behind_are_named() -> None:
     assert notes(job({}, as_nccl_says([50] * 8))) == {}
     assert notes(job({}, as_nccl_says([50, 50, 50, 49, 50, 50, 50, 50]))) == {
         3: "has begun 49 of NCCL's operations, the others 50"
@@ -120,7 +120,7 @@ def test_whom_nccl_misses_and_who_is_behind() -> None:
     assert operations(job({}, as_nccl_says([50, 49]))) == {"a": 99}
 
 
-def test_what_older_nccl_says_in_words() -> None:
+def test_text_of_an_old_nccl_is_parsed() -> None:
     report = read_report(MISMATCH)
     assert report.behind == {
         NcclProcess(100, "10.0.0.1"): (6649, 6650),
@@ -133,7 +133,7 @@ def test_what_older_nccl_says_in_words() -> None:
     assert notes(job({}, INCOMPLETE)) == {5: "NCCL gets no answer from it"}
 
 
-def test_the_same_pid_on_two_hosts_is_told_apart_by_the_address() -> None:
+def test_the_address_tells_equal_pids_apart() -> None:
     one, two = (
         HostPeers(name, {100: rank}, frozenset([address]), frozenset(), None)
         for name, rank, address in (("a", 0, "10.0.0.1"), ("b", 1, "10.0.0.2"))
@@ -151,7 +151,7 @@ def test_the_same_pid_on_two_hosts_is_told_apart_by_the_address() -> None:
      '{"communicators": [{"ranks": [{"pid": 1, "host": "a", "collective_counts": {"a": -1}}]}]}', "{" * 10**5,
      "#0-0 (x)\n  Rank 1 has launched up to operation " + "9" * 5000 + " -- GPU 0 managed by process 1 on node a"],
 )  # fmt: skip
-def test_nonsense_of_nccl_is_nothing(said: str) -> None:
+def test_nonsense_from_nccl_is_ignored(said: str) -> None:
     report = read_report(said)
     assert (report.operations, report.behind, report.missing) == (None, {}, [])
 
@@ -162,5 +162,5 @@ def test_nonsense_of_nccl_is_nothing(said: str) -> None:
      {"pids": [[0]], "addresses": [], "unanswered": [], "nccl": None},
      {"pids": [], "addresses": [], "unanswered": [], "nccl": 7}],
 )  # fmt: skip
-def test_nonsense_of_a_host_is_nothing(found: object) -> None:
+def test_nonsense_from_a_host_is_ignored(found: object) -> None:
     assert host_peers("a", found) is None

@@ -9,7 +9,7 @@ from hvlaunch.telemetry.sample import host_sample
 from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 
 
-def test_a_sample_is_taken_as_it_is() -> None:
+def test_a_sample_is_parsed() -> None:
     sample = host_sample("a", 5.0, SAMPLE_OF_A_HOST, {7: 3.0})
     assert sample is not None
     assert (sample.host, sample.time, sample.free, sample.gpus[0].xids) == ("a", 5.0, {"cwd": (1, 2)}, (31,))
@@ -34,7 +34,7 @@ def test_a_sample_is_taken_as_it_is() -> None:
         (("problems",), ["x" * 5000]),
     ],
 )
-def test_what_has_not_the_form_is_not_taken(path: tuple[Any, ...], value: Any) -> None:
+def test_an_answer_in_a_wrong_form_is_refused(path: tuple[Any, ...], value: Any) -> None:
     found = copy.deepcopy(SAMPLE_OF_A_HOST)
     where: Any = found
     for key in path[:-1]:

@@ -64,7 +64,7 @@ def test_a_tree_has_all_stacks_and_no_others(stacks: Stacks) -> None:
 
 
 @given(_STACKS)
-def test_what_is_common_is_said_once_and_the_rarest_branch_comes_first(
+def test_common_frames_appear_once_and_the_smallest_branch_first(
     stacks: Stacks,
 ) -> None:
     tree = merge(dict(stacks).items())
@@ -77,7 +77,7 @@ def test_what_is_common_is_said_once_and_the_rarest_branch_comes_first(
 
 
 @given(_STACKS.flatmap(lambda stacks: st.tuples(st.just(stacks), st.permutations(stacks))))
-def test_the_order_in_which_stacks_come_does_not_matter(both: tuple[Stacks, Stacks]) -> None:
+def test_the_tree_does_not_depend_on_the_order_of_stacks(both: tuple[Stacks, Stacks]) -> None:
     stacks, shuffled = both
     assert merge(shuffled) == merge(stacks)
 
@@ -94,11 +94,11 @@ def test_the_order_in_which_stacks_come_does_not_matter(both: tuple[Stacks, Stac
         ([], "unknown: it had ended, or could not be read"),
     ],
 )
-def test_a_place_is_named_by_the_users_own_line(frames: Sequence[Frame], place: str) -> None:
+def test_a_place_is_named_by_the_line_in_user_code(frames: Sequence[Frame], place: str) -> None:
     assert where(frames) == place
 
 
-def test_the_odd_one_out_is_named_first() -> None:
+def test_the_smallest_group_is_named_first() -> None:
     stacks = [process(rank, MAIN, STEP, WRAPPER, ALL_REDUCE) for rank in range(7)]
     stacks.append(process(7, MAIN, LOAD))
     assert summary(stacks) == "rank 7 in load (data.py:31); ranks 0-6 in all_reduce (train.py:88)"
@@ -111,21 +111,21 @@ def test_the_odd_one_out_is_named_first() -> None:
     ]
 
 
-def test_a_shell_around_python_is_not_what_the_rank_does() -> None:
+def test_python_and_not_the_shell_around_it_describes_the_rank() -> None:
     shell = process(0, POLL, command="bash run.sh", source="kernel")
     inside = process(0, MAIN, LOAD, child=True)
     assert summary([inside, shell]) == "rank 0 in load (data.py:31)"
     assert "the worker itself, bash run.sh:" in tree_lines([inside, shell])
 
 
-def test_where_ranks_are_in_many_places_the_rest_is_counted() -> None:
+def test_many_places_are_cut_off_with_a_count() -> None:
     stacks = [process(rank, Frame("f", "a.py", rank + 1)) for rank in range(5)]
     assert summary(stacks, 3) == (
         "rank 0 in f (a.py:1); rank 1 in f (a.py:2); rank 2 in f (a.py:3); ranks 3-4 in 2 other places"
     )
 
 
-def test_threads_of_libraries_are_folded_and_own_ones_are_shown() -> None:
+def test_library_threads_are_counted_and_user_threads_shown() -> None:
     helper = ThreadStack("pin", (Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 1),), True)
     own = ThreadStack("mine", (LOAD,), True)
     one = process(0, MAIN, threads=(ThreadStack("MainThread", (MAIN,), True), helper, own))
@@ -137,7 +137,7 @@ def test_threads_of_libraries_are_folded_and_own_ones_are_shown() -> None:
     ]
 
 
-def test_what_could_not_be_read_is_said_once_with_its_remedy() -> None:
+def test_an_unreadable_stack_is_noted_once_with_its_remedy() -> None:
     denied = "py-spy may not look: remedy"
     stacks = [process(rank, POLL, source="kernel", problem=denied) for rank in (0, 1)]
     assert tree_lines(stacks)[-1] == f"ranks 0-1 by the kernel: {denied}"
@@ -156,7 +156,7 @@ _SENT = {
 _THREAD = {"name": "MainThread", "is_python": True, "frames": [["main", "/home/me/train.py", 12]]}
 
 
-def test_what_a_host_sends_becomes_stacks() -> None:
+def test_a_hosts_answer_becomes_stacks() -> None:
     found = process_stacks("b", {"threads": [_THREAD], "stacks": [_SENT]})
     assert found is not None
     (one,) = found
@@ -177,16 +177,16 @@ def test_what_a_host_sends_becomes_stacks() -> None:
         [{**_SENT, "threads": [_THREAD]}],
     ],
 )
-def test_what_has_not_the_form_is_not_taken(wrong: object) -> None:
+def test_an_answer_in_a_wrong_form_is_refused(wrong: object) -> None:
     assert process_stacks("b", {"threads": [_THREAD], "stacks": wrong}) is None
 
 
 @pytest.mark.parametrize("frame", [["f", "a.py"], ["f", "a\n.py", 1], "f" * 3])
-def test_a_thread_that_has_not_the_form_is_not_taken(frame: object) -> None:
+def test_a_thread_in_a_wrong_form_is_refused(frame: object) -> None:
     assert process_stacks("b", {"threads": [{**_THREAD, "frames": [frame]}], "stacks": []}) is None
 
 
-def test_stacks_as_programs_get_them_have_each_thread_once() -> None:
+def test_stacks_as_json_have_each_thread_once() -> None:
     sent = {
         "threads": [_THREAD, {**_THREAD, "name": "other"}],
         "stacks": [_SENT, {**_SENT, "rank": 4, "threads": [1]}],

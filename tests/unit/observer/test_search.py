@@ -37,7 +37,9 @@ def worker(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     process.communicate()
 
 
-def test_it_looks_with_the_workers_own_eyes_and_runs_none_of_it(worker: "subprocess.Popen[bytes]") -> None:
+def test_a_module_is_found_by_the_workers_python_without_running_it(
+    worker: "subprocess.Popen[bytes]",
+) -> None:
     asked = {
         ("file", "data.npy"): True,
         ("file", "other.npy"): False,
@@ -52,7 +54,7 @@ def test_it_looks_with_the_workers_own_eyes_and_runs_none_of_it(worker: "subproc
     assert {one: search.result(deadline) for one, search in searches.items()} == asked
 
 
-def test_what_is_not_known_in_time_or_of_whom_there_is_none_is_unknown(
+def test_a_late_search_or_a_missing_process_gives_no_result(
     worker: "subprocess.Popen[bytes]",
 ) -> None:
     assert Search("module", "beside", worker.pid).result(0.0) is None
