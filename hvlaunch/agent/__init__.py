@@ -1,5 +1,5 @@
-"""What runs on a host. It travels over the channel, so: the standard library alone, Python >= 3.8.
+"""The program on each host. It travels over the channel: only the standard library, Python >= 3.8.
 
-Every import here is paid on every host before a worker starts. `typing` would take 3 ms of 30: those
-who check types take `TYPE_CHECKING` for true, whoever defines it.
+Each import delays the start of the workers on every host. `typing` would take 3 ms of 30; type checkers take any
+variable named `TYPE_CHECKING` for true, so modules here define their own.
 """

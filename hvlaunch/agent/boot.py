@@ -1,4 +1,4 @@
-"""The first code that runs on a host: makes the agent's modules importable from what came with it."""
+"""The first code on a host: makes the modules in the bundle importable, and starts the guardian."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ModuleSpec: Any = type(sys.__spec__)  # that of importlib.machinery, whose impo
 
 
 class _Finder:
-    """Imports modules from their texts or their code; a name that ends in `.__init__` is a package."""
+    """Imports modules from texts or code objects; a name that ends in `.__init__` is a package."""
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
 
     def add(self, more: bytes) -> None:
-        """Modules that came later: marshalled, compressed."""
+        """Add modules that arrived later: marshalled, compressed."""
         self._modules.update(marshal.loads(zlib.decompress(more)))  # noqa: S302 (the driver sent it, as all of this)
 
     def find_spec(
@@ -54,26 +54,28 @@ class _Finder:
 
 
 def load(packed: Dict[bytes, bytes]) -> Modules:
-    """Make what is `packed` importable: marshalled, compressed, in base64.
+    """Make packed modules importable: marshalled, compressed, in base64.
 
-    It is packed for some Pythons, by the number that their compiled files begin with, as code, and for
-    all others, by b"", as texts: to compile them takes 10 ms.
+    A key is the magic number of a Python's compiled files; its modules are code objects. The key b"" has the modules
+    as texts, for any other Python, which then compiles for 10 ms.
     """
     from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as importlib.util, which takes 3 ms)
 
     chosen = packed.get(MAGIC_NUMBER, packed[b""])
+    # Code of another Python would crash this one, so the magic number decides.
     modules: Modules = marshal.loads(zlib.decompress(a2b_base64(chosen)))  # noqa: S302 (it came with this program)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    # First in the path, so that no module of the host takes the place of the driver's.
     sys.meta_path.insert(0, _Finder(modules))
     return modules
 
 
 def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
-    """Run the guardian with `config`, importing what is `packed`."""
+    """Run the guardian with `config`, importing from the packed modules."""
     modules = load(packed)
     from hvlaunch.agent import guardian  # noqa: PLC0415 (importable only now)
 
-    # What encrypts the channel, where nothing around it does, and where this host's other processes meet the agent:
-    # agent/wire/caller.py has left them here.
+    # agent/wire/caller.py leaves two objects among the globals: `sealed`, which encrypts the channel without ssh, and
+    # `ranks`, the socket at which the launcher's other processes of this host meet the agent.
     ranks = globals().get("ranks")
     guardian.main(config, globals().get("sealed"), ranks and (ranks, modules))

@@ -20,10 +20,11 @@ _MAX_STRING_PAGES = 32
 
 
 def reason(error: Exception, program: str, argv: Sequence[str], env: Dict[str, str]) -> Tuple[int, str]:
-    """The exit code that a shell would have, and the cause in words."""
+    """Return the exit code that a shell would have, and the cause in words."""
     number = error.errno if isinstance(error, OSError) else None
     if number is None:
         return _NOT_EXECUTABLE, "%s: %s" % (program, error)
+    # For a script, execve reports a missing interpreter as if the script itself were missing.
     if number == errno.ENOENT and os.path.exists(program):
         return _NOT_FOUND, "%s: its interpreter (first line) was not found" % program
     if number in (errno.ENOENT, errno.ENOTDIR):
@@ -36,7 +37,7 @@ def reason(error: Exception, program: str, argv: Sequence[str], env: Dict[str, s
 
 
 def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
-    """What of the command and its environment is more than the kernel takes, in bytes."""
+    """Return which part of the command and its environment is too long for the kernel."""
     limit = _MAX_STRING_PAGES * os.sysconf("SC_PAGE_SIZE")
     words = [("argument %d" % number, word) for number, word in enumerate(argv)]
     words.extend(("variable %s" % name, "%s=%s" % (name, value)) for name, value in env.items())
@@ -55,7 +56,7 @@ _LONGEST_NAME = 256
 
 
 def other_user_at(port: int) -> Optional[Dict[str, Any]]:
-    """Return the uid, name and program of another user who listens on the port; None if no other user does."""
+    """Return uid, name and program of another user's process on this port; None without such a process."""
     for table in ("tcp", "tcp6"):
         try:
             with open("/proc/self/net/" + table) as listing:
@@ -87,7 +88,7 @@ def _name_of(uid: str) -> Optional[str]:
 
 
 def _program_with(inode: str, uid: int) -> Optional[str]:
-    """Return name and pid of the user's process that has this socket; None if the kernel does not show it to us."""
+    """Return name and pid of the user's process with this socket; None if the kernel hides it."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         folder = "/proc/" + pid
         try:
@@ -112,19 +113,19 @@ _LIBRARIES = {
     "keras": "tensorflow",
     "mpi4py": "mpi4py",
 }
-"""The library for jobs of several processes that a program has if it imports these packages."""
+"""Library for parallel jobs, by imported package."""
 _OTHER_WAYS = ("init_method", "TF_CONFIG")
-"""A program that names these may meet others without MASTER_PORT."""
+"""Words in programs whose workers may meet without MASTER_PORT."""
 _LONGEST_PROGRAM = 1 << 16
 _PATIENCE = 1.0
 
 
 def library_of(argv: Sequence[str]) -> Optional[str]:
-    """Return the library for jobs of several processes that the Python program of this command imports.
+    """Return the library for parallel jobs that the Python program of this command imports.
 
-    The program's text is read, because the memory of a worker that has ended is gone. None if the text imports no such
-    library, names another way for workers to meet, or can't be read.
+    None for a program without such a library, with another way for workers to meet, or without a readable text.
     """
+    # From the text, because the memory of an ended worker is gone. The file may lie on a file system that hangs.
     text = in_time(lambda: _program(argv), _PATIENCE, "")
     if any(word in text for word in _OTHER_WAYS):
         return None
@@ -133,7 +134,7 @@ def library_of(argv: Sequence[str]) -> Optional[str]:
 
 
 def _program(argv: Sequence[str]) -> str:
-    """Return the text behind `-c`, or the start of the file of `-m`, or of the first argument that ends in .py."""
+    """Return the text behind `-c`, or the start of the module of `-m`, or of the first argument with the suffix .py."""
     for number, word in enumerate(argv):
         operand = argv[number + 1] if number + 1 < len(argv) else ""
         if word == "-c":
@@ -161,7 +162,8 @@ def _start_of(path: str) -> str:
 
 
 def _imports(text: str) -> Iterator[str]:
-    """The top-level packages that the text imports, as far as its lines show."""
+    """Yield the top-level packages in the text's import statements."""
+    # By lines and not by ast, whose import takes longer than a worker's end should.
     for statement in text.replace(";", "\n").splitlines():
         keyword, _, names = statement.strip().partition(" ")
         if keyword == "import":
@@ -172,14 +174,14 @@ def _imports(text: str) -> Iterator[str]:
 
 
 def was_used(port: int) -> bool:
-    """True if this host has a connection to or from the port, had one a moment ago, or a program listens on it."""
-    # The kernel lists a closed connection for another minute (TIME_WAIT), at the end that closed it first.
+    """True if this host has, or had a moment ago, a connection to or from the port, or a listener on it."""
+    # The kernel lists a closed connection for another minute (TIME_WAIT), at the end that was closed first.
     end = ":%04X" % port
     return any(here.endswith(end) or peer.endswith(end) for here, peer in _tcp())
 
 
 def _tcp() -> List[Tuple[str, str]]:
-    """All TCP sockets of this host: their own address, and their peer's."""
+    """Return local and peer address of each TCP socket of this host."""
     sockets: List[Tuple[str, str]] = []
     for table in ("tcp", "tcp6"):
         try:

@@ -1,4 +1,4 @@
-"""What the agent tells of its host: who it is, how it can be reached, what it has."""
+"""Facts about this host: its name, Python and kernel, its processors and memory, and its addresses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _LOWEST_PORT = 20000
 
 
 def host_facts() -> Dict[str, Any]:
-    """The facts of the `hello` frame. Sizes in bytes, `clock` in seconds since the epoch."""
+    """Return the facts of the `hello` frame. Sizes are bytes, `clock` is seconds since the epoch."""
     return {
         "hostname": plain(socket.gethostname(), 256),
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": plain(sys.executable, LONGEST_TEXT),
         "kernel": plain(os.uname().release, 256),
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
+        # Not cpu_count(): a container or a scheduler may grant fewer processors than the machine has.
         "cpus": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "addresses": interface_addresses(),
@@ -50,16 +51,17 @@ def _read(path: str) -> Optional[str]:
 
 
 def interface_addresses() -> Dict[str, List[str]]:
-    """Addresses by interface, in the kernel's order, IPv4 and IPv6, from rtnetlink(7); the first MOST_ADDRESSES."""
+    """Return at most MOST_ADDRESSES addresses by interface, IPv4 and IPv6, in the kernel's order; from rtnetlink(7)."""
     names = {index: plain(name, 64) for index, name in socket.if_nameindex()[:MOST_ADDRESSES]}
-    found: Dict[str, List[str]] = {name: [] for name in names.values()}
+    addresses: Dict[str, List[str]] = {name: [] for name in names.values()}
     for number, (index, address) in enumerate(_netlink_addresses()):
-        if number < MOST_ADDRESSES and index in names and address not in found[names[index]]:
-            found[names[index]].append(address)
-    return found
+        if number < MOST_ADDRESSES and index in names and address not in addresses[names[index]]:
+            addresses[names[index]].append(address)
+    return addresses
 
 
 def _netlink_addresses() -> Iterator[Tuple[int, str]]:
+    # Netlink and not getifaddrs(), which Python has not, nor ioctl(SIOCGIFCONF), which knows no IPv6.
     request = struct.pack("=IHHIIBxxxi", 24, _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0, socket.AF_UNSPEC, 0)
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     try:
@@ -81,7 +83,7 @@ def _netlink_addresses() -> Iterator[Tuple[int, str]]:
 
 
 def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
-    """Interface index and address of one RTM_NEWADDR; None for what can't be connected to."""
+    """Return interface index and address of an RTM_NEWADDR message; None for an address that can't be used."""
     family, _, flags, _, index = struct.unpack_from("=BBBBI", message)
     if family not in (socket.AF_INET, socket.AF_INET6) or flags & _IFA_F_DEPRECATED_OR_TENTATIVE:
         return None
@@ -93,21 +95,19 @@ def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
             break
         attributes[kind] = message[start + _ATTRIBUTE_SIZE : start + size]
         start += (size + 3) & ~3
-    # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is ours.
+    # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is this host.
     raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
     return None if raw is None else (index, socket.inet_ntop(family, raw))
 
 
 def free_port(within: Optional[Tuple[int, int]] = None) -> socket.socket:
-    """A bound socket on a port that nothing listens on, to be closed just before the port is used.
+    """Return a socket bound to a free port, to be closed just before the port is used.
 
-    `within` are the lowest and the highest that will do. Without, the port is outside the range that the
-    kernel gives to outgoing connections, where there is room, so that none of them takes it in the meantime.
-
-    Raises OSError where no port is free.
+    `within` are the lowest and the highest permitted port. Raises OSError if no port is free.
     """
     if within is not None:
         return _free_port_within(*within)
+    # Outside of the kernel's range for outgoing connections, if it leaves room: a connection could take the port.
     low, high = 32768, 60999
     text = _read("/proc/sys/net/ipv4/ip_local_port_range")
     if text:
@@ -124,7 +124,8 @@ def free_port(within: Optional[Tuple[int, int]] = None) -> socket.socket:
 
 
 def _free_port_within(low: int, high: int) -> socket.socket:
-    """Each is tried once, from a random one on, so that the agents of several jobs seldom meet."""
+    """Try each port once."""
+    # From a random port on, so that agents of several jobs seldom try the same port.
     count = high - low + 1
     first = int.from_bytes(os.urandom(4), "big")
     for index in range(count):
@@ -135,7 +136,7 @@ def _free_port_within(low: int, high: int) -> socket.socket:
 
 
 def _bind(port: int) -> Optional[socket.socket]:
-    """A socket bound to the port in every family that the host has; None where it is taken."""
+    """Return a socket bound to the port for IPv6 and IPv4, as far as the host has them; None if the port is taken."""
     try:
         both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:
@@ -148,6 +149,7 @@ def _bind(port: int) -> Optional[socket.socket]:
             both.close()
         else:
             return both
+    # A kernel without IPv6, or with IPV6_V6ONLY fixed.
     only = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         only.bind(("", port))

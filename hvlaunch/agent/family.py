@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 __all__ = ["end_daemon", "kill_marked", "programs_of"]
 
 _SPAWNED = b"from multiprocessing."
-"""How the code begins that Python's multiprocessing gives to `python -c`."""
+"""Start of the code that Python's multiprocessing gives to `python -c`."""
 
 _PATIENCE = 1.0
 
 
 def programs_of(group: int) -> List[int]:
-    """The group's leader, and who else of the group runs a program of its own; empty where /proc can't tell, or not in time.
+    """Return the group's leader, and members that run a program of their own; empty if /proc can't show them in time.
 
-    Left out is what a program made of itself: a process that was forked and runs on without exec, or that
-    Python's multiprocessing spawned. A data loader's are such. They are their parent's to end, which may
-    still need them to save its state, and takes it for an error when they are gone.
+    Processes that a program forked without exec, or spawned by Python's multiprocessing, are left out.
     """
+    # Such processes, a data loader's for example, are their parent's to end: it may still need them to save its state,
+    # and would take their end for an error.
     return in_time(lambda: _programs_of(group), _PATIENCE, [])
 
 
@@ -41,18 +41,18 @@ def _programs_of(group: int) -> List[int]:
 
 
 def _members(group: int) -> Dict[int, int]:
-    """The processes of the group, and the parent of each."""
-    found = {}
+    """Return the processes of the group, each with its parent."""
+    parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
             parent, its_group = _parent_and_group(name)
             if its_group == group:
-                found[int(name)] = parent
-    return found
+                parents[int(name)] = parent
+    return parents
 
 
 def _parent_and_group(pid: str) -> Tuple[int, int]:
-    """Zeros where the process is gone."""
+    """Return parent and group; zeros if the process is gone."""
     try:
         with open("/proc/%s/stat" % pid, "rb") as stat:
             _, parent, group = stat.read().rpartition(b")")[2].split()[:3]
@@ -77,18 +77,18 @@ _PAUSE = 0.0005
 
 
 def kill_marked(marks: Sequence[bytes], patience: float) -> None:
-    """SIGKILL the descendants that have one of these NAME=VALUE in the environment that they were started with, and theirs.
+    """Kill the descendants with one of these NAME=VALUE in their first environment, and their families.
 
-    They are reaped too, or at least killed, when `patience` seconds are over; other children are not reaped. Where it takes
-    longer to find them, a thread goes on: no later worker has these marks.
+    Within `patience` seconds they are reaped too, unlike other children, which may be workers.
     """
+    # A search that takes longer continues in its thread, which is harmless: no later worker has these marks.
 
     def is_marked(pid: int) -> bool:
         try:
             with open("/proc/%d/environ" % pid, "rb") as environ:
                 variables = environ.read().split(b"\0")
         except OSError:
-            return False  # ended, or another user's
+            return False  # the process has ended, or is another user's
         return any(mark in variables for mark in marks)
 
     def kill() -> None:
@@ -105,6 +105,7 @@ def kill_marked(marks: Sequence[bytes], patience: float) -> None:
 
 
 def _is_gone(pid: int) -> bool:
+    # By number, because waitpid(-1) would take the status of a live slot's worker.
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -113,11 +114,11 @@ def _is_gone(pid: int) -> bool:
 
 
 _DAEMONS = (b"orted", b"prted")
-"""What the kernel calls those that wait on for a launcher that does not answer: Open MPI's. Others end with their processes."""
+"""Names of Open MPI's daemons, which wait on for a silent launcher; other daemons end with their processes."""
 
 
 def end_daemon(guardian: int) -> None:
-    """Have the parent of this process end, if it is such a daemon, and with it what else it has started (MPI_Comm_spawn)."""
+    """End the launcher's daemon above the guardian, and thereby its other processes (MPI_Comm_spawn)."""
     try:
         with open("/proc/%d/stat" % guardian, "rb") as stat:
             parent = int(stat.read().rpartition(b")")[2].split()[1])
@@ -125,4 +126,4 @@ def end_daemon(guardian: int) -> None:
             if name.read().strip() in _DAEMONS:
                 os.kill(parent, signal.SIGTERM)
     except OSError:
-        pass  # it has ended, or there is no /proc
+        pass  # the daemon has ended, or /proc is missing

@@ -1,4 +1,4 @@
-"""Getting to know each other: the host's facts, and which addresses lead where."""
+"""The start of a session: the host's facts, its ports, and the addresses that lead to other hosts and the rendezvous."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Greeting"]
 
 _PROBE_TIMEOUT = 5.0
-_CONNECT_TIMEOUT = 2.0  # for the rendezvous, where there is a relay: one lost packet is sent again meanwhile
+_CONNECT_TIMEOUT = 2.0  # for a rendezvous with a relay: enough to send a lost packet again
 _SETTLE = 0.2
 _GPU_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
 
 
 class Greeting:
-    """Answers `hello` and `probe`. Probing happens in threads, whose findings come back through the loop."""
+    """Answers `hello` and `probe`. Threads probe, and send their results through the loop."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Greeting:
         self._is_greeted = self._has_modules = False
 
     def greet(self, hello: Dict[str, Any]) -> None:
-        """Tell the facts (after counting GPUs, if asked to)."""
+        """Send the facts, after counting GPUs if the driver wants their number."""
         self._hello = hello
         beacon_port, master_port = self._take_ports(hello)
         answer = {
@@ -65,6 +65,7 @@ class Greeting:
             "trouble": self._trouble and plain(self._trouble, LONGEST_TEXT),
         }
         if hello["gpus"]:
+            # nvidia-smi may take seconds, in which the agent must answer pings.
             self._in_thread(lambda: self._tell_with_gpus(answer))
         else:
             self._channel.send(answer)
@@ -72,11 +73,12 @@ class Greeting:
         self._look_for_rendezvous()
 
     def go_on(self) -> None:
-        """All modules are there, that of the relay too: see whether the rendezvous can be reached, once greeted."""
+        """Note the arrival of all modules; look for the rendezvous, once greeted."""
         self._has_modules = True
         self._look_for_rendezvous()
 
     def _look_for_rendezvous(self) -> None:
+        # A relay needs the modules, so the search for the rendezvous begins with the later of the two events.
         rendezvous = self._hello.get("rendezvous")
         if not (rendezvous and self._is_greeted and self._has_modules):
             return
@@ -86,17 +88,15 @@ class Greeting:
             self._in_thread(lambda: self._reach_rendezvous(rendezvous))
 
     def lend_ports(self) -> None:
-        """The workers start now: the port that was kept for rank 0 is theirs.
-
-        It stays bound here. Whoever listens on it with SO_REUSEADDR, as torch does, may, since we don't listen; for
-        others, and for the kernel that chooses ports, it is taken. All hosts of a static job know by now how they
-        reach this one; to an elastic job others may come.
-        """
+        """Lend rank 0's port to the workers that start now."""
+        # The port stays bound here. A program with SO_REUSEADDR, such as torch, may listen on it, since the agent does
+        # not; for other programs, and for the kernel's choice of ports, it is taken.
         if self._lent is not None:
             self._lent.close()
         self._lent, self._master = self._master, None
         if self._lent is not None:
             self._lent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # The hosts of a static job have found each other by now; an elastic job may get new hosts.
         if self._beacon is not None and self._hello["elastic"] is None:
             self._beacon.close()
 
@@ -111,7 +111,7 @@ class Greeting:
         self._channel.send({"type": "master_port", "port": self._master.getsockname()[1]})
 
     def _take_ports(self, hello: Dict[str, Any]) -> Tuple[Optional[int], Optional[int]]:
-        """The ports of our beacon and of rank 0, from now on ours; None where there are none in the job's range."""
+        """Reserve and return the ports of the beacon and of rank 0; None if the job's range has no free port."""
         within = hello["ports"]
         try:
             self._master = facts.free_port(within)
@@ -124,16 +124,16 @@ class Greeting:
         return self._beacon.port, self._master.getsockname()[1]
 
     def probe(self, header: Dict[str, Any]) -> None:
-        """Try the addresses of another host's beacon; a `probed` frame for each good one, then a last one."""
+        """Try the addresses of another host's beacon; send `probed` for each proven address, then a final `probed`."""
         self._in_thread(lambda: self._reach_host(header))
 
     def _in_thread(self, work: Callable[[], None]) -> None:
-        """Do it beside the loop; what it raises is raised in the loop, where the driver is told."""
+        """Run `work` beside the loop; an exception is raised in the loop, which reports it to the driver."""
 
         def run() -> None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 (see above)
+            except Exception as error:  # noqa: BLE001 (see the docstring)
                 self._call_soon(_raiser(error))
 
         _thread.start_new_thread(run, ())
@@ -149,25 +149,26 @@ class Greeting:
         targets = [(str(address), int(port)) for address, port in rendezvous["candidates"]]
         good: List[int] = []
 
-        def found(index: int) -> bool:
+        def on_proof(index: int) -> bool:
             good.append(index)
+            # The first candidate is the best: nothing is gained by waiting for others.
             return index == 0
 
         relay = rendezvous["relay"] == "auto"
         patience = _CONNECT_TIMEOUT if relay else None
-        probe.reach(targets, rendezvous["key"], "rendezvous", _PROBE_TIMEOUT, found, _SETTLE, patience)
+        probe.reach(targets, rendezvous["key"], "rendezvous", _PROBE_TIMEOUT, on_proof, _SETTLE, patience)
         address = targets[min(good)][0] if good else None
         tried = [target[0] for target in targets]
         self._call_soon(lambda: self._tell_reached(address, tried, relay=relay))
 
     def _tell_reached(self, address: Optional[str], tried: List[str], *, relay: bool) -> None:
-        """Where the rendezvous is for this host's workers; where it is nowhere, we relay if we may and can."""
+        """Report the rendezvous' address for this host's workers; relay if no address works and `relay` permits it."""
         port = None
         if address is None and relay:
             try:
                 port = self._listen_as_relay()
             except OSError:
-                pass  # a host without a loopback
+                pass  # the host has no loopback
             else:
                 address = "127.0.0.1"
         self._channel.send({"type": "reached", "address": address, "tried": tried, "relay_port": port})
@@ -176,11 +177,11 @@ class Greeting:
         targets = [(str(address), int(header["port"])) for address in header["addresses"]]
         about = {"type": "probed", "target": header["target"], "agent": header["agent"]}
 
-        def found(index: int) -> bool:
+        def on_proof(index: int) -> bool:
             self._send_soon({**about, "address": targets[index][0]})
             return False
 
-        probe.reach(targets, header["key"], "host " + header["target"], _PROBE_TIMEOUT, found)
+        probe.reach(targets, header["key"], "host " + header["target"], _PROBE_TIMEOUT, on_proof)
         self._send_soon({**about, "address": None})
 
 
@@ -192,17 +193,18 @@ def _raiser(error: Exception) -> Callable[[], None]:
 
 
 def _cannot_enter(path: str) -> Optional[str]:
-    """Why the directory can't be entered; None where it can. The agent then stays in it."""
+    """Enter the directory and stay there; return the error, None for success."""
     try:
         os.chdir(path)
     except OSError as error:
         return os.strerror(error.errno or 0)
+    # Shells and programs show PWD rather than the resolved path; it must not be the login shell's.
     os.environ["PWD"] = path
     return None
 
 
 def _gpus() -> List[List[str]]:
-    """Index, name and MiB of each GPU, as nvidia-smi tells; none where there is no nvidia-smi."""
+    """Return index, name and MiB of each GPU, from nvidia-smi; empty without nvidia-smi."""
     import subprocess  # noqa: PLC0415 (15 ms, only where GPUs are to be counted)
 
     try:

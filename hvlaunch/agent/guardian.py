@@ -1,4 +1,4 @@
-"""The process above the agent: whatever happens to the agent, nothing of the job survives it."""
+"""The process above the agent: however the agent ends, its guardian kills the processes of the job."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "watch_over"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-_KILL_PATIENCE = 7.0  # the agent takes this time twice, and the driver waits for 25 s
-_MORE = 2.0  # seconds that the agent, which has the same lease, is late
+_KILL_PATIENCE = 7.0  # seconds; the agent takes this time twice, and the driver waits for 25 s
+_MORE = 2.0  # seconds by which the agent, with the same lease, may be late
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 
 
@@ -56,14 +56,14 @@ def watch_over(
     patience: float,
     clean_up: Callable[[], None] = lambda: None,
 ) -> NoReturn:
-    """Do `work` in a child, with a descriptor that ends with us; when the child ends, kill what it left, and exit as it did.
+    """Run `work` in a child; when the child ends, kill its leftover processes, and exit with its status.
 
-    `name` is the child's in lists of processes. Neither it nor ours has `python` or `hvlaunch` in it: killall or
-    pkill of these would end both of us at once, and nobody would be left to end the workers.
-
-    Neither of the two can be opened by other processes of their user, workers above all: whoever writes into the
-    agent's channel or memory could speak in its name. exec makes workers what all processes are.
+    The child gets a descriptor that closes with this process. `name` is the child's name in lists of processes.
     """
+    # Neither name contains `python` or `hvlaunch`: killall or pkill of these would end both processes at once, and no
+    # process would be left to end the workers.
+    # Without the dumpable flag, other processes of this user, above all workers, can't open the agent's descriptors or
+    # memory, and so can't send frames in its name. exec makes workers dumpable again.
     prctl(_PR_SET_DUMPABLE, 0)
     prctl(_PR_SET_NAME, name)
     reaper.adopt_descendants()
@@ -77,11 +77,12 @@ def watch_over(
         sys.exit("hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0))
     if child == 0:
         os.close(ours)
-        os.setsid()  # who kills the guardian's process group, as Hydra does, must not kill both
+        # Hydra kills the guardian's process group, which must not include the agent.
+        os.setsid()
         work(theirs)
     os.close(theirs)
     prctl(_PR_SET_NAME, b"hvl-guardian")
-    signal.setitimer(signal.ITIMER_REAL, 0)  # that of the start, which fork did not hand on
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of the start; a child does not inherit it
     status = _wait(child, ours, patience)
     left = len(reaper.kill_descendants(min(_KILL_PATIENCE, patience)))
     clean_up()
@@ -89,7 +90,7 @@ def watch_over(
 
 
 def _wait(agent: int, life: int, patience: float) -> int:
-    """The agent's wait status. One that once spoke at `life`, or whose channel has ended, is killed when it says nothing for `patience`."""
+    """Return the agent's wait status. After the end of its channel, or a sign of life, kill it if silent for `patience`."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -98,15 +99,16 @@ def _wait(agent: int, life: int, patience: float) -> int:
         signal.signal(number, lambda number, _: _forward(agent, number))
     poll = select.poll()
     poll.register(wake_read, select.POLLIN)
+    # Not POLLIN: the agent reads the channel, and the guardian only watches for its end.
     poll.register(0, select.POLLHUP | select.POLLRDHUP)
     poll.register(life, select.POLLIN)
     deadline: Optional[float] = None
-    more = 2 * _KILL_PATIENCE  # it may be ending its workers in order
+    more = 2 * _KILL_PATIENCE  # the agent may be ending its workers in order
     while True:
         ended, status = os.waitpid(agent, os.WNOHANG)
         if ended:
             for number in _ENDING:
-                signal.signal(number, signal.SIG_IGN)  # its number may be another's by now
+                signal.signal(number, signal.SIG_IGN)  # the pid may belong to another process by now
             return status
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         for fd, _ in poll.poll(timeout):

@@ -1,4 +1,4 @@
-"""The other processes that a launcher has started on this host: each starts its rank's worker for the agent (agent/local_ranks.py)."""
+"""A launcher's processes on this host beside the agent: each starts the worker of its rank (agent/starter.py)."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _STARTERS = (
     "guardian",
     "starter",
 )
-"""Their modules, each behind those that it imports."""
-_PATIENCE = 20.0  # seconds for what they do at once
+"""Modules of a starter's program, each behind its imports."""
+_PATIENCE = 20.0  # seconds for an answer
 _CANNOT = 126
 _FDS = struct.Struct("3i")
 _HELLO = 20
-"""Bytes: rank among all, rank on this host, and the number that this Python's compiled files begin with."""
+"""Bytes of a hello: rank in the job, rank on this host, magic number of this Python's compiled files."""
 
 
 _CAUSE, _STATUS = text(LONGEST_TEXT), whole(0, 0xFFFF)
@@ -65,11 +65,11 @@ _REPORTS = {
     "parting": Form(cause=_CAUSE),
     "bye": Form(left=whole(0, 1 << 31)),
 }
-"""The frames that they may send."""
+"""Forms of the starters' frames."""
 
 
 class _Rank:
-    """One of them."""
+    """The agent's connection to a starter."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -77,15 +77,15 @@ class _Rank:
         self.frames: Deque[Frame] = deque()
         self.fds: List[int] = []
         self.awaited = 0
-        """Descriptors that are to come: those of a worker that it was told to start."""
+        """Number of descriptors due with the next `started`."""
         self.deadline = 0.0
-        """For them."""
+        """Time by which these must have come."""
         self.runs = False
         self.has_left = False
         self.trouble = "is gone"
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        """One that is gone is found so when it is read from."""
+        """Send a frame; an error shows at the next read."""
         try:
             self.connection.settimeout(_PATIENCE)
             self.connection.sendall(encode(header, body))
@@ -93,13 +93,14 @@ class _Rank:
             pass
 
     def read(self, deadline: float) -> bool:
-        """Take what has come; False where nothing will any more, nor by the deadline: `trouble` says why."""
+        """Receive some data; return False at the end or after the deadline, with the cause in `trouble`."""
         left = deadline - time.monotonic()
         if left <= 0.0:
             self.trouble = "does not answer"
             return False
         try:
             self.connection.settimeout(left)
+            # MSG_CMSG_CLOEXEC: a worker that starts meanwhile must not inherit another's pipes.
             size = socket.CMSG_SPACE(_FDS.size)
             data, rights, _, _ = self.connection.recvmsg(1 << 16, size, socket.MSG_CMSG_CLOEXEC)
             self._take(data, rights)
@@ -111,17 +112,19 @@ class _Rank:
         return bool(data)
 
     def _take(self, data: bytes, rights: Sequence[Tuple[int, int, bytes]]) -> None:
-        """Raises BadFrame."""
+        """Keep frames and descriptors. Raises BadFrame for descriptors that are not due."""
         for _, _, fds in rights:
             self.fds.extend(fd for (fd,) in struct.iter_unpack("i", fds[: len(fds) // 4 * 4]))
+        # Checked at once: a hostile process could otherwise use up the agent's descriptors.
         if len(self.fds) > self.awaited:
             raise BadFrame("descriptors that nobody asked for")
         self.frames.extend(self.decoder.feed(data))
 
     def pipes(self, header: Dict[str, Any]) -> List[int]:
-        """Of the worker that it has started, as its frame should say. Raises BadFrame."""
+        """Return the pipes of the worker that `started` reports. Raises BadFrame."""
         if header["type"] != "started":
             raise BadFrame("a frame of type %s, unasked" % header["type"])
+        # A regular file or a device could block the agent's only thread.
         fds = self.fds
         if len(fds) != self.awaited or not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in fds):
             raise BadFrame("a worker without its pipes")
@@ -131,7 +134,7 @@ class _Rank:
         return fds
 
     def close(self) -> None:
-        """It ends its worker thereby, if it still can."""
+        """Close the connection; the starter then ends its worker."""
         self.has_left = True
         self.connection.close()
         for fd in self.fds:
@@ -140,7 +143,7 @@ class _Rank:
 
 
 class _Worker(WorkerProcess):
-    """A worker that one of them has started."""
+    """A worker that is the child of a starter."""
 
     rank: _Rank
 
@@ -150,9 +153,9 @@ class _Worker(WorkerProcess):
 
 
 class LocalRanks:
-    """Those of slot 1 and higher; slot 0 is the agent's own process, and its worker the agent's own child.
+    """The starters of slot 1 and higher; the worker of slot 0 is the agent's own child.
 
-    `ended` gets slot, wait status and KiB of a worker that has ended, `parted` a cause where the launcher ends one of us.
+    `ended` gets slot, wait status and KiB of an ended worker, `parted` the cause when the launcher ends a process here.
     """
 
     def __init__(
@@ -171,7 +174,7 @@ class LocalRanks:
         self._ranks: Dict[int, _Rank] = {}
 
     def meet(self, count: int, then: Callable[[], None]) -> None:
-        """Wait for so many, all at once; call `then` when the last has come."""
+        """Wait for `count` starters; call `then` after the last has called."""
         self._missing = count
         self._then = then
         self._selector.register(self._listener, READ, self._accept)
@@ -189,7 +192,7 @@ class LocalRanks:
         self._selector.register(connection, READ, lambda: self._hear(connection, hello))
 
     def _hear(self, connection: socket.socket, hello: bytearray) -> None:
-        """Who has come says who it is; nobody is waited for, so that none holds up the others."""
+        """Read a process's hello, as far as it has come, so that a slow process does not delay the others."""
         try:
             part = connection.recv(_HELLO - len(hello))
         except OSError:
@@ -206,7 +209,7 @@ class LocalRanks:
             connection.close()
             return
         except (OSError, ValueError):
-            # It has ended, which its launcher will notice, or is no process of the job.
+            # The process has ended, which its launcher will notice, or does not belong to the job.
             connection.close()
             return
         self._ranks[slot] = rank = _Rank(connection)
@@ -218,13 +221,14 @@ class LocalRanks:
             self._then()
 
     def _greet(self, connection: socket.socket, hello: bytes) -> int:
-        """The slot of a process that has come; it gets its program.
+        """Send a process the starter's program; return its slot.
 
-        Raises BadFrame for one that should not be here, ValueError for what is none, OSError.
+        Raises BadFrame for an unexpected rank or another Python, ValueError for nonsense, OSError.
         """
         from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as in boot.py)
 
         slot = int(hello[8:16])
+        # The program is code of this Python, which any other would crash on.
         if hello[16:] != MAGIC_NUMBER:
             raise BadFrame("a process of this host's that runs another Python than the first")
         if slot in self._ranks or not 0 < slot <= len(self._ranks) + self._missing:
@@ -240,7 +244,7 @@ class LocalRanks:
         return slot in self._ranks
 
     def order(self, slot: int, argv: Sequence[str], defaults: Any, env: Any, with_stdin: bool) -> None:
-        """Have the slot's worker started; started() is to follow."""
+        """Order the start of the slot's worker; call started() next."""
         plan = {"argv": argv, "defaults": defaults, "env": env, "stdin": with_stdin, "cwd": os.getcwd()}
         rank = self._ranks[slot]
         rank.awaited = 3 if with_stdin else 2
@@ -248,7 +252,7 @@ class LocalRanks:
         rank.send({"type": "start", "slot": slot}, dumps(plan).encode("ascii"))
 
     def started(self, slot: int, error_file: str) -> WorkerProcess:
-        """The worker that was ordered. Raises CannotStart."""
+        """Return the worker that was ordered. Raises CannotStart."""
         rank = self._ranks[slot]
         header = self._answer(slot, rank)
         if header["type"] == "not_started":
@@ -266,7 +270,7 @@ class LocalRanks:
         return worker
 
     def _answer(self, slot: int, rank: _Rank) -> Dict[str, Any]:
-        """To an order. Raises CannotStart."""
+        """Return the answer to an order. Raises CannotStart."""
         while True:
             while not rank.frames:
                 if not rank.read(rank.deadline):
@@ -277,14 +281,15 @@ class LocalRanks:
             self._parted(header["cause"])
 
     def catch_up(self) -> None:
-        """Take what came together with the start of their workers."""
+        """Handle frames that came together with `started`."""
         for slot, rank in self._ranks.items():
             self._obey(slot, rank)
 
     def _receive(self, slot: int, rank: _Rank) -> None:
-        is_there = rank.read(time.monotonic() + _PATIENCE)
+        is_connected = rank.read(time.monotonic() + _PATIENCE)
+        # Frames that came before the end still count: a worker's end may be among them.
         self._obey(slot, rank)
-        if not is_there:
+        if not is_connected:
             self._lose(slot, rank)
 
     def _obey(self, slot: int, rank: _Rank) -> None:
@@ -297,7 +302,7 @@ class LocalRanks:
                 self._parted(header["cause"])
 
     def _lose(self, slot: int, rank: _Rank) -> str:
-        """It is gone, or is to go, and its guardian ends its worker; the cause."""
+        """Give up a starter, whose guardian ends its worker; return the cause."""
         cause = "the launcher's process of its slot %d %s" % (slot, rank.trouble)
         if rank.has_left:
             return cause
@@ -310,12 +315,13 @@ class LocalRanks:
         return cause
 
     def finish(self) -> int:
-        """End all that they have started, and them; how many processes they could not end."""
-        there = [rank for rank in self._ranks.values() if not rank.has_left]
-        for rank in there:
+        """End the starters with their processes; return the number of unkillable processes."""
+        connected = [rank for rank in self._ranks.values() if not rank.has_left]
+        # To all first, so that they work at the same time.
+        for rank in connected:
             rank.send({"type": "bye"})
         deadline = time.monotonic() + _PATIENCE
-        return sum(_left(rank, deadline) for rank in there)
+        return sum(_left(rank, deadline) for rank in connected)
 
 
 def _left(rank: _Rank, deadline: float) -> int:
@@ -323,7 +329,7 @@ def _left(rank: _Rank, deadline: float) -> int:
         while rank.frames:
             header, _ = rank.frames.popleft()
             if header["type"] == "bye":
-                found: int = header["left"]
-                return found
+                count: int = header["left"]
+                return count
         if not rank.read(deadline):
             return 0

@@ -1,7 +1,7 @@
 """The agent: starts, watches and stops this host's workers as the driver's frames say.
 
-One thread, one loop. The agent ends its workers and itself when the driver says so, when the connection is lost and no
-driver connects again in time, when the driver is silent for the lease, and when the guardian above it is gone.
+A single thread runs a single loop. The agent ends its workers and itself by order of the driver, after a lost connection
+without another in time, after a lease of silence, and after the death of its guardian.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(
     sealed: Optional[Sealed] = None,
     meeting: Optional[Meeting] = None,
 ) -> NoReturn:
-    """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file when the guardian dies."""
+    """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file after the guardian's death."""
     channel = DriverChannel(0, 1, sealed)
     # The guardian is a subreaper already, but fork does not hand that on, and the guardian may be killed.
     trouble = reaper.adopt_descendants()
@@ -68,16 +68,16 @@ class _Lifeline:
     """The lease of the driver, and the state of the connection to it."""
 
     def __init__(self, lease: float, reconnect: float) -> None:
-        """`reconnect`: the seconds for which a lost connection is waited for."""
+        """`reconnect`: seconds to wait for another connection after a loss."""
         self.lease = lease
         self.reconnect = min(reconnect, lease)
         self.kill_patience = min(_KILL_PATIENCE, lease / _LEASE_SHARE)
         self.last_heard = time.monotonic()
         self.lost_at: Optional[float] = None
-        """Time at which the connection was lost; None while it stands."""
+        """Time of the connection's loss; None while connected."""
 
     def renew(self) -> None:
-        """Begin the lease anew: the driver has sent something."""
+        """Begin the lease anew, after data from the driver."""
         self.last_heard = time.monotonic()
 
     @property
@@ -86,18 +86,18 @@ class _Lifeline:
 
     @property
     def is_lost(self) -> bool:
-        """True if the connection is lost, or so silent that it probably is."""
+        """True after the connection's loss, or a silence of half the lease."""
         # A cut in the network is no end of the connection, so half a lease of silence counts as one.
         return self.lost_at is not None or time.monotonic() >= self.last_heard + self.lease / 2
 
     def cause_of_end(self) -> Optional[str]:
-        """Return why the agent has to end now; None while it may wait for the driver."""
+        """Return why the agent has to end now; None while waiting for the driver is permitted."""
         if self.lost_at is not None and time.monotonic() >= self.lost_at + self.reconnect:
             return "the driver is gone"
         return "heard nothing from the driver for %g seconds" % self.lease if self.is_over else None
 
     def deadlines(self) -> List[float]:
-        """Return the times at which is_lost or cause_of_end() may change."""
+        """Return the next times of a change of is_lost or cause_of_end()."""
         end = self.last_heard + self.lease
         times = [end if self.is_lost else end - self.lease / 2]
         if self.lost_at is not None:
@@ -117,7 +117,7 @@ class Agent:
         trouble: Optional[str],
         meeting: Optional[Meeting] = None,
     ) -> None:
-        """`trouble` says why the agent can't adopt orphans; at `meeting` a launcher's other processes call."""
+        """`trouble`: why the agent can't adopt orphans, if so. A launcher's other processes call at `meeting`."""
         self._channel = channel
         self._lifeline = _Lifeline(float(config["lease"]), float(config["reconnect"]))
         self._grace = float(config["grace"])
@@ -125,12 +125,12 @@ class Agent:
         self._guardian_fd = guardian_fd
         self._ending = False
         self._end_by = float("inf")
-        """Time at which workers that still live count as unkillable."""
+        """Time from which live workers count as unkillable."""
         self._alone = False
         self._stays = False
-        """True if the agent waits, at its end, until the driver has acknowledged all frames."""
+        """True if the agent stays at its end until the driver has acknowledged its frames."""
         self._session_key: Optional[str] = None
-        """None before hello; empty if the session ends with its first connection."""
+        """None before hello; empty for a session without further connections."""
         self._visitors: Optional[Visitors] = None
         self._calls: Deque[Callable[[], None]] = deque()
         self._selector = Selector()
@@ -172,7 +172,7 @@ class Agent:
         return self._relay.listen()
 
     def run(self) -> int:
-        """Work until the job is over, or the driver gone, and every process is ended; return the exit code."""
+        """Work until the job is over or the driver gone, and each process has ended; return the exit code."""
         while not (self._ending and (self._workers.all_ended or time.monotonic() >= self._end_by)):
             self._turn()
         pids = reaper.kill_descendants(self._lifeline.kill_patience)
@@ -200,7 +200,7 @@ class Agent:
         return int(self._guardian_fd < 0)
 
     def _turn(self) -> None:
-        """Handle one batch of events, and all steps that are due."""
+        """Handle a batch of events, and the due steps."""
         self._watch_writing()
         for call, _ in self._selector.select(self._timeout()):
             call()
@@ -266,7 +266,7 @@ class Agent:
         return self._visitors
 
     def _call_driver(self) -> None:
-        """Connect to the driver again if it was the agent that called; by ssh the driver connects."""
+        """Call the driver again, for a launcher's agent; by ssh the driver connects."""
         sealed = self._channel.sealed
         if sealed is not None and sealed.again is not None and self._channel.can_rejoin:
             self._receive_visitors().call(sealed.again, self._needs_connection, self._call_soon)
@@ -286,7 +286,7 @@ class Agent:
             self._selector.unregister(self._channel.write_fd)
 
     def _go_on(self, is_new: bool) -> None:
-        """Continue over another connection, to the same driver or (`is_new`) to its successor."""
+        """Continue over another connection, to the same driver or (`is_new`) a successor."""
         self._lifeline.lost_at = None
         self._lifeline.renew()
         self._selector.register(self._channel.read_fd, READ, self._receive)
@@ -297,7 +297,7 @@ class Agent:
         self._workers.find_driver(is_new=is_new)
 
     def _obey(self, frame: Frame) -> None:
-        """Carry out a frame. Raises BadFrame for a frame that may not come now."""
+        """Carry out a frame. Raises BadFrame for an unexpected frame."""
         header, body = frame
         kind = header["type"]
         if self._session_key is None and kind not in ("hello", "ping", "leave", "bye"):
@@ -348,7 +348,7 @@ class Agent:
             self._workers.obey(header, body)
 
     def _open_door(self) -> None:
-        """Let another connection replace this one, if its driver has the session's key."""
+        """Permit another connection to replace the first, given the session's key."""
         # Only now, because the code for it came with the modules.
         if not self._session_key:
             return
@@ -361,14 +361,14 @@ class Agent:
         self._channel.can_rejoin = True
 
     def _show_life(self) -> None:
-        """Renew the guardian's deadline: it sees the end of the first connection only."""
+        """Renew the guardian's deadline; the guardian sees only the end of the first connection."""
         try:
             os.write(self._guardian_fd, b"\0")
         except OSError:
             pass  # the guardian is gone, or its pipe is full, which is as good
 
     def _greet(self, hello: Dict[str, Any]) -> None:
-        """Answer hello, once all processes that a launcher started here have called."""
+        """Answer hello, after the calls of a launcher's other processes here."""
         self._session_key = hello["session"] or ""
         others = hello["processes"] - 1
         if self._meeting is None or not others:
@@ -392,7 +392,8 @@ class Agent:
         self._workers.reap()
 
     def _orphaned(self) -> None:
-        """End all workers and the agent itself: the guardian was killed, so nothing watches over them."""
+        """End the workers and the agent itself, after the guardian was killed."""
+        # Without a guardian, the death of the agent would leave the workers running for ever.
         self._channel.send({"type": "parting", "cause": "its guardian was killed"})
         self._selector.unregister(self._guardian_fd)
         self._guardian_fd = -1
@@ -403,14 +404,14 @@ class Agent:
         self._end_workers([(signal.SIGKILL, _LAST_MOMENT)])
 
     def _end_workers(self, steps: Sequence[Step]) -> None:
-        """Send the signals of `steps`; the loop ends once all workers have ended, or turn out to be unkillable."""
+        """Send the signals of `steps`; the loop stops after the last worker's end, or once the rest is unkillable."""
         self._ending = True
         self._end_by = time.monotonic() + steps[-1][1] + self._lifeline.kill_patience
         self._show_life()
         self._workers.stop(None, steps)
 
     def _give_up(self, cause: str, *, alone: bool = True) -> None:
-        """End the workers and the agent; `alone` if there is no driver to report to."""
+        """End the workers and the agent; `alone`: without a driver to report to."""
         self._stays = False
         if self._ending:
             return

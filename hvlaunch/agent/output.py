@@ -24,13 +24,13 @@ _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
 
 class WorkerSlot:
-    """A worker, and the agent's unfinished work for it. `about` names it in frames: round, slot and start."""
+    """A worker, and the agent's unfinished work for the worker; `about` is its name in frames: round, slot and start."""
 
     def __init__(self, about: Dict[str, int], worker: WorkerProcess, mark: str) -> None:
         self.about = about
         self.worker = worker
         self.mark = os.fsencode(mark)
-        """NAME=VALUE in the environment of the worker, and of its children unless they clear it."""
+        """NAME=VALUE in the environment of the worker, and usually of its children."""
         self.is_first = False
         """True for rank 0, which opens the store at MASTER_PORT."""
         self.master_port: Optional[int] = None
@@ -48,7 +48,7 @@ class WorkerSlot:
 
 
 class WorkerOutput:
-    """Sends output of `slots`, a list that its owner changes; at most `window` bytes are on their way at a time."""
+    """Sends the output of `slots`, the owner's list; at most `window` bytes are on their way at a time."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class WorkerOutput:
         return self._is_discarding or self._credit > 0 or (self._channel.is_away and self._may_spill > 0)
 
     def watch(self, slot: WorkerSlot) -> None:
-        """Read all streams of a worker that has started."""
+        """Read the streams of a new worker."""
         for stream in slot.worker.output:
             self._watch_stream(slot, stream)
 
@@ -108,7 +108,7 @@ class WorkerOutput:
         return len(data)
 
     def finish(self, slot: WorkerSlot) -> None:
-        """Read the pipes of a worker that has ended, then send its end."""
+        """Read the pipes of an ended worker, then send its end."""
         # Descendants may hold the pipes open and print for ever, so no more is read than the pipes can hold now, and
         # the end of each stream behind it.
         for stream, fd in slot.worker.output.items():
@@ -124,7 +124,7 @@ class WorkerOutput:
             self._pass_on({"type": "exited", **slot.about, **slot.end}, error.encode())
 
     def _pass_on(self, header: Dict[str, Any], body: bytes) -> None:
-        """Send a worker's output or end, or keep it behind the frames that wait in the file."""
+        """Send a worker's output or end, or append the frame to the file."""
         if self._spill is None and self._credit <= 0 and self._channel.is_away and self._may_spill:
             from hvlaunch.agent.wire.rejoin import Spill  # noqa: PLC0415 (few connections are lost for long)
 
@@ -137,7 +137,7 @@ class WorkerOutput:
             self._credit -= len(body) + FRAME_COST
 
     def _send_spilled(self, *, is_final: bool = False) -> None:
-        """Send frames from the file; the final ones, and those before a worker's end, need no credit, as the end does not."""
+        """Send frames from the file; final frames, and frames before a worker's end, need no credit."""
         while self._spill is not None and (self._credit > 0 or is_final or self._spill.has_end):
             header, body = self._spill.take()
             if self._spill.is_empty:
@@ -172,14 +172,14 @@ class WorkerOutput:
             self.read_on()
 
     def read_on(self) -> None:
-        """Read all streams that may be read now."""
+        """Read each stream with permission to read now."""
         for slot in list(self._slots):
             for stream in list(slot.worker.output):
                 if self._may_read and slot.worker.output[stream] not in self._selector:
                     self._watch_stream(slot, stream)
 
     def discard(self) -> None:
-        """Read and drop all output from now on, because there is no driver to send it to."""
+        """Read and drop further output, without a driver to send to."""
         # Unread pipes would block workers in write(), and a blocked worker may not react to SIGTERM.
         self._is_discarding = True
         if self._spill is not None:
@@ -188,7 +188,7 @@ class WorkerOutput:
         self.read_on()
 
     def finish_all(self) -> None:
-        """Send all remaining output, once no process is left that could write."""
+        """Send the remaining output, after the death of each writing process."""
         for slot in self._slots:
             self.finish(slot)
         self._send_spilled(is_final=True)

@@ -1,4 +1,4 @@
-"""Which addresses really lead to whom: connect, and believe only who proves to be the one."""
+"""Find the addresses of a host: connect to each, and require a proof."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _MOST_CALLERS = 64
 
 
 class Beacon:
-    """A listening socket that proves to those who have this host's key that they have come to this host.
+    """A listening socket at which programs with this host's key get a proof of this host.
 
-    `known_as` is an address by which others know it, though it has not got it itself (NAT).
+    `known_as` is an address of this host for others, behind NAT.
     """
 
     def __init__(
         self, listener: socket.socket, selector: Selector, prover: Prover, known_as: Optional[str]
     ) -> None:
+        # The agent has one thread, and a caller may be gone by the time of accept().
         listener.setblocking(False)
         listener.listen(64)
         self.port: int = listener.getsockname()[1]
@@ -39,11 +40,12 @@ class Beacon:
         selector.register(listener, READ, self._accept)
 
     def _accept(self) -> None:
-        """Let one caller in; the one that has been silent for longest makes room for it."""
+        """Accept a caller; close the oldest of too many."""
         try:
             caller = accept(self._listener)
         except OSError:
             return
+        # A stranger that holds its connections open must not lock other hosts out.
         if len(self._callers) >= _MOST_CALLERS:
             self._hang_up(next(iter(self._callers)))
         caller.setblocking(False)
@@ -52,7 +54,7 @@ class Beacon:
 
     def _hear(self, caller: socket.socket) -> None:
         if caller not in self._callers:
-            return  # it has just made room for another
+            return  # closed in the same turn, to make room for another caller
         try:
             data = caller.recv(QUESTION_SIZE - len(self._callers[caller]))
             self._callers[caller] += data
@@ -74,7 +76,7 @@ class Beacon:
         caller.close()
 
     def close(self) -> None:
-        """Nobody is to come any more. May be repeated."""
+        """Close the socket and all connections. May be repeated."""
         if self._listener.fileno() < 0:
             return
         for caller in list(self._callers):
@@ -88,15 +90,14 @@ def reach(
     key: str,
     name: str,
     timeout: float,
-    found: Callable[[int], bool],
+    on_proof: Callable[[int], bool],
     settle: Optional[float] = None,
     connect_timeout: Optional[float] = None,
 ) -> None:
-    """Try all targets at once; call found(index) for each that proves to have the key, and to be `name`.
+    """Try the targets at once; call on_proof(index) for each proof of `name` by the key.
 
-    Returns when `found` says that it is enough, when every target has answered or failed, `settle`
-    seconds after the first good answer, after `connect_timeout` seconds where none has taken the
-    connection, and after `timeout` seconds at the latest.
+    Returns after `on_proof` returns True, after each target has answered or failed, `settle` seconds after the first
+    proof, after `connect_timeout` seconds without any connection, and after `timeout` seconds at the latest.
     """
     deadline = time.monotonic() + timeout
     no_hope = deadline if connect_timeout is None else time.monotonic() + connect_timeout
@@ -108,7 +109,8 @@ def reach(
         while waiting:
             left = min(deadline, no_hope) - time.monotonic()
             events = selector.select(max(left, 0.0))
-            if left <= 0 and not events:  # who was in time counts, though we had no turn until now
+            # On a busy host answers may have come in time, and this thread had no turn until now: they count.
+            if left <= 0 and not events:
                 break
             for index, mask in events:
                 connection = waiting[index]
@@ -118,7 +120,7 @@ def reach(
                 elif questions[index].is_answer(answers[index]):
                     if settle is not None:
                         deadline = min(deadline, time.monotonic() + settle)
-                    if found(index):
+                    if on_proof(index):
                         return
                 if done:
                     selector.unregister(connection)
@@ -130,20 +132,20 @@ def reach(
 
 
 def _connect_all(selector: Selector, targets: Sequence[Target]) -> Dict[int, socket.socket]:
-    """The connections that are under way, by index."""
+    """Return the connections under way, by index."""
     waiting = {}
     for index, (address, port) in enumerate(targets):
         try:
             canonical(address)
-            # As bytes: text goes through the codec of international names, whose import takes 2 ms.
-            family, kind, protocol, _, where = socket.getaddrinfo(
+            # As bytes: text would pass the codec for international names, whose import takes 2 ms.
+            family, kind, protocol, _, endpoint = socket.getaddrinfo(
                 address.encode("ascii"), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
             )[0]
             connection = socket.socket(family, kind, protocol)
-        except (OSError, ValueError):  # no address
+        except (OSError, ValueError):  # not an address
             continue
         connection.setblocking(False)
-        if connection.connect_ex(where) not in _UNDERWAY:
+        if connection.connect_ex(endpoint) not in _UNDERWAY:
             connection.close()
             continue
         selector.register(connection, WRITE, index)
@@ -162,7 +164,7 @@ def _advance(
     index: int,
     selector: Selector,
 ) -> bool:
-    """Send the question, then collect the answer; True when nothing more will come."""
+    """Send the question, then collect the answer; return True once the connection is finished."""
     try:
         if mask & WRITE:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

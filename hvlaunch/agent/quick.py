@@ -1,8 +1,8 @@
-"""What the agent needs of `json`, `signal`, `socket`, `collections`, `hmac` and `ctypes`, without their start.
+"""Quick replacements for `json`, `signal`, `socket`, `selectors`, `collections`, `hmac` and `ctypes`.
 
-Those modules make enumerations and regular expressions as they are imported, which takes 10 of the 25 ms
-that Python and the agent take to start on every host. What is below them, in C, is here under their
-names; they are themselves where it is missing, as in other Pythons than CPython.
+Importing these modules takes 10 of the 25 ms for the start of Python and the agent on each host, because they build
+enumerations and regular expressions. This module takes the C modules below them instead; a Python without these C
+modules (not CPython) gets the modules themselves.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ __all__ = [
 ]
 
 
+# By number, because a driver on a system without epoll imports this module too.
 READ, WRITE = 0x1, 0x4
-"""EPOLLIN and EPOLLOUT, see epoll_ctl(2); by number, since a driver may import this where there is no epoll."""
+"""EPOLLIN and EPOLLOUT, see epoll_ctl(2)."""
 
 
 class Selector:
-    """Waits for file descriptors, and for whatever has one, as selectors.EpollSelector does.
+    """Waits for file descriptors and objects with fileno(), like selectors.EpollSelector."""
 
-    Which would import enum, math and more, for 2 ms on every host.
-    """
+    # selectors would import enum, math and more: 2 ms on each host.
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._waiting: Dict[int, Tuple[Any, int]] = {}
 
     def register(self, file: Union[int, HasFileno], events: int, data: Any) -> None:
-        """Wait for `events` (READ, WRITE or both), of which select() tells with `data`."""
+        """Wait for `events` (READ, WRITE or both); select() returns `data` with them."""
         fd = _fd(file)
         self._epoll.register(fd, events)
         self._waiting[fd] = data, events
@@ -87,15 +87,13 @@ class Selector:
         return fd in self._waiting
 
     def select(self, timeout: Optional[float]) -> List[Tuple[Any, int]]:
-        """Wait at most `timeout` seconds (None: for ever): the data and the events of each that is ready.
-
-        An error, or the other side's end, is as if all that was waited for had come.
-        """
-        found = []
+        """Wait at most `timeout` seconds (None: for ever); return data and events of the ready files."""
+        ready_events = []
         for fd, ready in self._epoll.poll(-1 if timeout is None else timeout, max(1, len(self._waiting))):
-            data, events = self._waiting[fd]
-            found.append((data, events & ready or events))
-        return found
+            data, awaited = self._waiting[fd]
+            # EPOLLERR and EPOLLHUP alone stand for both: the next read or write then finds the error.
+            ready_events.append((data, awaited & ready or awaited))
+        return ready_events
 
     def close(self) -> None:
         self._epoll.close()
@@ -106,11 +104,9 @@ def _fd(file: Union[int, HasFileno]) -> int:
 
 
 def in_time(work: Callable[[], T], seconds: float, otherwise: T) -> T:
-    """What `work` returns; `otherwise` where that takes longer, or no thread can be started.
-
-    For what is read of another process's memory (/proc/PID/cmdline, environ, maps): it waits as long as that process
-    changes its own map of it, which one that forks does, and which may be for ever where it is stuck in the kernel.
-    """
+    """Return the result of `work`; `otherwise` after so many seconds, or if no thread can be started."""
+    # /proc/PID/cmdline, environ and maps are read under the lock of the process's memory map. A process that forks holds
+    # the lock for a while, one that is stuck in the kernel perhaps for ever. The thread is then left to wait.
     results: List[T] = []
     is_done = _thread.allocate_lock()
     is_done.acquire()
@@ -127,21 +123,21 @@ def in_time(work: Callable[[], T], seconds: float, otherwise: T) -> T:
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The next connection. Raises OSError."""
+    """Return the next connection. Raises OSError."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 (what socket.socket.accept calls)
     return socket.socket(fileno=fd)
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Whose program is at the other end of a Unix socket. Raises OSError."""
+    """Return the user of the program at the other end of a Unix socket. Raises OSError."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(peer[4:8], sys.byteorder)
 
 
 def prctl(option: int, value: Union[int, bytes]) -> Optional[str]:
-    """Why it failed, if it did."""
+    """Set an attribute of this process; return the error, None for success."""
     try:
-        import _ctypes  # noqa: PLC0415 (the module above it, which tells errors too, takes 2 ms more on every host)
+        import _ctypes  # noqa: PLC0415 (the module above it takes 2 ms more on each host)
 
         call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type]  # None is this program
         if _ctypes.call_function(call, (option, value, 0, 0, 0)) == 0:
@@ -149,7 +145,7 @@ def prctl(option: int, value: Union[int, bytes]) -> Optional[str]:
     except (ImportError, AttributeError, TypeError, OSError):
         pass
     try:
-        import ctypes  # noqa: PLC0415 (some builds of Python have none)
+        import ctypes  # noqa: PLC0415 (some builds of Python lack it)
 
         libc = ctypes.CDLL(None, use_errno=True)
     except (ImportError, OSError) as error:
@@ -171,7 +167,7 @@ def mac(key: bytes, message: bytes) -> bytes:
 
 
 def same(first: bytes, second: bytes) -> bool:
-    """Whether they are equal, in a time that does not tell where they differ."""
+    """Compare two secrets in a time that does not depend on the first difference."""
     try:
         from _operator import _compare_digest  # noqa: PLC0415 (as above)
     except ImportError:
@@ -182,7 +178,7 @@ def same(first: bytes, second: bytes) -> bool:
 
 
 def signal_name(number: int) -> str:
-    from signal import Signals  # noqa: PLC0415 (see above: it is needed where something went wrong)
+    from signal import Signals  # noqa: PLC0415 (slow to import, and needed after a failure only)
 
     try:
         return Signals(number).name
@@ -191,11 +187,12 @@ def signal_name(number: int) -> str:
 
 
 def _no_number(name: str) -> None:
+    # Python's json would take NaN and Infinity, which compare in ways that no shape expects.
     raise ValueError("%s is not a number in JSON" % name)
 
 
 class _Settings:
-    """How json reads by default, but that it takes NaN for a number."""
+    """The default settings of json, except that NaN is an error."""
 
     strict = True
     object_hook = object_pairs_hook = array_hook = None
@@ -210,36 +207,36 @@ def _refuse(value: Any) -> None:
 try:
     from _json import encode_basestring_ascii, make_encoder, make_scanner
 
-    _read = make_scanner(_Settings)  # type: ignore[arg-type]  # whatever has these attributes
+    _read = make_scanner(_Settings)  # type: ignore[arg-type]  # an object with these attributes is enough
     _write = make_encoder(None, _refuse, encode_basestring_ascii, None, ":", ",", False, False, True)
+    # A Python whose private functions have changed shows it here, not in the middle of a job.
     _read("".join(_write({"a": [None]}, 0)), 0)
-except (ImportError, AttributeError, TypeError):  # another Python than those that we know
+except (ImportError, AttributeError, TypeError):  # a Python with other private names
     import json
 
     def loads(text: str) -> Any:
-        """The value of the JSON. Raises ValueError, RecursionError."""
+        """Parse JSON. Raises ValueError, RecursionError."""
         return json.loads(text, parse_constant=_no_number)
 
     def dumps(value: Any) -> str:
-        """The value as JSON, in ASCII and without spaces."""
+        """Return the value as JSON, in ASCII and without spaces."""
         return json.dumps(value, separators=(",", ":"))
 
 else:
 
     def loads(text: str) -> Any:
-        """The value of the JSON. Raises ValueError, RecursionError."""
+        """Parse JSON. Raises ValueError, RecursionError."""
         try:
             value, end = _read(text, 0)
         except StopIteration:
             raise ValueError("there is no value") from None
-        except (
-            SystemError
-        ):  # what CPython's reader raises where json.decoder, whose error it wants, is not imported
+        except SystemError:
+            # CPython's scanner would raise json.decoder's own error, which is not imported.
             raise ValueError("a text that does not end, or is not escaped") from None
         if end != len(text):
             raise ValueError("there is more after the value")
         return value
 
     def dumps(value: Any) -> str:
-        """The value as JSON, in ASCII and without spaces."""
+        """Return the value as JSON, in ASCII and without spaces."""
         return "".join(_write(value, 0))

@@ -1,8 +1,8 @@
-"""The first code that runs where a launcher (mpirun, srun) starts a process: who of a host's processes is its agent.
+"""The first code in a process of a launcher (mpirun, srun): become the host's agent, or a starter.
 
-The host's first process is. Each of the others asks it, at a Unix socket, for the program of a starter, and becomes
-that. The socket's name is in no file system, so that nothing can be left behind; no other user can know it before it is
-taken, and both sides look whose the other is.
+The host's first process becomes the agent. The others get the program of a starter from it, at a Unix socket in the
+abstract namespace, which leaves no file. No other user can know its name before it is taken, and both sides check the
+other's user.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 
 
 def main(pairs: Sequence[Tuple[str, str]], caller: str) -> None:
-    """Be this host's agent, or a starter of it.
+    """Become this host's agent, or a starter.
 
-    `pairs` name the variables of a process's rank among all and on its host, the best first; `caller` is the
-    program of an agent, agent/wire/caller.py, packed.
+    `pairs` name the variables for the rank in the job and on the host, the most reliable first; `caller` is the packed
+    program for the agent, agent/wire/caller.py.
     """
     rank, local = _ranks(pairs)
-    mark = zlib.crc32(
-        os.environ["HVLAUNCH_ENTRY"].encode("ascii")
-    )  # so few of its bits help nobody to guess it
-    where = "\0hvlaunch %s %08x %d" % (os.environ["HVLAUNCH_DRIVER_CERT"], mark, rank - local)
+    # A checksum in the name is no help in guessing the word itself.
+    mark = zlib.crc32(os.environ["HVLAUNCH_ENTRY"].encode("ascii"))
+    name_of_socket = "\0hvlaunch %s %08x %d" % (os.environ["HVLAUNCH_DRIVER_CERT"], mark, rank - local)
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if local > 0:
+        # Only the agent calls the driver, so workers of other ranks need not have the word.
         for name in ("HVLAUNCH_ENTRY", "HVLAUNCH_DRIVER_CERT", "HVLAUNCH_DRIVER"):
             del os.environ[name]
-        _join(link, where, rank, local)
+        _join(link, name_of_socket, rank, local)
     ranks: Optional[socket.socket] = None
     if rank >= 0:
         try:
-            link.bind(where)
+            link.bind(name_of_socket)
         except OSError as error:
             _fail("its processes can't meet: %s" % error)
         link.listen(_MOST)
@@ -59,7 +59,7 @@ def main(pairs: Sequence[Tuple[str, str]], caller: str) -> None:
 
 
 def _ranks(pairs: Sequence[Tuple[str, str]]) -> Tuple[int, int]:
-    """Our rank, and our rank on this host; -1 and 0 where the launcher tells none: that is the driver's to report."""
+    """Return the rank in the job and on this host; -1 and 0 without these variables, which the driver then reports."""
     for names in pairs:
         rank, local = (os.environ.get(name, "") for name in names)
         if rank.isdigit() and local.isdigit():
@@ -67,15 +67,16 @@ def _ranks(pairs: Sequence[Tuple[str, str]]) -> Tuple[int, int]:
     return -1, 0
 
 
-def _join(link: socket.socket, where: str, rank: int, local: int) -> NoReturn:
-    """Become a starter, of the program that this host's agent has; wait for the agent as long as the launcher lives."""
+def _join(link: socket.socket, name_of_socket: str, rank: int, local: int) -> NoReturn:
+    """Get the starter's program from this host's agent and run it; wait for the agent while the launcher lives."""
     parent = os.getppid()
     pause = _FIRST_PAUSE
     while True:
         try:
-            link.connect(where)
+            link.connect(name_of_socket)
             break
         except OSError:
+            # The launcher's daemon is gone if another process has become the parent.
             if os.getppid() != parent:
                 sys.exit(1)
             time.sleep(pause)
@@ -88,8 +89,9 @@ def _join(link: socket.socket, where: str, rank: int, local: int) -> NoReturn:
         link.sendall(b"%8d%8d" % (rank, local) + MAGIC_NUMBER)
         program = _exactly(link, int.from_bytes(_exactly(link, 4), "big"))
     except OSError:
-        sys.exit(1)  # the agent has no use for us, and says why itself
-    for name, code in marshal.loads(program):  # noqa: S302 (our own user's, which is where our agent should be)
+        sys.exit(1)  # the agent does not need this process, and reports the reason itself
+    for name, code in marshal.loads(program):  # noqa: S302 (from this user's own agent)
+        # Made by hand, because an import system for the few modules would take longer than they do.
         module = sys.modules[name] = type(sys)(name)
         exec(code, module.__dict__)  # noqa: S102
     os.dup2(link.fileno(), 0)

@@ -1,8 +1,7 @@
-"""Leaving nothing behind: adopt every descendant, kill until waitpid says that there is none.
+"""Kill every descendant of this process: adopt orphans, and kill children until waitpid reports no more.
 
-A child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) becomes the parent of its orphaned descendants,
-those that called setsid or forked twice too, so that killing one's own children again and again
-ends them all, and nobody else's.
+A child subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) becomes the parent of its orphaned descendants, even after setsid or
+a double fork. Killing its own children again and again therefore ends all descendants, and no other process.
 """
 
 from __future__ import annotations
@@ -27,38 +26,39 @@ _MOST_REAPED = 1000
 
 
 def adopt_descendants() -> Optional[str]:
-    """Make this process the parent of its orphaned descendants; say why where the kernel can't."""
+    """Make this process the parent of its orphaned descendants; return the error of a kernel that can't."""
     trouble = prctl(_PR_SET_CHILD_SUBREAPER, 1)
     return trouble and "PR_SET_CHILD_SUBREAPER: " + trouble
 
 
 def children() -> List[int]:
-    """The pids of this process's children, zombies included."""
+    """Return the pids of this process's children, including zombies."""
     if os.path.exists("/proc/self/stat"):
         return _children_of(os.getpid())
     return _children_without_proc()
 
 
 def _children_of(pid: int) -> List[int]:
-    found: List[int] = []
+    pids: List[int] = []
     try:
         for thread in os.listdir("/proc/%d/task" % pid):
             with open("/proc/%d/task/%s/children" % (pid, thread)) as listing:
-                found.extend(map(int, listing.read().split()))
+                pids.extend(map(int, listing.read().split()))
     except OSError:
         return _children_by_parent(pid) if os.path.exists("/proc/%d/stat" % pid) else []
-    return found
+    return pids
 
 
 def _children_by_parent(parent: int) -> List[int]:
-    """For kernels without CONFIG_PROC_CHILDREN: the processes whose parent is `parent`."""
+    """Return the children of a process, on a kernel without CONFIG_PROC_CHILDREN."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent_of(name) == parent]
 
 
 def _children_without_proc() -> List[int]:
-    """Where /proc is empty or not mounted: waitid tells of each number whether it is a child's."""
+    """Find this process's children without /proc: ask waitid about each number."""
     try:
-        newest = os.fork()  # whose number is the highest, where they have not begun again
+        # The newest process has the highest number, unless numbers have started over.
+        newest = os.fork()
         if newest == 0:
             os._exit(0)
         os.waitpid(newest, 0)
@@ -68,21 +68,20 @@ def _children_without_proc() -> List[int]:
 
 
 def _children_among(first: int, end: int) -> List[int]:
-    found = []
+    pids = []
     for pid in range(first, end):
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
-        found.append(pid)
-    return found
+        pids.append(pid)
+    return pids
 
 
 def kill_descendants(patience: float) -> List[int]:
-    """SIGKILL every descendant and reap it; those that could not be ended within `patience` seconds.
+    """Kill and reap every descendant; return those still alive after `patience` seconds.
 
-    What remains can't be killed by us (another user's, by sudo, or in a cgroup that is frozen) or sits in the kernel
-    (state D).
+    These belong to another user (sudo), are in a frozen cgroup, or are stuck in the kernel (state D).
     """
     deadline = time.monotonic() + patience
     pause = _FIRST_PAUSE
@@ -95,6 +94,7 @@ def kill_descendants(patience: float) -> List[int]:
             return []
         if time.monotonic() > deadline:
             return stop_and_kill(deadline)
+        # Progress: more may end at once. Without it, wait longer each time rather than burn a processor.
         if reaped:
             pause = _FIRST_PAUSE
             continue
@@ -103,29 +103,28 @@ def kill_descendants(patience: float) -> List[int]:
 
 
 def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: True) -> List[int]:
-    """SIGSTOP every descendant that is chosen, and theirs, until no further one is found; then SIGKILL them: these.
-
-    What is stopped forks no more, and keeps its place under a limit of processes: so who forks faster than we kill
-    comes to its end. The last ones are killed first: when a parent ends, the kernel may wake its stopped children.
-    """
+    """Stop the chosen descendants and their families until no new one appears; then kill and return them."""
+    # A stopped process does not fork, and keeps its place under a limit of processes. So even a program that forks faster
+    # than anyone can kill comes to an end.
     policy = _outrun()
     family: Dict[int, bool] = {}
     stopped: List[int] = []
     size = -1
     while size < len(family):
         size = len(family)
-        found = [(pid, False) for pid in children()]
-        for pid, is_heir in found:  # grows meanwhile
+        queue = [(pid, False) for pid in children()]
+        for pid, is_heir in queue:  # the list grows meanwhile
             if pid not in family:
                 family[pid] = is_heir or is_chosen(pid)
                 if family[pid]:
                     _kill(pid, signal.SIGSTOP)
-            found.extend((child, family[pid]) for child in _children_of(pid))
+            queue.extend((child, family[pid]) for child in _children_of(pid))
         stopped = [pid for pid, chosen in family.items() if chosen]
         for pid in stopped:
-            _kill(pid, signal.SIGSTOP)  # others may have woken it
+            _kill(pid, signal.SIGSTOP)  # another process may have sent SIGCONT
         if time.monotonic() > deadline:
             break
+    # Children before parents: when a parent ends, the kernel may wake its stopped children.
     for pid in reversed(stopped):
         _kill(pid, signal.SIGKILL)
     if policy is not None:
@@ -134,10 +133,8 @@ def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: 
 
 
 def _outrun() -> Optional[Tuple[int, os.sched_param]]:
-    """Run before all others, if we may: they can be so many that a processor is ours once in a second.
-
-    How we ran before, if that has changed.
-    """
+    """Run before all other processes, if permitted; return the previous policy if it was changed."""
+    # A fork bomb has so many processes that this one would get a processor once a second.
     try:
         policy = os.sched_getscheduler(0), os.sched_getparam(0)
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -147,9 +144,10 @@ def _outrun() -> Optional[Tuple[int, os.sched_param]]:
 
 
 def _parent_of(pid: str) -> Optional[int]:
-    """None where the process is gone."""
+    """Return the parent's pid; None if the process is gone."""
     try:
         with open("/proc/%s/stat" % pid, "rb") as stat:
+            # The name in parentheses may contain anything, so the fields count from the last parenthesis.
             return int(stat.read().rpartition(b")")[2].split()[1])
     except OSError:
         return None
@@ -164,10 +162,8 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _reap() -> Optional[int]:
-    """Reap what has ended; how many, or None when there is no child at all.
-
-    No more than some at a time: others may end faster than they are reaped.
-    """
+    """Reap ended children; return their number, or None if this process has no child."""
+    # With a limit, because children of a fork bomb end faster than they can be reaped.
     reaped = 0
     while reaped < _MOST_REAPED:
         try:

@@ -1,7 +1,7 @@
-"""Workers' connections to the rendezvous, carried in frames where this host can't reach the driver's port.
+"""Workers' connections to the rendezvous, carried in frames if this host can't reach the driver's port.
 
-Data flows by credit: at most RELAY_WINDOW bytes of a connection are on their way in one
-direction, so neither a slow worker nor a slow driver makes memory grow.
+Data flows by credit: at most RELAY_WINDOW bytes of a connection are on their way in either direction, so neither a slow
+worker nor a slow driver makes memory grow.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RelayListener"]
 
-_HELD = 8  # frames that wait for the channel, after which no more is read from workers
+_HELD = 8  # frames waiting for the channel, beyond which workers are not read
 _SOCK_DIAG = 4
-_OWNER = 80  # where uid and inode are in what it answers
+_OWNER = 80  # offset of uid and inode in its answer
 
 
 class _Connection:
-    """A worker's connection. `waiting` is for the worker; `ending` is what the driver said comes behind it."""
+    """A worker's connection. `waiting` has bytes for the worker; `ending` is the driver's `end` or `close` behind them."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number
@@ -46,9 +46,9 @@ class _Connection:
 class RelayListener:
     """Listens on a loopback port for workers; the driver's end of each connection is in driver/links/relay.py.
 
-    `relay` frames have the connection's number `id` and `what`: `open` (by the agent only), `data` (body: bytes),
-    `end` (no more data from this side), `close` (the connection is over; what was sent before still counts),
-    `credit` (`bytes` were passed on).
+    `relay` frames have the connection's number `id` and a kind `what`: `open` (by the agent only), `data` (body: bytes),
+    `end` (no more data from this side), `close` (the connection is over; earlier data still counts), `credit` (`bytes`
+    were passed on).
     """
 
     def __init__(self, channel: DriverChannel, selector: Selector) -> None:
@@ -59,11 +59,11 @@ class RelayListener:
         self._held: List[_Connection] = []
         self._listener = socket.socket()
         self._shut = True
-        # At most half of our file descriptors: whoever connects here, workers can still be started.
+        # At most half of the file descriptors, so that connections can't keep workers from starting.
         self._most = self._room = min(MOST_RELAYED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def listen(self) -> int:
-        """Let workers come; the port on 127.0.0.1. Raises OSError."""
+        """Listen for workers on 127.0.0.1; return the port. Raises OSError."""
         self._listener.bind(("127.0.0.1", 0))
         self._listener.listen(512)
         self._listener.setblocking(False)
@@ -71,27 +71,25 @@ class RelayListener:
         return port
 
     def obey(self, header: Dict[str, Any], body: bytes) -> None:
-        """Carry out a `relay` frame. One about a connection that has ended here is late, and nothing.
-
-        Raises BadFrame for data beyond the window.
-        """
+        """Carry out a `relay` frame. Raises BadFrame for data beyond the window."""
+        # A frame for an unknown connection is no error: the connection ended here while the frame was on its way.
         connection = self._connections.get(header["id"])
         if connection is None:
             return
-        what = header["what"]
-        if what == "data":
+        kind = header["what"]
+        if kind == "data":
             if len(connection.waiting) + len(body) > WINDOW:
                 raise BadFrame("relayed data beyond the window")
             connection.waiting += body
-        elif what == "credit":
+        elif kind == "credit":
             connection.credit += header["bytes"]
         else:
-            connection.ending = what
-            connection.reading = connection.reading and what != "close"
+            connection.ending = kind
+            connection.reading = connection.reading and kind != "close"
         self._write(connection)
 
     def read_on(self) -> None:
-        """Once the channel has taken what waited: let workers in, and read from those that had to be held up."""
+        """Continue once the channel has room: accept workers, and read from connections that were held back."""
         if self._is_held_up:
             return
         if self._shut and len(self._connections) < self._room:
@@ -104,14 +102,14 @@ class RelayListener:
                 self._watch(connection)
 
     def close(self) -> None:
-        """The driver is gone: hang up, and answer nobody any more."""
+        """Close all connections and stop listening: the driver is gone."""
         self._most = self._room = 0
         self._shut_out()
         self._listener.close()
         self._hang_up()
 
     def begin_epoch(self) -> None:
-        """Another driver is there, which knows of none of these connections."""
+        """Close all connections: a successor does not know them."""
         self._hang_up()
         self._opened = 0
 
@@ -123,12 +121,12 @@ class RelayListener:
     def _is_held_up(self) -> bool:
         return self._channel.relayed_frames >= _HELD
 
-    def _send(self, connection: _Connection, what: str, body: bytes = b"", **more: int) -> None:
-        header = {"type": "relay", "id": connection.number, "what": what, **more}
+    def _send(self, connection: _Connection, kind: str, body: bytes = b"", **more: int) -> None:
+        header = {"type": "relay", "id": connection.number, "what": kind, **more}
         self._channel.send(header, body, relayed=True)
 
     def _accept(self) -> None:
-        """Let one in. Half of the places are for programs of this user and root alone."""
+        """Accept a connection; half of the places are reserved for programs of this user and root."""
         if self._shut or self._is_held_up:
             self._shut_out()
             return
@@ -137,9 +135,11 @@ class RelayListener:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:  # no file descriptor is left
+            # Until a connection ends, the listener would be ready again and again, and accept() fail.
             self._room = len(self._connections)
             self._shut_out()
             return
+        # Any user of the host can connect to a loopback port: another user must not take all places.
         if len(self._connections) >= self._most // 2 and not _is_ours(peer, sock.getsockname()):
             sock.close()
             return
@@ -153,13 +153,13 @@ class RelayListener:
             self._shut_out()
 
     def _shut_out(self) -> None:
-        """The next ones wait, until read_on() finds room."""
+        """Leave further connections in the kernel's queue, until read_on() finds room."""
         if not self._shut:
             self._selector.unregister(self._listener)
         self._shut = True
 
     def _watch(self, connection: _Connection) -> None:
-        """Wait for what can be done next, which is nothing where the driver has to give credit first."""
+        """Watch for the next possible step: writing, reading with credit, or neither."""
         events = WRITE if connection.waiting else 0
         if connection.reading and connection.credit > 0 and not connection.held:
             events |= READ
@@ -198,7 +198,7 @@ class RelayListener:
         self._watch(connection)
 
     def _write(self, connection: _Connection) -> None:
-        """Give the worker what it takes now, then what comes behind it."""
+        """Write as much as the worker takes, then carry out the ending behind it."""
         try:
             if connection.waiting:
                 size = connection.socket.send(connection.waiting)
@@ -215,13 +215,14 @@ class RelayListener:
         if connection.ending == "close" and not connection.waiting:
             self._forget(connection)
             return
+        # In quarters of the window: fewer frames, and the driver never runs out of credit.
         if connection.taken >= WINDOW // 4:
             self._send(connection, "credit", bytes=connection.taken)
             connection.taken = 0
         self._watch(connection)
 
     def _break(self, connection: _Connection) -> None:
-        """The worker has reset the connection."""
+        """Report a connection that the worker has reset."""
         if connection.ending != "close":
             self._send(connection, "close")
         self._forget(connection)
@@ -238,7 +239,7 @@ class RelayListener:
 
 
 def _is_ours(peer: Tuple[str, int], here: Tuple[str, int]) -> bool:
-    """Whether a program of this user, or of root, holds the other end (sock_diag(7)); one that is closed has no inode."""
+    """True if a program of this user, or of root, holds the other end, by sock_diag(7); a closed socket has no inode."""
     head = struct.pack("=IHHIIBBHI", 72, 20, 1, 0, 0, socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     ends = peer[1], here[1], socket.inet_aton(peer[0]), socket.inet_aton(here[0])
     try:

@@ -1,4 +1,4 @@
-"""The job's private directory on a host: the workers' error files, the agent's socket, and the function that they call."""
+"""The job's private directory on a host: the workers' error files, the agent's socket, and the function to call."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ __all__ = ["CALL", "SOCKET", "keep_call", "listen", "make", "remove"]
 
 SOCKET = "agent"
 CALL = "call"
-"""The program of a job that calls a function."""
+"""The file with the function that the workers call."""
 
 _LONGEST = 4096
 _SHORT = 100
-"""Bytes of a directory in which a socket's name is short enough for the kernel (108)."""
+"""Length of a directory in which a socket's path still fits the kernel's limit of 108 bytes."""
 
 
 def make() -> str:
-    """A private directory, removed at the end."""
+    """Make a private directory and return its path."""
     refusals = []
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
         try:
             if base and path.isprintable() and len(path) <= _LONGEST:
+                # mkdir fails for an existing path, even a link: another user can't have prepared the directory.
                 os.mkdir(path, 0o700)
                 return path
         except OSError as error:
@@ -33,10 +34,11 @@ def make() -> str:
 
 
 def listen(directory: str) -> socket.socket:
-    """Let carriers come (agent/carrier.py). Raises OSError."""
+    """Return a socket to which carriers (agent/wire/carrier.py) connect. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = os.open(directory, os.O_RDONLY)
     try:
+        # A long path goes by the descriptor's link in /proc, which is short.
         is_short = len(os.fsencode(directory)) <= _SHORT
         listener.bind(os.path.join(directory if is_short else "/proc/self/fd/%d" % fd, SOCKET))
     finally:
@@ -47,23 +49,23 @@ def listen(directory: str) -> socket.socket:
 
 
 def keep_call(directory: str, part: bytes) -> None:
-    """The next part of that program. Raises OSError."""
+    """Append the next part of the function's file. Raises OSError."""
     with open(os.path.join(directory, CALL), "ab") as file:
         file.write(part)
 
 
 def remove(path: str) -> None:
-    """Remove the directory and what is in it, as far as it goes, if it is there."""
+    """Remove the directory with its files, as far as possible."""
     for name in (SOCKET, CALL):
         try:
             os.unlink(os.path.join(path, name))
         except OSError:  # noqa: PERF203 (there are two)
-            pass  # there was none
+            pass  # no such file
     try:
         os.rmdir(path)
     except FileNotFoundError:
         pass
     except OSError:
-        import shutil  # noqa: PLC0415 (costs 8 ms, and is needed only where a worker left a file)
+        import shutil  # noqa: PLC0415 (takes 8 ms; few workers leave a file)
 
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""A process that a launcher started for a rank, but not the host's first: starts and ends that rank's worker for the agent.
+"""A launcher's process for a rank, except the first on its host: starts and ends the rank's worker for the agent.
 
-So the worker has what the launcher gave to this very process: variables, descriptors, processors, cgroup. All else is the
-agent's, which is at the other end of the Unix socket that is our descriptor 0.
+The worker thereby gets the launcher's gifts for this rank: variables, descriptors, processors, cgroup. Output, stdin and
+decisions are the agent's, at the other end of the Unix socket at descriptor 0.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ _CANNOT_ENTER = 126
 
 
 def main() -> NoReturn:
-    """Serve the agent at descriptor 0 until it has no more use for us, or is gone. Never returns."""
-    guardian.watch_over(b"hvl-starter", lambda alive: Starter(alive).run(), _KILL_PATIENCE)
+    """Serve the agent at descriptor 0 until its `bye` or its end. Never returns."""
+    guardian.watch_over(b"hvl-starter", lambda alive: RankStarter(alive).run(), _KILL_PATIENCE)
 
 
-class Starter:
-    """One worker, whose agent is another process."""
+class RankStarter:
+    """Starts, signals and reaps the worker of a rank, by orders of the host's agent."""
 
     def __init__(self, guardian_fd: int) -> None:
-        reaper.adopt_descendants()  # fork does not hand it on, and the guardian may be killed
+        # Fork does not hand on the attribute of a subreaper, and the guardian may be killed.
+        reaper.adopt_descendants()
         self._agent = socket.socket(fileno=0)
         self._guardian_fd = guardian_fd
         self._decoder = Decoder()
@@ -50,7 +51,7 @@ class Starter:
             signal.signal(number, lambda *_: None)
 
     def run(self) -> NoReturn:
-        """Obey, and tell of what happens here."""
+        """Carry out orders, and report events."""
         poll = select.poll()
         for fd in (0, self._guardian_fd, self._wake_read):
             poll.register(fd, select.POLLIN)
@@ -65,6 +66,7 @@ class Starter:
                     self._woken()
 
     def _tell(self, header: Dict[str, Any], fds: Sequence[int] = ()) -> None:
+        # The worker's pipes go to the agent, so output takes no way through this process.
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds))]
             if fds
@@ -84,6 +86,7 @@ class Starter:
             data = self._agent.recv(1 << 16)
         except OSError:
             data = b""
+        # Without its agent the worker has no driver: end it, as the agent itself would.
         if not data:
             self._end()
         for header, body in self._decoder.feed(data):
@@ -96,6 +99,7 @@ class Starter:
                 os._exit(0)
 
     def _start(self, slot: int, plan: Dict[str, Any]) -> None:
+        # The launcher's variables for this rank win over defaults, and the job's over both.
         env = {**plan["defaults"], **os.environ, "PWD": plan["cwd"], **plan["env"]}
         try:
             try:

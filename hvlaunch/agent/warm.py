@@ -1,8 +1,8 @@
-"""The warm agent: keeps Python and the agent's program ready on a host, and forks an agent for each job that comes.
+"""The warm agent: keeps Python and the agent's program ready on a host, and forks an agent for each job.
 
-The warm pool talks to it over one channel, in frames. Each agent has a lane: a number, and bytes to and fro, which
-are passed on as they are. What is alive of an agent has its own guardian, and does not depend on us: when the pool is gone
-we end, and the agents that we have forked wait for another connection, as after any that is lost.
+The warm pool talks to the warm agent in frames, over a single channel. Each forked agent has a pool stream on this
+channel: a number (`stream` in frames), and bytes in both directions. Each has a guardian of its own too, and outlives the
+warm agent: after the end of the pool, the agents wait for another connection, as after any lost connection.
 """
 
 from __future__ import annotations
@@ -35,68 +35,69 @@ ORDERS = {
     "close": Form(lane=LANE),
     "pong": Form(),
 }
-"""The frames that a warm pool may send."""
+"""Forms of a warm pool's frames."""
 
 _READ_SIZE = 1 << 16
 _MOST_WAITING = 1 << 18
-"""Bytes that wait for the channel before no more are read of the agents."""
+"""Bytes waiting for the channel, beyond which the agents are not read."""
 _MOST_KEPT = 64 << 20
-"""Bytes that wait for an agent that takes none: its connection is broken then, and it may get another."""
+"""Bytes waiting for an agent, beyond which its connection is closed; the agent may get another."""
 _STDERR_KEPT = 1 << 14
 _PULSES_PER_LEASE = 4
 _SPARE_AFTER = 0.1
-"""Seconds after a job's end, in which there may be more to do for it elsewhere."""
+"""Seconds between a job's end and the next fork, in which the job's driver may still be busy."""
 _NEVER = float("inf")
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 _PATIENCE = 5.0
-# What an agent imports where something goes wrong or somebody asks: Python may be another by then.
+# Modules for failures and questions, imported beforehand: an upgrade may replace Python's files while the pool stands.
 _LATER = ("traceback", "subprocess", "shutil", "signal", "ctypes", "struct", "_hashlib", "_operator")
 
 
 def main(config: Dict[str, Any]) -> NoReturn:
-    """Be the warm agent over fds 0 and 1; `config` has the `lease` in seconds, and the modules that are `rare`. Never returns."""
+    """Run the warm agent over fds 0 and 1; `config` has the `lease` in seconds, and names of `rare` modules. Never returns."""
     if not sys.platform.startswith("linux"):
         sys.exit("hvlaunch agent: workers need Linux, and this host runs " + sys.platform)
     prctl(_PR_SET_DUMPABLE, 0)
     prctl(_PR_SET_NAME, b"hvl-warm")
     reaper.adopt_descendants()
     _prepare(config["rare"])
-    signal.setitimer(signal.ITIMER_REAL, 0)  # that of the command line
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the command line set it
     _WarmAgent(float(config["lease"])).run()
 
 
 def _prepare(rare: Iterable[str]) -> None:
-    """Whatever each agent would do again, or could not do later; `rare` are modules of the agent's."""
+    """Import and do in advance whatever each forked agent would repeat."""
     from hvlaunch.agent import facts, main, quick  # noqa: F401, PLC0415 (main is for the agents)
 
     for name in _LATER:
         try:
             __import__(name)
-        except ImportError:  # noqa: PERF203 (a few)
+        except ImportError:  # noqa: PERF203 (a handful)
             pass
     for name in rare:
         __import__(name)
     quick.mac(b"key", b"message")
     quick.loads(quick.dumps({"a": [1]}))
     facts.host_facts()
+    # Frozen objects are not visited by the collectors of the forked agents, so their pages stay shared.
     gc.collect()
     gc.freeze()
 
 
-class _Lane:
-    """One agent that we have forked: our ends of its channel and of its stderr."""
+class _PoolStream:
+    """A forked agent: the warm agent's ends of its channel and stderr."""
 
     def __init__(self, pid: int, fd: int, stderr: int) -> None:
         self.pid = pid
         self.fd = fd
-        """-1 once it is closed."""
+        """-1 once closed."""
         self.stderr = stderr
-        self.said = b""
+        self.errors = b""
         self.waiting: Deque[bytes] = deque()
         self.size = 0
         self.is_closing = False
         self.interest = 0
-        """What its channel is watched for."""
+        """The watched events of its channel."""
         self.status: Optional[int] = None
 
 
@@ -110,13 +111,13 @@ class _WarmAgent:
         self._out: Deque[bytes] = deque()
         self._waiting = 0
         self._is_writing = self._is_full = False
-        self._lanes: Dict[int, _Lane] = {}
+        self._streams: Dict[int, _PoolStream] = {}
         self._config: Dict[str, Any] = {}
-        """That of the newest job."""
-        self._spare: Optional[_Lane] = None
-        """An agent for a job like the last one, which is there already, and has no number yet."""
+        """The configuration of the newest job."""
+        self._spare: Optional[_PoolStream] = None
+        """An agent for another job with this configuration, forked beforehand and without a number."""
         self._spare_at = _NEVER
-        """When another is to be forked, or this one to go."""
+        """Time to fork a spare, or to end the present spare."""
         self._wake_read, self._wake_write = os.pipe()
         for fd in (0, 1, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
@@ -126,7 +127,7 @@ class _WarmAgent:
         self._selector.register(self._wake_read, READ, self._reap)
 
     def run(self) -> NoReturn:
-        """Until the pool is gone, or silent for the lease."""
+        """Work until the pool is gone, or silent for the lease."""
         self._send({"type": "ready", "protocol": PROTOCOL, "python": "%d.%d.%d" % sys.version_info[:3]})
         pulse = self._lease / _PULSES_PER_LEASE
         next_ping = time.monotonic() + pulse
@@ -143,9 +144,9 @@ class _WarmAgent:
                 call()
 
     def _end(self) -> NoReturn:
-        """The agents see the end of their connections, and wait for others."""
-        if not self._lanes:
-            reaper.kill_descendants(_PATIENCE)  # a spare too
+        """Exit; the agents see the end of their connections, and wait for others."""
+        if not self._streams:
+            reaper.kill_descendants(_PATIENCE)  # including a spare
         os._exit(0)
 
     def _receive(self) -> None:
@@ -167,38 +168,39 @@ class _WarmAgent:
         if kind == "pong":
             return
         number = header["lane"]
-        lane = self._lanes.get(number)
-        if kind == "open" and lane is None:
+        stream = self._streams.get(number)
+        if kind == "open" and stream is None:
             self._open(number, header["config"])
-        elif lane is None or lane.is_closing:
-            return  # it has ended meanwhile
+        elif stream is None or stream.is_closing:
+            return  # the agent has ended meanwhile
         elif kind == "data":
-            lane.waiting.append(body)
-            lane.size += len(body)
+            stream.waiting.append(body)
+            stream.size += len(body)
             self._feed(number)
         elif kind == "close":
-            lane.is_closing = True
+            stream.is_closing = True
             self._feed(number)
 
     def _open(self, number: int, config: Dict[str, Any]) -> None:
-        lane, self._spare = self._spare, None
-        if lane is not None and config != self._config:
-            self._drop(lane)
-            lane = None
+        stream, self._spare = self._spare, None
+        if stream is not None and config != self._config:
+            self._drop(stream)
+            stream = None
         self._config = config
         self._spare_at = _NEVER
         try:
-            lane = self._lanes[number] = lane or self._fork(config)
+            stream = self._streams[number] = stream or self._fork(config)
         except OSError as error:  # the limit of processes, or of descriptors
-            said = "hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0)
-            self._send({"type": "ended", "lane": number, "status": 1}, said.encode())
+            text = "hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0)
+            self._send({"type": "ended", "lane": number, "status": 1}, text.encode())
             return
-        its_stderr = lane
-        self._selector.register(lane.stderr, READ, lambda: self._hear(its_stderr))
-        self._watch(number, lane)
+        agent = stream
+        self._selector.register(stream.stderr, READ, lambda: self._read_stderr(agent))
+        self._watch(number, stream)
 
     def _renew_spare(self, now: float) -> None:
-        """Fork one for the next job, while nothing is to be done; one that was not needed goes before its own lease ends."""
+        """Fork a spare for the next job while idle; end an unused spare."""
+        # An unused spare has no driver, so its own lease would end it as a failure.
         spare, self._spare, self._spare_at = self._spare, None, _NEVER
         if spare is not None:
             self._drop(spare)
@@ -207,16 +209,16 @@ class _WarmAgent:
             self._spare = self._fork(self._config, take_own_pages)
             self._spare_at = now + float(self._config["lease"]) / 2
         except OSError:
-            pass  # the next job will say it
+            pass  # the next job will report the error
 
     @staticmethod
-    def _drop(spare: _Lane) -> None:
-        """Its agent sees that nobody will come, and ends."""
+    def _drop(spare: _PoolStream) -> None:
+        """Close a spare's channel; its agent then ends."""
         os.close(spare.fd)
         os.close(spare.stderr)
 
-    def _fork(self, config: Dict[str, Any], prepare: Callable[[], None] = lambda: None) -> _Lane:
-        """A guardian with an agent, which calls `prepare` first. Raises OSError."""
+    def _fork(self, config: Dict[str, Any], prepare: Callable[[], None] = lambda: None) -> _PoolStream:
+        """Fork a guardian, whose agent calls `prepare` first. Raises OSError."""
         fds: List[int] = []
         try:
             fds.extend(end.detach() for end in socket.socketpair())
@@ -233,18 +235,19 @@ class _WarmAgent:
             os.close(fd)
         for fd in (ours, read_end):
             os.set_blocking(fd, False)
-        return _Lane(pid, ours, read_end)
+        return _PoolStream(pid, ours, read_end)
 
     def _be_guardian(
         self, channel: int, stderr: int, config: Dict[str, Any], prepare: Callable[[], None]
     ) -> NoReturn:
-        """In the new process, which has nothing of the others' lanes."""
+        """Become a guardian, in the forked process."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for fd, place in ((channel, 0), (channel, 1), (stderr, 2)):
                 os.dup2(fd, place)
-            others = [fd for lane in self._lanes.values() for fd in (lane.fd, lane.stderr)]
+            # Another agent's channel in this process would stay open after the warm agent's end.
+            others = [fd for stream in self._streams.values() for fd in (stream.fd, stream.stderr)]
             os.closerange(3, max(channel, stderr, *others) + 1)
             os.setsid()
             guardian.main(config, prepare=prepare)
@@ -253,84 +256,84 @@ class _WarmAgent:
         finally:
             os._exit(1)
 
-    def _watch(self, number: int, lane: _Lane) -> None:
-        """Its channel, for what is of interest now: no more is read than our own channel takes."""
-        if lane.fd < 0:
+    def _watch(self, number: int, stream: _PoolStream) -> None:
+        """Watch the agent's channel, for writing if bytes wait, for reading unless the pool's channel is full."""
+        if stream.fd < 0:
             return
         reads = 0 if self._is_full else READ
-        wanted = reads | (WRITE if lane.waiting else 0)
-        if wanted == lane.interest:
+        events = reads | (WRITE if stream.waiting else 0)
+        if events == stream.interest:
             return
-        if not wanted:
-            self._selector.unregister(lane.fd)
-        elif lane.interest:
-            self._selector.modify(lane.fd, wanted, lambda: self._pass_on(number))
+        if not events:
+            self._selector.unregister(stream.fd)
+        elif stream.interest:
+            self._selector.modify(stream.fd, events, lambda: self._pass_on(number))
         else:
-            self._selector.register(lane.fd, wanted, lambda: self._pass_on(number))
-        lane.interest = wanted
+            self._selector.register(stream.fd, events, lambda: self._pass_on(number))
+        stream.interest = events
 
     def _pass_on(self, number: int) -> None:
-        """What an agent has said, and what it takes."""
-        lane = self._lanes.get(number)
-        if lane is None or lane.fd < 0:
+        """Copy bytes between an agent and the pool's channel, in both directions."""
+        stream = self._streams.get(number)
+        if stream is None or stream.fd < 0:
             return
-        if lane.waiting:
+        if stream.waiting:
             self._feed(number)
-        if lane.fd >= 0 and not self._is_full:
-            self._read(number, lane)
+        if stream.fd >= 0 and not self._is_full:
+            self._read(number, stream)
 
-    def _read(self, number: int, lane: _Lane) -> None:
+    def _read(self, number: int, stream: _PoolStream) -> None:
         try:
-            data = os.read(lane.fd, _READ_SIZE)
+            data = os.read(stream.fd, _READ_SIZE)
         except BlockingIOError:
-            if lane.status is None:
+            if stream.status is None:
                 return
-            data = b""  # nothing is there, and nobody is any more
+            data = b""  # the pipe is empty, and the agent has ended
         except OSError:
             data = b""
         if data:
             self._send({"type": "data", "lane": number}, data)
         else:
-            self._hang_up(number, lane)
+            self._hang_up(number, stream)
 
     def _feed(self, number: int) -> None:
-        """Give the agent what waits for it, as far as it takes it."""
-        lane = self._lanes[number]
-        if lane.fd < 0:
+        """Write waiting bytes, as many as the agent takes."""
+        stream = self._streams[number]
+        if stream.fd < 0:
             return
         try:
-            while lane.waiting:
-                written = os.write(lane.fd, lane.waiting[0])
-                lane.size -= written
-                rest = lane.waiting.popleft()[written:]
-                if rest:
-                    lane.waiting.appendleft(rest)
+            while stream.waiting:
+                written = os.write(stream.fd, stream.waiting[0])
+                stream.size -= written
+                unwritten = stream.waiting.popleft()[written:]
+                if unwritten:
+                    stream.waiting.appendleft(unwritten)
         except BlockingIOError:
             pass
         except OSError:
-            lane.waiting.clear()
-        if (lane.is_closing and not lane.waiting) or lane.size > _MOST_KEPT:
-            self._hang_up(number, lane)
+            stream.waiting.clear()
+        if (stream.is_closing and not stream.waiting) or stream.size > _MOST_KEPT:
+            self._hang_up(number, stream)
         else:
-            self._watch(number, lane)
+            self._watch(number, stream)
 
-    def _hang_up(self, number: int, lane: _Lane) -> None:
-        """Its connection has ended; it has ended too, or waits for another."""
-        if lane.interest:
-            self._selector.unregister(lane.fd)
-        os.close(lane.fd)
-        lane.fd = -1
-        self._finish(number, lane)
+    def _hang_up(self, number: int, stream: _PoolStream) -> None:
+        """Close an agent's channel; the agent has ended, or waits for another connection."""
+        if stream.interest:
+            self._selector.unregister(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        self._finish(number, stream)
 
-    def _hear(self, lane: _Lane) -> None:
+    def _read_stderr(self, stream: _PoolStream) -> None:
         try:
-            data = os.read(lane.stderr, _READ_SIZE)
+            data = os.read(stream.stderr, _READ_SIZE)
         except BlockingIOError:
             return
         if data:
-            lane.said = (lane.said + data)[-_STDERR_KEPT:]
-        elif lane.stderr in self._selector:
-            self._selector.unregister(lane.stderr)
+            stream.errors = (stream.errors + data)[-_STDERR_KEPT:]
+        elif stream.stderr in self._selector:
+            self._selector.unregister(stream.stderr)
 
     def _reap(self) -> None:
         try:
@@ -348,28 +351,31 @@ class _WarmAgent:
             ended[pid] = status
         if self._spare is not None and self._spare.pid in ended:
             self._renew_spare(0.0)
-        for number, lane in list(self._lanes.items()):
-            if lane.pid in ended:
-                lane.status = ended[lane.pid]
-                while lane.fd >= 0:
-                    self._read(number, lane)
-                self._finish(number, lane)
-        if not self._lanes:
-            reaper.kill_descendants(
-                _PATIENCE
-            )  # what somebody has left whose guardian and agent were killed at once
+        for number, stream in list(self._streams.items()):
+            if stream.pid in ended:
+                stream.status = ended[stream.pid]
+                while stream.fd >= 0:
+                    self._read(number, stream)
+                self._finish(number, stream)
+        if not self._streams:
+            # Leftovers of an agent that was killed together with its guardian.
+            reaper.kill_descendants(_PATIENCE)
 
-    def _finish(self, number: int, lane: _Lane) -> None:
-        """Once, when its connection and its guardian have ended; a pool that has closed the lane need not wait for that."""
-        if lane.fd >= 0 or lane.status is None or self._lanes.pop(number, None) is None:
+    def _finish(self, number: int, stream: _PoolStream) -> None:
+        """Report an agent's end, once its channel and its guardian have ended."""
+        if stream.fd >= 0 or stream.status is None or self._streams.pop(number, None) is None:
             return
-        self._hear(lane)
-        if lane.stderr in self._selector:
-            self._selector.unregister(lane.stderr)
-        os.close(lane.stderr)
-        code = 128 + os.WTERMSIG(lane.status) if os.WIFSIGNALED(lane.status) else os.WEXITSTATUS(lane.status)
-        self._send({"type": "ended", "lane": number, "status": code}, lane.said)
-        if not self._lanes:
+        self._read_stderr(stream)
+        if stream.stderr in self._selector:
+            self._selector.unregister(stream.stderr)
+        os.close(stream.stderr)
+        code = (
+            128 + os.WTERMSIG(stream.status)
+            if os.WIFSIGNALED(stream.status)
+            else os.WEXITSTATUS(stream.status)
+        )
+        self._send({"type": "ended", "lane": number, "status": code}, stream.errors)
+        if not self._streams:
             self._spare_at = time.monotonic() + _SPARE_AFTER
 
     def _send(self, header: Dict[str, Any], body: bytes = b"") -> None:
@@ -383,9 +389,9 @@ class _WarmAgent:
             while self._out:
                 written = os.write(1, self._out[0])
                 self._waiting -= written
-                rest = self._out.popleft()[written:]
-                if rest:
-                    self._out.appendleft(rest)
+                unwritten = self._out.popleft()[written:]
+                if unwritten:
+                    self._out.appendleft(unwritten)
         except BlockingIOError:
             pass
         except OSError:
@@ -398,5 +404,5 @@ class _WarmAgent:
                 self._selector.unregister(1)
         if self._is_full is not (self._waiting >= _MOST_WAITING):
             self._is_full = not self._is_full
-            for number, lane in self._lanes.items():
-                self._watch(number, lane)
+            for number, stream in self._streams.items():
+                self._watch(number, stream)

@@ -1,4 +1,4 @@
-"""One worker on this host: how it is started, fed, signalled, and what is known of its end."""
+"""A worker process on this host: its start, signals, and end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "spawn", "start"]
 
 _STREAMS = ("stdout", "stderr", "result")
-"""Descriptors 1, 2 and 3 of a worker; only one that calls a function has the last."""
+"""Descriptors 1, 2 and 3 of a worker; only a worker that calls a function has the last."""
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _ERROR_FILE_LIMIT = 1 << 18
 
 
 class CannotStart(Exception):
-    """The kernel takes no such command. `code` is what a shell would exit with."""
+    """The command can't be started. `code` is the exit code that a shell would have."""
 
     def __init__(self, code: int, cause: str) -> None:
         super().__init__(cause)
@@ -31,7 +31,7 @@ class CannotStart(Exception):
 
 
 class WorkerProcess:
-    """A running worker. `output` maps a stream's name to our end of its pipe; `stdin` is ours too, or None."""
+    """A running worker. `output` maps each stream to the agent's end of its pipe; so is `stdin`, or None."""
 
     def __init__(
         self, slot: int, pid: int, output: Dict[str, int], stdin: Optional[int], error_file: str
@@ -44,25 +44,25 @@ class WorkerProcess:
         self.killed = False
 
     def send_signal(self, number: int, *, group: bool) -> None:
-        """Signal the worker, with `group` its process group, too; nothing where it has ended.
-
-        SIGKILL is for all of the group, and so is SIGINT, as from a terminal; others are for its programs.
-        """
+        """Signal the worker, with `group` its process group too; ignore a worker that has ended."""
+        # SIGKILL goes to the whole group, and SIGINT too, as from a terminal. Other signals go to the group's programs only:
+        # forked helpers such as data loaders are their parent's to end.
         self.killed = self.killed or number == signal.SIGKILL
         pids = [self.pid]
         if group and number in (signal.SIGKILL, signal.SIGINT):
             pids = [-self.pid]
         elif group:
-            from hvlaunch.agent.family import programs_of  # noqa: PLC0415 (many a job ends by itself)
+            from hvlaunch.agent.family import programs_of  # noqa: PLC0415 (most jobs end by themselves)
 
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:
             _kill(pid, number)
 
     def error_text(self) -> str:
-        """What it left in its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty where nothing."""
+        """Return the text of its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty without such a file."""
         try:
-            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not hold us up
+            # Without O_NONBLOCK, a FIFO that the worker put there would block the agent.
+            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
             return ""
         try:
@@ -98,7 +98,7 @@ def start(
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
-        from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (most can be started)
+        from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (most commands can be started)
 
         raise CannotStart(*reason(error, program, argv, env)) from None
     for fd in theirs:
@@ -115,20 +115,23 @@ def start(
 
 
 def spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[int]) -> int:
-    """Its pid; `fds` become its first descriptors Raises OSError, ValueError."""
+    """Start a process and return its pid; `fds` become its first descriptors. Raises OSError, ValueError."""
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     command = [os.fsencode(word) for word in argv]
     variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+    # The agent ignores SIGPIPE and handles others: a worker starts with the defaults, and with no signal blocked.
     all_signals = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     common: Dict[str, Any] = {"file_actions": actions, "setsigmask": [], "setsigdef": all_signals}
     try:
+        # posix_spawn and not fork: the agent has threads, and its pages need not be copied.
         return os.posix_spawn(program, command, variables, setsid=True, **common)
-    except NotImplementedError:  # a C library older than glibc 2.26: a process group is the next best
+    except NotImplementedError:  # glibc before 2.26 has no setsid here: a process group is the next best
         return os.posix_spawn(program, command, variables, setpgroup=0, **common)
 
 
 def _find(name: str, path: str) -> str:
-    """The program's file, by the worker's own PATH (posix_spawnp would use the agent's)."""
+    """Return the path of the program. Raises CannotStart."""
+    # By the worker's own PATH: posix_spawnp would search the agent's.
     if "/" in name:
         return name
     if not name:
@@ -146,21 +149,21 @@ def _find(name: str, path: str) -> str:
 
 
 def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
-    """The facts of an `exited` frame from a wait status and ru_maxrss."""
+    """Return the facts of an `exited` frame, from a wait status and ru_maxrss."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
     return {"code": code, "signal": number, "max_rss": max_rss_kib * 1024, "at": time.monotonic()}
 
 
 class OomWatch:
-    """Whether the kernel's out-of-memory killer was at work, as far as its counter tells."""
+    """Watches the counter of the kernel's out-of-memory killer."""
 
     def __init__(self) -> None:
         self._path = next((path for path in _oom_counters() if _oom_kills(path) is not None), "")
         self._seen = _oom_kills(self._path) or 0
 
     def struck(self) -> bool:
-        """True once for each kill that the counter shows since the start."""
+        """Return True once for each kill since the start."""
         if (_oom_kills(self._path) or 0) <= self._seen:
             return False
         self._seen += 1
@@ -168,7 +171,7 @@ class OomWatch:
 
 
 def _oom_counters() -> Iterator[str]:
-    """The files that may have the counter: of our own cgroup (version 2 or 1), else of the whole machine."""
+    """Yield files that may have the counter: for this cgroup (version 2 or 1), then for the whole machine."""
     try:
         with open("/proc/self/cgroup") as file:
             groups = [line.rstrip("\n").split(":", 2) for line in file]
@@ -179,7 +182,7 @@ def _oom_counters() -> Iterator[str]:
             yield "/sys/fs/cgroup%s/memory.events" % path.rstrip("/")
         elif "memory" in controllers.split(","):
             yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path.rstrip("/")
-            yield "/sys/fs/cgroup/memory/memory.oom_control"  # a container sees its own group there
+            yield "/sys/fs/cgroup/memory/memory.oom_control"  # a container's own group
     yield "/proc/vmstat"
 
 

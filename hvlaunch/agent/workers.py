@@ -40,7 +40,7 @@ def _plan(body: bytes) -> Dict[str, Any]:
 
 
 class HostWorkers:
-    """Starts, signals and reaps workers; `output` sends what they print."""
+    """Starts, signals and reaps workers; `output` sends their output."""
 
     def __init__(
         self, channel: DriverChannel, selector: Selector, window: int, scratch: str, spill: int
@@ -52,11 +52,11 @@ class HostWorkers:
         self.output = WorkerOutput(self._slots, channel, selector, window, scratch, spill)
         self._oom = process.OomWatch()
         self.suspension: Optional[float] = None
-        """Seconds for which a worker may be stopped (SIGSTOP) before the driver learns of it; None: for ever."""
+        """Seconds of suspension (SIGSTOP) before a report to the driver; None: no report."""
         self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
-        """Gets the pid and the wait status of a child that is no worker."""
+        """Gets pid and wait status of other children."""
         self.ranks: Optional[LocalRanks] = None
-        """A launcher's other processes on this host, which start the workers of their slots."""
+        """A launcher's other processes on this host, each the parent of its slot's worker."""
 
     @property
     def all_ended(self) -> bool:
@@ -94,7 +94,7 @@ class HostWorkers:
     def _begin(
         self, item: Dict[str, Any], plan: Dict[str, Any], job_env: Dict[str, str]
     ) -> process.WorkerProcess:
-        """Start a worker, or wait for a launcher's process that has started it. Raises CannotStart."""
+        """Start a worker, or wait for a launcher's process to start the worker. Raises CannotStart."""
         number: int = item["slot"]
         if self.ranks is not None and number in self.ranks:
             return self.ranks.started(number, job_env.get("TORCHELASTIC_ERROR_FILE", ""))
@@ -103,7 +103,7 @@ class HostWorkers:
         return process.start(number, plan["argv"], env, item["stdin"], plan["result"])
 
     def _clear(self, numbers: Sequence[int]) -> None:
-        """End processes that earlier workers of these slots left behind: they may hold the slots' GPUs and ports."""
+        """End leftover processes of earlier workers in these slots: some may hold GPUs and ports."""
         if not self._slots:
             return
         if self.all_ended:
@@ -133,14 +133,14 @@ class HostWorkers:
             self._feed(header["slot"], body)
 
     def stop(self, slots: Optional[Sequence[int]], steps: Sequence[Step]) -> None:
-        """Send the signals of `steps` (number, seconds from now) to the slots (None: all) while their workers live."""
+        """Send the signals of `steps` (number, seconds from now) to the slots (None: each) while their workers live."""
         now = time.monotonic()
         for slot in self._alive(slots):
             slot.steps = [(number, now + after) for number, after in steps]
         self.take_due_steps(now)
 
     def _alive(self, numbers: Optional[Sequence[int]]) -> List[WorkerSlot]:
-        """Return the slots with these numbers (None: all) whose workers have not ended."""
+        """Return the slots with these numbers (None: any) and a live worker."""
         return [
             slot
             for slot in self._slots
@@ -156,7 +156,7 @@ class HostWorkers:
                 yield slot.suspended_at + self.suspension
 
     def take_due_steps(self, now: float) -> None:
-        """Send the signals that are due, and report workers that have been stopped for long."""
+        """Send due signals, and report workers with a long suspension."""
         for slot in self._slots:
             while slot.steps and slot.steps[0][1] <= now:
                 number, _ = slot.steps.pop(0)
@@ -170,7 +170,7 @@ class HostWorkers:
                     self._channel.send({"type": "suspended", **slot.about})
 
     def reap(self) -> None:
-        """Collect the processes that have ended: workers, and orphans that the kernel handed to the agent."""
+        """Collect ended processes: workers, and orphans from the kernel."""
         by_pid = {slot.worker.pid: slot for slot in self._slots if slot.end is None}
         # Several children may have ended: the kernel merges their SIGCHLD into one.
         while True:
@@ -192,7 +192,7 @@ class HostWorkers:
                 self._finish(by_pid[pid], status, usage.ru_maxrss)
 
     def record_exit(self, number: int, status: int, max_rss: int) -> None:
-        """Record the end of a worker that is the child of a launcher's process."""
+        """Record the end of a worker of a launcher's process."""
         for slot in self._alive([number]):
             self._finish(slot, status, max_rss)
 
@@ -232,7 +232,7 @@ class HostWorkers:
         self.output.resume(with_new_driver=is_new)
 
     def _feed(self, number: int, data: bytes) -> None:
-        """Write to a worker's stdin as fast as the worker reads; no data is its end."""
+        """Write to a worker's stdin as fast as the worker reads; empty data is the end."""
         slot = next(iter(self._alive([number])), None)
         if slot is None or slot.worker.stdin is None:
             self._report_taken(number, len(data))
@@ -263,7 +263,7 @@ class HostWorkers:
                 self._selector.unregister(slot.worker.stdin)
 
     def _report_taken(self, slot: int, size: int) -> None:
-        """Let the driver send on: the worker has taken this much of its stdin, or never will."""
+        """Permit the driver to send more: the worker has read so many bytes of stdin, or never will."""
         if size:
             self._channel.send({"type": "stdin_taken", "slot": slot, "bytes": size})
 
@@ -279,12 +279,12 @@ class HostWorkers:
 
 
 def _is_launched() -> bool:
-    """True if the agent runs below MPI's own launcher."""
+    """True for an agent below MPI's own launcher."""
     return any(name in os.environ for name in _LAUNCHED)
 
 
 def _library_if_alone(slot: WorkerSlot) -> Optional[str]:
-    """Return the library for parallel jobs of a worker that seems never to have met another worker; None for others."""
+    """Return the library for parallel jobs of a worker without a trace of another worker; None for other workers."""
     # Commands other than Python are spared the import below, which takes 2 ms on every host.
     if slot.may_be_alone is None or not _is_python(slot.may_be_alone):
         return None

@@ -1,8 +1,8 @@
-"""What the first process that a launcher (mpirun, srun) starts on a host runs: calls the driver, and becomes the agent.
+"""The first process that a launcher (mpirun, srun) starts on a host calls the driver here, and becomes the agent.
 
-It is on the launcher's command line (agent/rank.py is before it), so nothing secret is in it. The driver's addresses, the fingerprint of its
-certificate, and a word that lets callers in come with the environment, which launchers may show to the network. So the
-word is good for nothing but to call, and all else comes over TLS, from whoever has the certificate's key and nobody else.
+This program is on the launcher's command line, behind agent/rank.py, so it has no secrets. The driver's addresses, the
+fingerprint of its certificate and the entry word come by the environment, which launchers may show to the network.
+Therefore the word only permits a call, and the rest comes over TLS from the owner of the certificate's key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     new_context, wrap = ssl.SSLContext, ssl.SSLContext.wrap_bio
 
 else:
-    try:  # what is below ssl and socket, without their start: 14 ms on every host
+    try:  # the C modules below ssl and socket, whose imports take 14 ms on each host
         import _socket as socket
         import _ssl as ssl
         from _hashlib import openssl_sha256 as sha256
@@ -31,7 +31,7 @@ else:
 
         new_context = ssl._SSLContext  # noqa: SLF001 (see above)
         wrap = new_context._wrap_bio  # noqa: SLF001 (see above)
-    except (ImportError, AttributeError):  # another Python than those that we know
+    except (ImportError, AttributeError):  # a Python with other private names
         import socket
         import ssl
         from hashlib import sha256
@@ -44,30 +44,29 @@ __all__ = ["ADDRESSES", "CERTIFICATE", "ENTRY", "LONGEST_ENTRY", "WORD_SIZE", "S
 ENTRY = "HVLAUNCH_ENTRY"
 CERTIFICATE = "HVLAUNCH_DRIVER_CERT"
 ADDRESSES = "HVLAUNCH_DRIVER"
-"""Where the driver listens, the likeliest first: `ADDRESS PORT,ADDRESS PORT`."""
+"""The driver's addresses, the likeliest first: `ADDRESS PORT,ADDRESS PORT`."""
 LONGEST_ENTRY = 256
 WORD_SIZE = 64
-"""Bytes of the word that is good for this agent's further calls, and for nobody else's."""
+"""Bytes of the word for further calls of this agent."""
 
-_STAGGER = 0.25  # seconds between addresses: one that leads nowhere may take minutes to say so
+_STAGGER = 0.25  # seconds between addresses: a dead address may take minutes to fail
 _PATIENCE, _PATIENCE_AGAIN = 30.0, 4.0
 _PERSISTENCE = ((44, 1000), (18, 900_000))
-"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as the driver's end has them (ssh/tcp.py): it is sent again each second after a cut."""
+"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as at the driver's end (ssh/tcp.py): after a cut, data is sent again each second."""
 _TLS_1_3: Any = 0x0304
-_HEAD = 5  # bytes of a TLS record, the last two of them the length of the rest (RFC 8446, 5.1)
+_HEAD = 5  # bytes at the start of a TLS record; the last two are the length of its content (RFC 8446, 5.1)
 _RECORDS = (20, 21, 22, 23)
 _LONGEST = (1 << 14) + 256
 _READ_SIZE = 1 << 18
 
 
 class Sealed:
-    """TLS 1.3 over a socket, or over whatever its descriptor becomes: what is sent is sealed, what has come is opened.
+    """TLS 1.3 over a socket: seal() encrypts, open() decrypts. Reading and writing threads may work at the same time."""
 
-    One thread may read while another writes.
-    """
+    # It works on bytes and not on the socket, because the descriptor becomes the agent's stdin and stdout.
 
     again: Optional[Callable[[], Sealed]] = None
-    """Of the caller: makes another connection to the same driver. Raises SystemExit."""
+    """Makes another connection to the same driver; set by the caller. Raises SystemExit."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_side: bool) -> None:
         self.socket = sock
@@ -77,7 +76,7 @@ class Sealed:
         self._opened = b""
 
     def shake_hands(self) -> None:
-        """Raises OSError."""
+        """Complete the TLS handshake. Raises OSError."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -90,7 +89,7 @@ class Sealed:
             self._incoming.write(self._record())
 
     def fingerprint(self) -> str:
-        """Of the other side's certificate."""
+        """Return the fingerprint of the other side's certificate."""
         return "sha256:" + sha256(self._tls.getpeercert(True) or b"").hexdigest()
 
     def seal(self, data: bytes) -> bytes:
@@ -99,7 +98,7 @@ class Sealed:
             return self._outgoing.read()
 
     def open(self, data: bytes) -> bytes:
-        """What is whole of it, and of what came before. Raises OSError where it was changed on its way."""
+        """Return the content of the records that are complete with `data`. Raises OSError if they were changed on their way."""
         pieces = []
         with self._turn:
             self._incoming.write(data)
@@ -117,7 +116,8 @@ class Sealed:
         self.socket.sendall(self.seal(data))
 
     def receive(self, size: int) -> bytes:
-        """So many bytes; whole records are read, and no byte behind the last of them. Raises OSError."""
+        """Return so many bytes, reading only whole records. Raises OSError."""
+        # Not a byte of the next record: its bytes belong to whichever program reads the descriptor next.
         while len(self._opened) < size:
             self._opened += self.open(self._record())
         data, self._opened = self._opened[:size], self._opened[size:]
@@ -141,10 +141,10 @@ class Sealed:
 
 
 class _Calls:
-    """Calls several addresses, one after the other; the first where the driver answers is the one that counts."""
+    """Calls several addresses, one after the other; the first proven driver wins."""
 
     def __init__(self, entry: bytes, certificate: str, facts: bytes, patience: float) -> None:
-        """`facts` is what the driver is told of this process, `patience` the seconds for each of its answers."""
+        """`facts` describe this process to the driver; each of its answers has `patience` seconds."""
         self._entry = entry
         self._certificate = certificate
         self._facts = facts
@@ -156,9 +156,9 @@ class _Calls:
         self._failures: List[str] = []
 
     def driver(self, addresses: Sequence[str]) -> Sealed:
-        """The connection to the driver. Raises SystemExit where no address leads to it."""
-        for number, where in enumerate(addresses):
-            address, port = where.split()
+        """Return the connection to the driver. Raises SystemExit if no address leads to it."""
+        for number, target in enumerate(addresses):
+            address, port = target.split()
             call = (number * _STAGGER, address, int(port), len(addresses))
             _thread.start_new_thread(self._call, call)
         self._is_over(-1)
@@ -169,7 +169,7 @@ class _Calls:
             return self._driver
 
     def _is_over(self, seconds: float) -> bool:
-        """Whether a call has been taken, or all have failed, after at most so many seconds; -1 waits for it."""
+        """True once a call has succeeded or every call has failed; waits at most so many seconds, -1 for ever."""
         if not self._until_over.acquire(True, seconds):
             return False
         self._until_over.release()
@@ -190,7 +190,7 @@ class _Calls:
                     self._until_over.release()
 
     def _meet(self, sock: socket.socket) -> None:
-        """Have the driver prove itself, and if no other call was quicker, show that we belong to it. Raises OSError."""
+        """Check the driver's proof; send the entry word if no other call was quicker. Raises OSError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
@@ -201,12 +201,14 @@ class _Calls:
         context = new_context(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = _TLS_1_3
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # no authority is asked: the fingerprint says more than any could
+        # No authority signs this certificate: its fingerprint is known, which is a stronger check.
+        context.verify_mode = ssl.CERT_NONE
         driver = Sealed(sock, context, server_side=False)
         driver.shake_hands()
         if driver.fingerprint() != self._certificate:
             raise OSError("that is not the driver")
         with self._lock:
+            # Only the winner sends the word, so the driver counts this process once.
             if self._driver is None:
                 sock.settimeout(None)
                 for part in (self._entry, self._facts):
@@ -216,14 +218,15 @@ class _Calls:
 
 
 def main(names: Sequence[str], ranks: Optional[socket.socket] = None) -> None:
-    """Run the program that the driver sends, with the connection for its stdin and stdout, and `sealed`, which encrypts it.
+    """Call the driver, and run the program that it sends; the connection is the program's stdin and stdout.
 
-    `names` are the variables that the driver is told of, by which a launcher tells its processes who they are; at
-    `ranks` the other processes of this host meet the agent.
+    `names` are the launcher's variables for ranks, whose values the driver gets. At `ranks` the other processes of this
+    host meet the agent.
     """
-    known = {name: value for name, value in os.environ.items() if name in names}
-    told = ",".join("%s:%s" % (quoted(name), quoted(value)) for name, value in known.items())
-    facts = ("[%s,{%s}]" % (quoted(os.uname().nodename), told)).encode("ascii")
+    environ = {name: value for name, value in os.environ.items() if name in names}
+    pairs = ",".join("%s:%s" % (quoted(name), quoted(value)) for name, value in environ.items())
+    facts = ("[%s,{%s}]" % (quoted(os.uname().nodename), pairs)).encode("ascii")
+    # Taken out of the environment, so that workers do not inherit the word.
     entry, certificate, addresses = (os.environ.pop(name) for name in (ENTRY, CERTIFICATE, ADDRESSES))
 
     def call(word: bytes, patience: float) -> Sealed:
@@ -236,9 +239,9 @@ def main(names: Sequence[str], ranks: Optional[socket.socket] = None) -> None:
         own_word = driver.receive(WORD_SIZE)
         program = driver.receive(int.from_bytes(driver.receive(4), "big"))
     except OSError:
-        sys.exit(1)  # it has no use for us, and says why itself
+        sys.exit(1)  # the driver does not need this process, and reports the reason itself
     os.dup2(driver.socket.fileno(), 0)
     os.dup2(0, 1)
     driver.socket.close()
-    given = {"__name__": "__main__", "sealed": driver, "ranks": ranks}
-    exec(zlib.decompress(program), given)  # noqa: S102 (it is the driver's, which has proved itself)
+    names_for_boot = {"__name__": "__main__", "sealed": driver, "ranks": ranks}
+    exec(zlib.decompress(program), names_for_boot)  # noqa: S102 (the driver, which has proved itself, sent it)

@@ -1,6 +1,6 @@
-"""The program that joins the driver's new connection to an agent that waits for it: bytes to and fro, and nothing else.
+"""The program that joins the driver's new connection to a waiting agent; it only copies bytes.
 
-It knows no secret: driver and agent prove each other through it what they are.
+A carrier knows no secret: driver and agent authenticate each other through it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ __all__ = ["EXIT_NO_AGENT", "main"]
 EXIT_NO_AGENT = 3
 _CHUNK = 1 << 15
 _END_PATIENCE = 10.0
-_LOOK = 0.005
+_POLL = 0.005
 
 
 def main(directory: str) -> NoReturn:
-    """Carry between stdin and stdout and the agent whose scratch directory this is, until one of the two ends."""
-    link = socket.socket(
-        socket.AF_UNIX, socket.SOCK_SEQPACKET
-    )  # so that what the agent sends keeps its pieces
+    """Copy between stdin, stdout and the agent with this scratch directory, until either end closes."""
+    # A socket of packets keeps the agent's pieces whole, so each can be a single write to stdout.
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        os.chdir(directory)  # the name of a socket has to be short
+        os.chdir(directory)  # a socket's path has at most 107 bytes
         link.connect("agent")
         peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     except OSError as error:
@@ -39,7 +38,7 @@ def main(directory: str) -> NoReturn:
     if int.from_bytes(peer[4:8], sys.byteorder) != os.geteuid():
         sys.stderr.write("hvlaunch carrier: no agent: another user's program is there\n")
         os._exit(EXIT_NO_AGENT)
-    signal.setitimer(signal.ITIMER_REAL, 0)  # that of the command line
+    signal.setitimer(signal.ITIMER_REAL, 0)  # the command line set it
     guardian = _parent_of(int.from_bytes(peer[:4], sys.byteorder))
     threading.Thread(target=_send, args=(link,), daemon=True).start()
     while True:
@@ -67,7 +66,7 @@ def _send(link: socket.socket) -> NoReturn:
 
 
 def _write(data: bytes) -> None:
-    """To stdout; what is no longer than a piece, in one go."""
+    """Write to stdout, a piece in a single write."""
     try:
         while data:
             data = data[os.write(1, data) :]
@@ -76,20 +75,21 @@ def _write(data: bytes) -> None:
 
 
 def _wait_for_end(directory: str, guardian: Optional[int]) -> None:
-    """The driver is to hear that the agent has ended when its guardian has ended what was left, as on its first connection."""
+    """Wait until the guardian has killed leftover processes: on the first connection, too, the channel ends only then."""
     deadline = time.monotonic() + _END_PATIENCE
     while guardian is not None and os.path.exists(directory) and time.monotonic() < deadline:
         try:
             os.kill(guardian, 0)
         except OSError:
             return
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
 
 
 def _parent_of(pid: int) -> Optional[int]:
-    """None where /proc does not tell."""
+    """Return the parent's pid; None if /proc can't show it."""
     try:
         with open("/proc/%d/stat" % pid, "rb") as stat:
+            # The name in parentheses may have spaces and parentheses itself, so the fields count from the last one.
             return int(stat.read().rpartition(b")")[2].split()[1])
     except (OSError, ValueError):
         return None

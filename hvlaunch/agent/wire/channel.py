@@ -1,4 +1,4 @@
-"""The agent's end of the channel: frames in from fd 0, frames out to fd 1, never blocking."""
+"""The agent's end of the channel: frames from fd 0 and to fd 1, without blocking."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _AFTER_BYE = ("have", "pong")
 
 
 class DriverChannel:
-    """Frames over two file descriptors, outwards in pieces. What can't be written yet is kept, in order.
+    """Frames over two file descriptors; frames that can't be written yet wait, in order.
 
-    Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
+    Relayed and other frames wait in two queues and take turns, so neither waits long for the other.
     """
 
     def __init__(self, read_fd: int, write_fd: int, sealed: Optional[Sealed] = None) -> None:
-        """`sealed` encrypts what goes through them, where nothing else does."""
+        """`sealed` encrypts the bytes; None if ssh does."""
         self.sealed = sealed
         self.read_fd = read_fd
         self.write_fd = write_fd
@@ -43,18 +43,18 @@ class DriverChannel:
         self._own_turn = True
         self.session = Session(BY_AGENT, BY_DRIVER)
         self.can_rejoin = False
-        """Whether what is sent is kept for another connection, where this one is lost."""
+        """True if sent frames are kept for another connection, in case this connection is lost."""
         self.is_away = False
-        """Whether the connection is lost, and no other is there yet."""
+        """True while the connection is lost and no other has replaced it."""
         self.closed = False
         self._has_parted = False
-        """Whether bye was sent, behind which nothing is told."""
+        """True once bye was sent, the last frame of a session."""
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
 
     @property
     def blocked(self) -> bool:
-        """Whether something waits for fd 1 to become writable."""
+        """True if bytes wait for fd 1 to become writable."""
         return not self.is_away and bool(self._begun or self._own or self._relayed)
 
     @property
@@ -64,12 +64,13 @@ class DriverChannel:
 
     @property
     def relayed_frames(self) -> int:
-        """How many relayed frames wait."""
+        """Number of waiting relayed frames."""
         return len(self._relayed)
 
     def send(self, header: Dict[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
-        """Send a frame, now or as soon as the other side takes it."""
+        """Send a frame, now or as soon as the other side can take data."""
         kind = header["type"]
+        # A frame without a number, such as a pong, is of no use to another connection.
         if self.closed or (self.is_away and kind not in BY_AGENT):
             return
         if self._has_parted and kind not in _AFTER_BYE:
@@ -81,10 +82,11 @@ class DriverChannel:
             self.flush()
 
     def flush(self) -> None:
-        """Write what the other side takes at once."""
+        """Write as much as the other side takes at once."""
         while self.blocked:
             if not self._begun:
                 kind, frame = self._next()
+                # Counted when its first byte is written, in the order in which the other end will count it.
                 self.session.sending(kind, frame)
                 self._begin(frame)
             piece = self._begun[0]
@@ -102,6 +104,7 @@ class DriverChannel:
 
     def _begin(self, frame: bytes) -> None:
         pieces = self._writer.cut(frame)
+        # Without TLS each piece is a write of its own, because another program may write into the same pipe.
         if self.sealed is None:
             self._begun.extend(pieces)
         else:
@@ -114,14 +117,15 @@ class DriverChannel:
         return queue.popleft()
 
     def flush_all(self, timeout: float) -> None:
-        """Write everything, waiting at most `timeout` seconds for the other side."""
+        """Write all frames, waiting at most `timeout` seconds for the other side."""
         deadline = time.monotonic() + timeout
         while self.blocked and time.monotonic() < deadline:
             select.select([], [self.write_fd], [], max(0.0, deadline - time.monotonic()))
             self.flush()
 
     def lose(self) -> None:
-        """The connection is gone: keep what waits for another, if there can be one."""
+        """Note the loss of the connection; keep waiting frames if another connection can replace it."""
+        # Half a frame is worthless on another connection, which gets the frame again from the session.
         self._begun.clear()
         self.is_away = True
         if not self.can_rejoin:
@@ -130,7 +134,7 @@ class DriverChannel:
             self.closed = True
 
     def begin_epoch(self, epoch: int) -> bool:
-        """A driver takes the session up; whether it is another than before. Raises StaleEpoch."""
+        """Continue with a driver; return True for a successor. Raises StaleEpoch."""
         is_new = self.session.begin_epoch(epoch)
         if is_new:
             self._relayed.clear()
@@ -138,10 +142,11 @@ class DriverChannel:
         return is_new
 
     def join(self, fd: int, writer: PieceWriter, sealed: Optional[Sealed], frames: Sequence[bytes]) -> None:
-        """Go on over this descriptor: with these frames, of which none is numbered now, then with what waits."""
+        """Continue over this descriptor: first with `frames`, which the session has counted already, then with waiting frames."""
         self._begun.clear()
-        for ours in (self.read_fd, self.write_fd):
-            os.dup2(fd, ours)
+        # Onto the same numbers, so that the guardian and the loop need not learn of other descriptors.
+        for number in (self.read_fd, self.write_fd):
+            os.dup2(fd, number)
         os.close(fd)
         self.sealed = sealed
         self._decoder = Decoder(ORDERS)
@@ -152,7 +157,7 @@ class DriverChannel:
         self.flush()
 
     def receive(self) -> Optional[List[Frame]]:
-        """The frames that have arrived, none or many; None at the end. Raises BadFrame."""
+        """Return the frames that have arrived; None at the end. Raises BadFrame."""
         try:
             data = os.read(self.read_fd, _READ_SIZE)
             if not data:
@@ -166,8 +171,9 @@ class DriverChannel:
         return list(self._decoder.feed(data))
 
     def received(self, frame: Frame) -> None:
-        """The frame was dealt with: the driver need not send it again."""
+        """Record a handled frame; acknowledge frames from time to time."""
         header, body = frame
         is_due = self.session.received(header["type"], len(body) + FRAME_COST)
+        # Pings come at least twice per lease, so even a slow trickle of frames is acknowledged soon.
         if is_due or (header["type"] == "ping" and self.session.has_news):
             self.send({"type": "have", "frames": self.session.tell()})

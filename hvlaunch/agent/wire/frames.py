@@ -1,7 +1,12 @@
 """Frames between driver and agent: two lengths, a small JSON header, raw bytes.
 
-The header says what it is ("type") and carries the small facts; the body is output, stdin, or the
-workers of a `start`. docs/architecture.md lists the types.
+The header has the type and small values; the body is output, stdin, or the workers of a `start`.
+docs/architecture.md lists the types.
+
+Frames travel in pieces. A start-up file of the login shell can leave a program running that prints into the channel for
+as long as it likes. A write of at most PIPE_BUF bytes into a pipe is atomic (POSIX, write; pipe(7)): each piece is a
+single write, with a mark and a number before it and a mark behind it. Foreign output can only stand between pieces, and
+driver/links/piece_reader.py separates it.
 """
 
 from __future__ import annotations
@@ -68,18 +73,18 @@ MOST_GPUS = 256
 OUTPUT_CHUNK = 1 << 16
 """Bytes of output in one frame."""
 FRAME_COST = 256
-"""What an output frame takes of the credit besides its bytes: they are kept until printed, however small they are."""
+"""Credit for each output frame besides its bytes: the driver keeps frames until they are printed, even small ones."""
 LAST_OUTPUT = 1 << 20
-"""Bytes of each of a worker's streams that the agent may send at its end without credit."""
+"""Bytes of each stream that the agent may send without credit once the worker has ended."""
 RELAY_WINDOW = 1 << 18
-"""Bytes of one relayed connection that one side may send before the other has passed any on."""
+"""Bytes of a relayed connection that either side may send before the other has passed any on."""
 RELAY_CHUNK = 1 << 15
-"""The most bytes in one relayed frame: an output frame waits for no more than one of these."""
+"""Limit for a relayed frame: an output frame waits for at most this many bytes."""
 MOST_RELAYED = 1024
 """Connections that are relayed for one host at a time."""
 
 START = b"\x00\xfehvl\xfe\x00\x01"
-"""Before each piece: no text has it."""
+"""The mark before a piece: no text contains it."""
 
 END = b"\x02\xfdhv"
 HEAD = struct.Struct("!8sIH")
@@ -93,7 +98,7 @@ _MAX_BODY = 1 << 28
 
 
 class BadFrame(Exception):
-    """The bytes are no frame: the other side is not ours, or something else wrote into the channel."""
+    """The bytes are no frame: the other side is not hvlaunch, or another program wrote into the channel."""
 
 
 def encode(header: Dict[str, Any], body: bytes = b"") -> bytes:
@@ -102,12 +107,12 @@ def encode(header: Dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Bytes in, as they come; frames out, once whole. With a `table` of forms, every frame has one of them."""
+    """Splits received bytes into frames. With a `table` of forms, raises BadFrame for a frame without a form."""
 
     def __init__(
         self, table: Optional[Mapping[str, Union[Form, Choice]]] = None, most: int = _MAX_BODY
     ) -> None:
-        """No body has more than `most` bytes."""
+        """A body may have at most `most` bytes."""
         self._table = table
         self._most = most
         self._chunks: List[bytes] = []
@@ -115,7 +120,8 @@ class Decoder:
         self._need = _LENGTHS.size
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete with `data`. Raises BadFrame."""
+        """Yield the frames that are complete with `data`. Raises BadFrame."""
+        # Joined only once a frame is whole: joining at each read would copy a long body again and again.
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._need:
@@ -127,6 +133,7 @@ class Decoder:
             if len(buffer) - start < self._need:
                 break
             header_size, body_size = _LENGTHS.unpack_from(buffer, start)
+            # Checked before the bytes have come, so that a stranger can't make memory grow.
             if header_size > _MAX_HEADER or body_size > self._most:
                 raise BadFrame("a frame of %d + %d bytes" % (header_size, body_size))
             self._need += header_size + body_size
@@ -147,19 +154,19 @@ class Decoder:
                     raise BadFrame(wrong)
             yield header, body
             start = end
-        rest = buffer[start:]
-        self._chunks = [rest] if rest else []
-        self._have = len(rest)
+        partial = buffer[start:]
+        self._chunks = [partial] if partial else []
+        self._have = len(partial)
 
 
 class PieceWriter:
-    """Makes the pieces of one channel, which are numbered."""
+    """Cuts the bytes of a channel into numbered pieces."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """The pieces of `data`, each for one write."""
+        """Yield the pieces of `data`, each for a single write."""
         for start in range(0, len(data), ROOM):
             part = data[start : start + ROOM]
             yield b"".join((HEAD.pack(START, self._number, len(part)), part, END))

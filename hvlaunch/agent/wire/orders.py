@@ -1,4 +1,4 @@
-"""The frames that a driver may send: the table of docs/architecture.md, "Frames"."""
+"""Forms of the frames from the driver; docs/architecture.md, "Frames", explains them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIGNAL = whole(1, 64)
 _SECONDS = number(0, 1 << 53)
 _NAME = text(1 << 10)
 _WORDS = text(_ALL, raw=True)
-"""The user's own: a path, a command, a variable."""
+"""A text of the user: a path, a command, a variable."""
 _VARIABLES = mapping(_WORDS, _WORDS, 1 << 20)
 _RENDEZVOUS = {
     "candidates": several(pair(_NAME, PORT), 1 << 12),

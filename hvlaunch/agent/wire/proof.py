@@ -1,8 +1,8 @@
-"""Who is asked proves that it has a key, by the address at which it was asked; and so does who asks.
+"""Mutual HMAC proof between a prober and a beacon, bound to the probed address.
 
-A question is a fresh challenge with a proof of its own, so that only those who have the key are answered. Both proofs
-name the address and the port that the question went to: what a stranger's machine with the same address passes on to the
-right one comes in there by another address, and is not answered. Keys, and what they protect, never travel here.
+A question is a fresh challenge with a proof, so only programs with the key get an answer. Both proofs name the address
+and port of the question. A foreign machine with the same address can't pass questions on to the right host: they would
+arrive by another address there, and get no answer. Keys never travel.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_SIZE", "MARK", "QUESTION_SIZE", "Prover", "Question", "canonical"]
 
 MARK = b"\x01hvl"
-"""What a question begins with: neither HTTP nor TLS does."""
+"""The first bytes of a question; neither HTTP nor TLS begins like this."""
 _CHALLENGE = ANSWER_SIZE = 32
 QUESTION_SIZE = len(MARK) + _CHALLENGE + ANSWER_SIZE
 _MOST_CHALLENGES = 100000
 
 
 class Question:
-    """Asks whether `name` is at the address and port; `data` is to be sent there."""
+    """A question to an address and port: is `name` there? Send `data`."""
 
     def __init__(self, key: str, name: str, address: str, port: int) -> None:
         self._parts = (key, name, canonical(address), port)
@@ -37,7 +37,7 @@ class Question:
 
 
 class Prover:
-    """Answers for `name` those who have the key, each question once."""
+    """Answers questions for `name` from programs with the key, each question once."""
 
     mark, size = MARK, QUESTION_SIZE
 
@@ -47,13 +47,14 @@ class Prover:
         self._answered: Set[bytes] = set()
 
     def answer(self, data: bytes, addresses: Iterable[str], port: int) -> Optional[bytes]:
-        """The answer to a question that came to this port by one of our addresses; None: there is none."""
+        """Return the answer to a question that came to this port by any of these addresses; None for a wrong question."""
         if len(data) != QUESTION_SIZE or not data.startswith(MARK):
             return None
         challenge = data[len(MARK) : -ANSWER_SIZE]
         for address in addresses:
             parts = (self._key, self._name, canonical(address), port)
             if same(data[-ANSWER_SIZE:], _proof("question", *parts, challenge)):
+                # A repeated challenge is a replay by a program without the key.
                 if challenge in self._answered or len(self._answered) >= _MOST_CHALLENGES:
                     return None
                 self._answered.add(challenge)
@@ -62,8 +63,9 @@ class Prover:
 
 
 def _proof(kind: str, key: str, name: str, address: str, port: int, challenge: bytes) -> bytes:
-    said = "\0".join((kind, name, address, str(port), ""))
-    return mac(_bytes(key), _bytes(said) + challenge)
+    # Null bytes separate the parts, so that no two lists of parts make the same message.
+    message = "\0".join((kind, name, address, str(port), ""))
+    return mac(_bytes(key), _bytes(message) + challenge)
 
 
 def _bytes(text: str) -> bytes:
@@ -71,7 +73,7 @@ def _bytes(text: str) -> bytes:
 
 
 def canonical(address: str) -> str:
-    """The one way to write an address, without its zone; an IPv4 one in its own form also where IPv6 shows it."""
+    """Return the canonical text of an address, without its zone; IPv4 even for a mapped IPv6 address."""
     address = address.partition("%")[0]
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     written = socket.inet_ntop(family, socket.inet_pton(family, address))

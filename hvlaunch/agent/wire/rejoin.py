@@ -1,7 +1,8 @@
-"""A session goes on over another connection: whoever comes proves by the session's key that it is the driver, and so do we.
+"""An agent without a connection: output waits in a file, and another connection may continue the session.
 
-By ssh a carrier (agent/wire/carrier.py) joins the driver's connection to our socket, and knows no key. Where a launcher has started
-us, we call the driver, as we did at first (agent/wire/caller.py).
+Driver and agent prove to each other that they have the session's key. By ssh, a carrier (agent/wire/carrier.py) joins the
+driver's new connection to the agent's socket; a carrier knows no key. An agent of a launcher calls the driver again
+(agent/wire/caller.py).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["Spill", "Visitors", "session_proof"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-_ANSWER, _LOOK = 4.0, 0.05
-"""Seconds for the driver to take a call, and between two looks whether it has."""
-_MOST = 8  # that may have proved nothing yet; of more the oldest is sent away
+_ANSWER, _POLL = 4.0, 0.05
+"""Seconds for the driver to take a call, and between two checks."""
+_MOST = 8  # unauthenticated connections at a time; the oldest of more is closed
 _READ_SIZE = 1 << 16
 _SPILL_CHUNK = 1 << 16
 _COUNT = whole(0, 1 << 53)
@@ -38,15 +39,15 @@ _RESUME = {
 }
 
 
-def session_proof(key: str, who: str, *words: object) -> str:
-    """That `who`, the driver or the agent, has the session's key; for these words, of which the other end has made one."""
-    return mac(key.encode(), "\0".join(("session", who, *map(str, words))).encode()).hex()
+def session_proof(key: str, side: str, *words: object) -> str:
+    """HMAC of `words`, which include both nonces, by `side` ("driver" or "agent") with the session's key."""
+    return mac(key.encode(), "\0".join(("session", side, *map(str, words))).encode()).hex()
 
 
 class Visitors:
-    """Those who come. One that is the driver gets the session of `channel`: hang_up() ends the connection before.
+    """Connections that claim to be the driver's; a proven one continues the session of `channel`.
 
-    `go_on` is told whether it is another driver than before.
+    Calls hang_up() to end the previous connection, and then go_on() with True for a successor.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Visitors:
         self._go_on = go_on
         self._visitors: List[_Visitor] = []
         self._is_needed = _thread.allocate_lock()
-        """Held while nobody needs to call."""
+        """Held by the calling thread while the connection stands."""
         self._is_calling = False
 
     def call(
@@ -73,7 +74,7 @@ class Visitors:
         is_lost: Callable[[], bool],
         call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Call the driver by `again`, in a thread, for as long as `is_lost`; who answers is asked in the loop (`call_soon`)."""
+        """Call the driver by `again`, in a thread, while `is_lost`; the loop challenges each answer (`call_soon`)."""
         if not self._is_calling:
             self._is_calling = True
             _thread.start_new_thread(self._call, (again, is_lost, call_soon))
@@ -95,15 +96,16 @@ class Visitors:
                     time.sleep(pause)
                     pause = min(2 * pause, _LONGEST_PAUSE)
                     continue
+                # A copy, because the socket object closes its own descriptor once this thread drops it.
                 fd = os.dup(sealed.socket.fileno())
                 call_soon(lambda fd=fd, sealed=sealed: self.ask(fd, sealed))  # type: ignore[misc]
                 due = time.monotonic() + _ANSWER
                 while is_lost() and time.monotonic() < due:
-                    time.sleep(_LOOK)
+                    time.sleep(_POLL)
             self._is_needed.acquire()
 
     def let_in(self, listener: socket.socket) -> None:
-        """Ask the next one at our socket for its proof; none of another user's."""
+        """Challenge the next connection at the agent's socket, unless it is another user's."""
         try:
             sock = accept(listener)
         except OSError:
@@ -112,7 +114,7 @@ class Visitors:
             self.ask(sock.detach())
 
     def ask(self, fd: int, sealed: Optional[Sealed] = None) -> None:
-        """Ask this one for its proof; `sealed` encrypts what goes through the descriptor."""
+        """Challenge a connection for a proof; `sealed` encrypts its bytes."""
         if len(self._visitors) == _MOST:
             self._send_away(self._visitors[0])
         visitor = _Visitor(fd, sealed)
@@ -127,6 +129,7 @@ class Visitors:
         except (OSError, BadFrame):
             self._send_away(visitor)
             return
+        # The proof covers epoch and counts too: a carrier's host could change them on their way.
         words = (visitor.nonce, resume["nonce"], resume["epoch"], *resume["have"])
         if not same(resume["proof"].encode(), session_proof(self._key, "driver", *words).encode()):
             self._send_away(visitor)
@@ -135,7 +138,7 @@ class Visitors:
         self._admit(visitor, resume)
 
     def _admit(self, visitor: _Visitor, resume: Dict[str, Any]) -> None:
-        """It is the driver, or one that takes its place: go on with it, and hang up on the one before."""
+        """Continue the session over a proven connection, and end the previous one."""
         session = self._channel.session
         try:
             is_new = self._channel.begin_epoch(resume["epoch"])
@@ -144,6 +147,7 @@ class Visitors:
             visitor.send({"type": "refused", "cause": str(error)})
             os.close(visitor.fd)
             return
+        # The agent proves itself only now, to a driver that has proved itself: a stranger gets no proof to study.
         have = session.tell()
         proof = session_proof(self._key, "agent", visitor.nonce, resume["nonce"], *have)
         self._hang_up()
@@ -161,7 +165,7 @@ class Visitors:
 
 
 class _Visitor:
-    """One that has proved nothing yet, and was asked to."""
+    """An unauthenticated connection with a pending challenge."""
 
     def __init__(self, fd: int, sealed: Optional[Sealed]) -> None:
         self.fd = fd
@@ -173,7 +177,7 @@ class _Visitor:
         self.send({"type": "challenge", "nonce": self.nonce})
 
     def send(self, header: Dict[str, Any]) -> None:
-        """One that is gone is found so when it is read."""
+        """Send a frame; an error shows at the next read."""
         data = b"".join(self.writer.cut(encode(header)))
         try:
             os.write(self.fd, data if self.sealed is None else self.sealed.seal(data))
@@ -181,7 +185,7 @@ class _Visitor:
             pass
 
     def read(self) -> Optional[Dict[str, Any]]:
-        """Its `resume`; None where it has not come yet. Raises OSError, BadFrame."""
+        """Return its `resume`; None if the frame is not complete yet. Raises OSError, BadFrame."""
         data = os.read(self.fd, _READ_SIZE)
         if not data:
             raise BadFrame("nothing")
@@ -192,22 +196,23 @@ class _Visitor:
 
 
 class Spill:
-    """Frames in order, in a file of about `limit` bytes without a name. Where the disk is full, the last few stay in memory."""
+    """Frames in order, in an unlinked file of about `limit` bytes; once the disk is full, further frames stay in memory."""
 
     def __init__(self, directory: str, limit: int) -> None:
         path = os.path.join(directory, "spill")
         self._limit = limit
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # Without a name the file goes with the process, even after kill -9.
             os.unlink(path)
         except OSError:
-            self._fd = -1  # which no write can go to
+            self._fd = -1  # each write fails, and frames stay in memory
         self._read = self._written = 0
         self._decoder = Decoder()
         self._next: Deque[Frame] = deque()
-        """What was read from the file."""
+        """Frames read from the file."""
         self._late: Deque[Frame] = deque()
-        """What did not go into it."""
+        """Frames that the file did not take."""
         self._ends = 0
 
     @property
@@ -216,7 +221,7 @@ class Spill:
 
     @property
     def has_end(self) -> bool:
-        """Whether a worker's end waits here."""
+        """True if a worker's end waits here."""
         return self._ends > 0
 
     @property
@@ -224,8 +229,9 @@ class Spill:
         return self._read == self._written and not self._next and not self._late
 
     def put(self, header: Dict[str, Any], body: bytes) -> None:
-        """Behind all others."""
+        """Append a frame."""
         self._ends += header["type"] == "exited"
+        # Once a frame is in memory, later frames must not go into the file: it would be sent first.
         if not self._late:
             data = encode(header, body)
             try:
@@ -237,7 +243,7 @@ class Spill:
         self._late.append((header, body))
 
     def take(self) -> Frame:
-        """The first. Raises OSError where the disk does not give it back."""
+        """Remove and return the first frame. Raises OSError if the disk fails."""
         while not self._next and self._read < self._written:
             data = os.pread(self._fd, min(_SPILL_CHUNK, self._written - self._read), self._read)
             if not data:

@@ -1,7 +1,7 @@
-"""What one end of a session has sent and received, whichever connections carry it. Pure."""
+"""One end of a session: counts of sent and received frames, across connections. Pure."""
 
-# A connection keeps the order of its frames, so numbers are not sent with them: both ends count. When another connection
-# takes its place, each end says how many frames it has, and gets all that follow once more.
+# A connection keeps the order of its frames, so frames carry no numbers: both ends count. When another connection
+# replaces it, each end reports its count, and gets the frames behind this count again.
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BY_DRIVER: Mapping[str, int] = {
     **dict.fromkeys(("hello", "call", "probe", "start", "stop", "signal", "bye"), LASTING),
     **dict.fromkeys(("stdin", "relay", "ack", "errand"), _OF_EPOCH),
 }
-"""The stream of each type of frame that is numbered. What the engine orders has one of its own: a driver that replays the
-engine makes it again, with the same numbers. The other begins anew with each driver."""
+"""The stream of each numbered type of frame. The engine's orders are the lasting stream: a successor that replays the
+engine sends the same orders with the same numbers. The other stream begins anew with each driver."""
 BY_AGENT: Mapping[str, int] = {
     **dict.fromkeys(
         (
@@ -33,27 +33,27 @@ BY_AGENT: Mapping[str, int] = {
     **dict.fromkeys(("stdin_taken", "relay", "errand"), _OF_EPOCH),
 }
 SELDOM = 1 << 20
-"""Bytes of frames, after which the other end is told that it need not keep them."""
+"""Bytes of received frames after which an acknowledgement is due."""
 
 
 def is_of_epoch(kind: str) -> bool:
-    """Whether an agent's frame is for one driver alone."""
+    """True for a type of the agent's frames that a successor must not get."""
     return BY_AGENT.get(kind) == _OF_EPOCH
 
 
 class StaleEpoch(Exception):
-    """Another driver has taken the session over."""
+    """A newer driver has taken over the session."""
 
 
 class _Outbox:
-    """The frames of one stream that the other end may lack, in order."""
+    """Frames of a stream without acknowledgement, in order."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.kept: Deque[Any] = deque()
 
     def taken(self, count: int) -> None:
-        """The other end has the first `count`. Raises BadFrame where that can't be."""
+        """Drop the first `count` frames of the stream: the other end has them. Raises BadFrame for an impossible count."""
         if not self.sent - len(self.kept) <= count <= self.sent:
             raise BadFrame("%d frames taken of %d" % (count, self.sent))
         for _ in range(count - (self.sent - len(self.kept))):
@@ -61,22 +61,22 @@ class _Outbox:
 
 
 class Session:
-    """One end. `sends` and `gets` are BY_DRIVER and BY_AGENT, or the other way round."""
+    """An end of a session. `sends` and `gets` are BY_DRIVER and BY_AGENT, or the reverse."""
 
-    # received() and tell() are for who reads; what is kept is the caller's to lock.
+    # Not thread-safe: received() and tell() belong to the reading thread, and the caller locks the kept frames.
 
     def __init__(self, sends: Mapping[str, int], gets: Mapping[str, int], epoch: int = 1) -> None:
         self._sends = sends
         self._gets = gets
         self._outboxes = [_Outbox() for _ in range(STREAMS)]
         self.have = [0] * STREAMS
-        """How many frames of each stream have come, and were dealt with: what the other end need not keep."""
+        """Handled frames of each stream: the other end may drop these."""
         self.epoch = epoch
-        """The driver's number: each driver that takes the session over has a higher one."""
+        """The driver's number: a successor has a higher number."""
         self._unsaid = 0
 
     def sending(self, kind: str, frame: Any) -> None:
-        """The frame goes out now: keep it where it is numbered."""
+        """Record a frame just before it is written; numbered frames are kept for another connection."""
         stream = self._sends.get(kind)
         if stream is not None:
             outbox = self._outboxes[stream]
@@ -84,41 +84,42 @@ class Session:
             outbox.sent += 1
 
     def received(self, kind: str, size: int) -> bool:
-        """A frame of so many bytes was dealt with; whether it is time to tell the other end, which is said once."""
+        """Record a handled frame; return True, once, when an acknowledgement is due."""
         stream = self._gets.get(kind)
         if stream is None:
             return False
         self.have[stream] += 1
         self._unsaid += size
+        # Not at each frame: acknowledgements would double the number of frames on the channel.
         return self._unsaid >= SELDOM > self._unsaid - size
 
     @property
     def kept(self) -> int:
-        """How many frames of the lasting stream the other end may lack."""
+        """Number of frames of the lasting stream without acknowledgement."""
         return len(self._outboxes[LASTING].kept)
 
     @property
     def has_news(self) -> bool:
-        """Whether the other end does not know yet what we have."""
+        """True if frames were handled since the last acknowledgement."""
         return self._unsaid > 0
 
     def tell(self) -> List[int]:
-        """What to tell the other end that we have."""
+        """Return the counts for an acknowledgement."""
         self._unsaid = 0
         return list(self.have)
 
     def taken(self, counts: Sequence[int]) -> None:
-        """The other end has so many frames of each stream. Raises BadFrame where that can't be."""
+        """Apply an acknowledgement of the other end. Raises BadFrame for an impossible count."""
         for outbox, count in zip(self._outboxes, counts):  # noqa: B905 (Python 3.8 has no strict)
             outbox.taken(count)
 
     def again(self, counts: Sequence[int]) -> List[Any]:
-        """The frames that the other end lacks, which has so many. Raises BadFrame."""
+        """Return the frames that the other end lacks, by its counts. Raises BadFrame."""
         self.taken(counts)
         return [frame for outbox in self._outboxes for frame in outbox.kept]
 
     def begin_epoch(self, epoch: int) -> bool:
-        """A driver takes the session up; whether it is another than before. Raises StaleEpoch."""
+        """Continue with a driver; return True for a successor. Raises StaleEpoch."""
         if epoch < self.epoch:
             raise StaleEpoch("epoch %d after %d" % (epoch, self.epoch))
         is_new = epoch > self.epoch
