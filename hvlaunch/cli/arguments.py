@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, Options, Setting, check_words, merged, typed_setting
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage
 
-__all__ = ["Answer", "Typed", "UnknownOption", "by_name", "parse", "split", "words_of"]
+__all__ = ["Answered", "Typed", "UnknownOption", "by_name", "parse", "split", "words_of"]
 
 
 class Typed(NamedTuple):
@@ -32,7 +32,7 @@ class UnknownOption(Exception):
         self.words = words
 
 
-def by_name(groups: Sequence[Group]) -> dict[str, Option]:
+def by_name(groups: Sequence[OptionGroup]) -> dict[str, Option]:
     """Return the options by each of their names."""
     return {
         flag: option
@@ -96,7 +96,7 @@ def _typed(words: Sequence[str], options: Mapping[str, Option]) -> Typed:
     return Typed(name[:2], [name[2:]], is_joined=True)
 
 
-class Answer(Exception):
+class Answered(Exception):
     """The user asked a question instead of for a job; `text` is the answer."""
 
     def __init__(self, text: str) -> None:
@@ -106,7 +106,7 @@ class Answer(Exception):
 
 def parse(
     argv: Sequence[str],
-    groups: Sequence[Group] = GROUPS,
+    groups: Sequence[OptionGroup] = GROUPS,
     *,
     environ: Mapping[str, str] | None = None,
     warn: Callable[[str], object] = str,
@@ -114,7 +114,7 @@ def parse(
     """Read the command line, without the program's name, and the other sources of options.
 
     Other sources count only with an environment; `warn` gets a line about each that is not used. Raises BadUsage, and
-    Answer for --help and --version.
+    Answered for --help and --version.
     """
     options_by_name = by_name(groups)
     try:
@@ -147,16 +147,16 @@ def _is_foreign(name: str) -> bool:
     return bool(rows_of(name))
 
 
-def _setting(typed: Typed, option: Option, groups: Sequence[Group]) -> Setting:
-    """Return the setting. Raises BadUsage, and Answer for a question."""
+def _setting(typed: Typed, option: Option, groups: Sequence[OptionGroup]) -> Setting:
+    """Return the setting. Raises BadUsage, and Answered for a question."""
     check_words(option, typed.values, is_joined=typed.is_joined)
     setting = typed_setting(option, typed.values, is_off=typed.name in option.opposites)
     if option.question:
-        raise Answer(_answer(setting, groups))
+        raise Answered(_answer(setting, groups))
     return setting
 
 
-def _answer(question: Setting, groups: Sequence[Group]) -> str:
+def _answer(question: Setting, groups: Sequence[OptionGroup]) -> str:
     match question.option.question:
         case "version":
             from hvlaunch import __version__  # noqa: PLC0415 (as below: no job needs it)

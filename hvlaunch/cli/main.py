@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.table import GROUPS
@@ -77,7 +77,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         return run_job_command(argv, os.environ)
     try:
         options = parse(argv, environ=os.environ, warn=complain)
-    except Answer as answer:
+    except Answered as answer:
         return print_answer(answer.text)
     if options.check_build:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)

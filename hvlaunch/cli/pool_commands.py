@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import GROUPS, SSH
@@ -84,7 +84,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     pool_options, words = parser.parse_known_args(argv[1:])
     try:
         options = _options(words, environ)
-    except Answer as answer:
+    except Answered as answer:
         return print_answer(answer.text)
     for file, names in options.found().items():
         if not options.quiet:
@@ -107,7 +107,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _options(words: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Return the typed options, and those of other sources that a pool takes. Raises BadUsage, and Answer for a question."""
+    """Return the typed options, and those of other sources that a pool takes. Raises BadUsage, and Answered for a question."""
     # A command makes the line complete; a pool has none.
     options = parse([*words, "--", "true"], environ=environ, warn=complain)
     if options.command != ("true",):

@@ -336,7 +336,7 @@ def first_round(spec: JobSpec) -> JobSpec:
         from hvlaunch.hosts.discovery import HostScript  # noqa: PLC0415 (it loads subprocess)
 
         script = HostScript(options.discovery_script, options.discovery_timeout)
-        spec = replace(spec, hosts=tuple(in_quota(script.look(), options)))
+        spec = replace(spec, hosts=tuple(in_quota(script.read_hosts(), options)))
     slots = sum(slots_of(host, spec.slots_per_host, gpus=0) for host in spec.hosts)
     return replace(spec, np=max(options.min_np, min(slots, options.max_np or slots)))
 

@@ -20,7 +20,7 @@ from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import ElasticOptions, Host
 
-__all__ = ["Discovery", "HostFile", "HostScript", "Source", "host_source", "is_open_to_all"]
+__all__ = ["Discovery", "HostFile", "HostScript", "HostSource", "host_source", "is_open_to_all"]
 
 _SHOWN = 2000
 """Characters of a failed script's stderr in the message."""
@@ -33,15 +33,15 @@ _PAUSE = 0.05
 """Poll interval for the script's end before Linux 5.3, which has no pidfd."""
 
 
-class Source(Protocol):
+class HostSource(Protocol):
     """A source of hosts."""
 
-    def look(self) -> list[Host]:
+    def read_hosts(self) -> list[Host]:
         """Return the current hosts in order; the list may be empty. Raises HvlaunchError."""
         ...
 
     def stop(self) -> None:
-        """End another thread's look(), and refuse later ones."""
+        """End another thread's read_hosts(), and refuse later ones."""
         ...
 
 
@@ -64,7 +64,7 @@ class HostScript:
         self._sweeper = Sweeper()
         self._stopped = False
 
-    def look(self) -> list[Host]:
+    def read_hosts(self) -> list[Host]:
         """Run the script. Raises BadUsage without such a program, DiscoveryFailed if it fails, BadHost for a bad line."""
         script = self._start()
         try:
@@ -141,7 +141,7 @@ class HostFile:
         self.path = path
         self._is_named = is_named
 
-    def look(self) -> list[Host]:
+    def read_hosts(self) -> list[Host]:
         """Read the file. Raises BadUsage, and BadHost for a bad line."""
         return read_hostfile(self.path, is_named=self._is_named)
 
@@ -152,19 +152,19 @@ class HostFile:
 class _InQuota:
     """The hosts of another source that the job may use."""
 
-    def __init__(self, source: Source, options: ElasticOptions) -> None:
+    def __init__(self, source: HostSource, options: ElasticOptions) -> None:
         self._source = source
         self._options = options
 
-    def look(self) -> list[Host]:
+    def read_hosts(self) -> list[Host]:
         """Read the source. Raises its errors, and BadUsage if a host has too few slots."""
-        return in_quota(self._source.look(), self._options)
+        return in_quota(self._source.read_hosts(), self._options)
 
     def stop(self) -> None:
         self._source.stop()
 
 
-def host_source(options: ElasticOptions) -> Source | None:
+def host_source(options: ElasticOptions) -> HostSource | None:
     """Return the source of an elastic job's hosts; None for a fixed list. Raises BadUsage."""
     if options.discovery_script is not None:
         return _InQuota(HostScript(options.discovery_script, options.discovery_timeout), options)
@@ -181,7 +181,7 @@ class Discovery:
 
     def __init__(
         self,
-        source: Source,
+        source: HostSource,
         on_hosts: Callable[[Sequence[Host]], None],
         on_failure: Callable[[HvlaunchError], None],
         *,
@@ -208,7 +208,7 @@ class Discovery:
         previous: list[Host] | None = None
         while not self._stopped.is_set():
             try:
-                hosts = self._source.look()
+                hosts = self._source.read_hosts()
             # A failed look does not end the job: its hosts are still there.
             except Exception as error:  # noqa: BLE001 (the next look may do better, whatever it is)
                 if not self._stopped.is_set():

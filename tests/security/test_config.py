@@ -291,8 +291,8 @@ def test_nor_does_it_when_it_is_read_again(here: Path) -> None:
     assert sources[0] is not None
     assert sources[1] is not None
     with pytest.raises(BadHost, match="is taken only from a hostfile that you named"):
-        sources[0].look()
-    assert sources[1].look()[0].python == "./evil"
+        sources[0].read_hosts()
+    assert sources[1].read_hosts()[0].python == "./evil"
 
 
 @pytest.mark.parametrize("keys", ["accept-new", "off"])

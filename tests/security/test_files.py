@@ -146,7 +146,7 @@ def test_a_hostfile_that_all_can_change_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match=f"every user of this machine can change it .*try: chmod o-w {path}"):
         read_hostfile(path)
     with pytest.raises(BadUsage, match="every user"):
-        HostFile(path, is_named=True).look()
+        HostFile(path, is_named=True).read_hosts()
 
 
 def test_a_hostfile_of_another_user_is_told(tmp_path: Path, given_to_bob: Give) -> None:
@@ -172,7 +172,7 @@ def test_a_hostfile_of_another_user_names_no_file_of_this_machine(
 def test_a_discovery_script_that_all_can_change_is_not_run(tmp_path: Path) -> None:
     script = written(tmp_path / "find", f"#!/bin/sh\ntouch {tmp_path}/ran\n", 0o777)
     with pytest.raises(BadUsage, match="every user of this machine can change it; try: chmod o-w"):
-        HostScript(str(script), 60.0).look()
+        HostScript(str(script), 60.0).read_hosts()
     assert not (tmp_path / "ran").exists()
 
 

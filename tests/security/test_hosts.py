@@ -78,7 +78,7 @@ def test_a_discovery_script_names_no_file_of_this_machine(tmp_path: Path, word: 
     with pytest.raises(
         BadHost, match="is taken only from a hostfile that you named and nobody else can change"
     ):
-        script(tmp_path, f"echo localhost:4 {word}").look()
+        script(tmp_path, f"echo localhost:4 {word}").read_hosts()
 
 
 def test_a_program_that_comes_into_the_hostfile_later_does_not_run_here(tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_a_script_that_prints_without_an_end(tmp_path: Path, stream: str) -> Non
     with pytest.raises(
         DiscoveryFailed, match="ended with status 3" if stream else "prints too much, more than 256 KiB"
     ):
-        flooding.look()
+        flooding.read_hosts()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
 def test_a_script_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
     with pytest.raises(DiscoveryFailed) as raised:
-        script(tmp_path, "printf 'oops\\nhost a: all is well\\rx\\n' >&2; exit 1").look()
+        script(tmp_path, "printf 'oops\\nhost a: all is well\\rx\\n' >&2; exit 1").read_hosts()
     lines = str(raised.value).split("\n")[1:]
     assert lines
     assert all(line.startswith("  | ") for line in lines)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.cli.config.read import ConfigFile, Settings, Tree, config_settings
-from hvlaunch.cli.options.option import Group
+from hvlaunch.cli.config.read import ConfigFile, FileSettings, Tree, config_settings
+from hvlaunch.cli.options.option import OptionGroup
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import other_writer, reason, writer_of_directory
 
@@ -45,7 +45,7 @@ class BadSyntax(Exception):
         self.line = line
 
 
-def read_config(path: str, groups: Sequence[Group], *, is_found: bool = False) -> Settings:
+def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = False) -> FileSettings:
     """Return the file's settings. Raises BadUsage, and NotTrusted if other users can change the file.
 
     `is_found`: no user named the file. It must then be a regular file in a directory where no other user can put a

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import BadValue, Group, Option
+from hvlaunch.cli.options.option import BadValue, Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, Setting, place_of, read_value
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
@@ -17,7 +17,7 @@ __all__ = [
     "OTHERS",
     "PREFIX",
     "ConfigFile",
-    "Settings",
+    "FileSettings",
     "Tree",
     "config_settings",
     "group_key",
@@ -71,7 +71,7 @@ class ConfigFile(NamedTuple):
     """The table with its options: `tool.hvlaunch`."""
 
 
-class Settings(NamedTuple):
+class FileSettings(NamedTuple):
     """The settings of a file."""
 
     always: tuple[Setting, ...]
@@ -96,7 +96,7 @@ class _Names(NamedTuple):
 
     options: Mapping[str, Option]
     """Options by key, with names such as `no-merge` for switches."""
-    groups: Mapping[str, Group]
+    groups: Mapping[str, OptionGroup]
 
 
 def keys_of(option: Option) -> tuple[str, ...]:
@@ -110,11 +110,11 @@ def key_of(option: Option) -> str:
     return keys_of(option)[0]
 
 
-def group_key(group: Group) -> str:
+def group_key(group: OptionGroup) -> str:
     return group.title.lower().replace(" ", "-")
 
 
-def config_settings(root: Tree, file: ConfigFile, groups: Sequence[Group]) -> Settings:
+def config_settings(root: Tree, file: ConfigFile, groups: Sequence[OptionGroup]) -> FileSettings:
     """Return the settings of a parsed file. Raises BadUsage with file, table and key."""
     reader = _Reader(file, _names(tuple(groups)))
     table = reader.table(root, "the file", "")
@@ -124,11 +124,11 @@ def config_settings(root: Tree, file: ConfigFile, groups: Sequence[Group]) -> Se
     for name, tree in profiles.items():
         profile = reader.table(tree, name, _joined(file.table, _PROFILES))
         by_name[name] = tuple(reader.settings(profile, _joined(file.table, _PROFILES, name), is_profile=True))
-    return Settings(always, by_name)
+    return FileSettings(always, by_name)
 
 
 @cache
-def _names(groups: tuple[Group, ...]) -> _Names:
+def _names(groups: tuple[OptionGroup, ...]) -> _Names:
     options = [option for group in groups for option in group.options]
     keys = {key: option for option in options for key in keys_of(option)}
     opposites = {name[2:]: option for option in options for name in option.opposites}
@@ -190,7 +190,7 @@ class _Reader:
                 self._refuse_no_table(called, place)
             self._unknown(called, place, [*self._names.options, *sections])
 
-    def _in_group(self, group: Group, name: str, value: Tree, place: str) -> _Entry:
+    def _in_group(self, group: OptionGroup, name: str, value: Tree, place: str) -> _Entry:
         option = self._names.options.get(_plain(name))
         if option is None:
             self._unknown(name, place, [key for option in group.options for key in keys_of(option)])
@@ -363,7 +363,7 @@ def _variables_of(option: Option) -> tuple[str, ...]:
 
 
 def variable_settings(
-    environ: Mapping[str, str], groups: Sequence[Group], warn: Callable[[str], object]
+    environ: Mapping[str, str], groups: Sequence[OptionGroup], warn: Callable[[str], object]
 ) -> list[Setting]:
     """Return the settings of the environment; `warn` gets a line about names that look mistyped. Raises BadUsage."""
     options = {name: option for group in groups for option in group.options for name in names_of(option)}
@@ -384,7 +384,7 @@ def variable_settings(
     return settings
 
 
-def _advice(name: str, options: Collection[str], groups: Sequence[Group]) -> str | None:
+def _advice(name: str, options: Collection[str], groups: Sequence[OptionGroup]) -> str | None:
     """Return what the name of a variable without effect may mean."""
     for option in (option for group in groups for option in group.options):
         if option.source == "command line" and not option.question and name in _variables_of(option):

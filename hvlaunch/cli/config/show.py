@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hvlaunch.cli.config.read import group_key, key_of
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import COMMAND
@@ -19,7 +19,7 @@ _COLUMN = 48
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
-def show_config(options: Options, groups: Sequence[Group]) -> str:
+def show_config(options: Options, groups: Sequence[OptionGroup]) -> str:
     """Return the text. It is a file of options itself, except for masked secrets."""
     blocks = [list(_command(options))]
     for group in groups:
@@ -31,7 +31,7 @@ def show_config(options: Options, groups: Sequence[Group]) -> str:
     return text or "# no option is set\n"
 
 
-def _once(group: Group) -> Iterator[Option]:
+def _once(group: OptionGroup) -> Iterator[Option]:
     """Yield the group's options, without those that no file can set."""
     yield from (option for option in group.options if option.source in ("any", "own"))
 

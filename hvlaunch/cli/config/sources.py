@@ -10,14 +10,14 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.cli.options.option import Group
+from hvlaunch.cli.options.option import OptionGroup
 from hvlaunch.cli.options.settings import Setting
 from hvlaunch.errors import BadUsage
 
 if TYPE_CHECKING:
-    from hvlaunch.cli.config.read import Settings
+    from hvlaunch.cli.config.read import FileSettings
 
-__all__ = ["Source", "other_sources", "project_file", "user_file"]
+__all__ = ["OptionSource", "other_sources", "project_file", "user_file"]
 
 _PYPROJECT = "pyproject.toml"
 
@@ -32,7 +32,7 @@ _TABLE = re.compile(
 _WORKER = "HVLAUNCH_JOB_ID"
 
 
-class Source(NamedTuple):
+class OptionSource(NamedTuple):
     """A source of settings, with a title for messages."""
 
     title: str
@@ -42,9 +42,9 @@ class Source(NamedTuple):
 def other_sources(
     typed: Sequence[Setting],
     environ: Mapping[str, str],
-    groups: Sequence[Group],
+    groups: Sequence[OptionGroup],
     warn: Callable[[str], object],
-) -> list[Source]:
+) -> list[OptionSource]:
     """Return the sources beside the command line, which may name a file and a profile.
 
     `warn` gets a line about each file or variable that is not used. Raises BadUsage.
@@ -68,19 +68,21 @@ def other_sources(
         profiles = sorted({name for _, settings in files for name in settings.profiles})
         hint = ", ".join(profiles) or "[profiles.NAME] in hvlaunch.toml"
         raise BadUsage(f"no file has a profile {profile!r}", hint=hint)
-    return [*sources, Source("environment", variables)]
+    return [*sources, OptionSource("environment", variables)]
 
 
-def _of_file(title: str, settings: "Settings", profile: str | None) -> Iterator[Source]:
-    yield Source(title, settings.always)
+def _of_file(title: str, settings: "FileSettings", profile: str | None) -> Iterator[OptionSource]:
+    yield OptionSource(title, settings.always)
     if profile is not None and profile in settings.profiles:
-        yield Source(f"{title}, profile {profile}", settings.profiles[profile])
+        yield OptionSource(f"{title}, profile {profile}", settings.profiles[profile])
 
 
-def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, is_found: bool) -> "Settings":
+def _read(
+    path: str, groups: Sequence[OptionGroup], warn: Callable[[str], object], *, is_found: bool
+) -> "FileSettings":
     """Return a file's settings. A found file that other users can change is skipped with a warning."""
     from hvlaunch.cli.config.files import NotTrusted, read_config  # noqa: PLC0415 (most jobs have no file)
-    from hvlaunch.cli.config.read import Settings  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.config.read import FileSettings  # noqa: PLC0415 (as above)
 
     try:
         return read_config(path, groups, is_found=is_found)
@@ -88,7 +90,7 @@ def _read(path: str, groups: Sequence[Group], warn: Callable[[str], object], *, 
         if not is_found:
             raise
         warn(f"warning: not used: {error}")
-        return Settings((), {})
+        return FileSettings((), {})
 
 
 def _last(settings: Sequence[Setting], name: str) -> Any:
@@ -104,7 +106,7 @@ def _is_same(path: str, named: str | None) -> bool:
 
 
 def _variables(
-    environ: Mapping[str, str], groups: Sequence[Group], warn: Callable[[str], object]
+    environ: Mapping[str, str], groups: Sequence[OptionGroup], warn: Callable[[str], object]
 ) -> list[Setting]:
     if not any(name.startswith("HVLAUNCH_") for name in environ):
         return []

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.option import Option, OptionGroup, Value
 
 __all__ = ["FAMILIAR", "HOROVOD"]
 
-FAMILIAR = Group(
+FAMILIAR = OptionGroup(
     "known from other launchers",
     pages=(("Coming from another launcher", "coming-from.md"),),
     options=(
@@ -127,7 +127,7 @@ def _switch(flag: str, variable: str, text: str, *, more: str = "") -> Option:
     )
 
 
-HOROVOD = Group(
+HOROVOD = OptionGroup(
     "Horovod",
     about="For workers that use Horovod. Each of these sets a variable for its library, and implies `--horovod` in a static job. "
     "A switch sets 1 and its opposite 0; without either the variable stays as it is.",

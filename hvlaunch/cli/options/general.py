@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.option import Option, OptionGroup, Value
 
 __all__ = ["GENERAL", "JOB_WORDS", "JobWord"]
 
-GENERAL = Group(
+GENERAL = OptionGroup(
     "general",
     pages=(("Files of options", "config.md"), ("shell completion", "output.md#shell-completion")),
     options=(

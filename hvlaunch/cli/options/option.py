@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["BadValue", "Group", "Option", "Value"]
+__all__ = ["BadValue", "Option", "OptionGroup", "Value"]
 
 
 class BadValue(ValueError):
@@ -96,7 +96,7 @@ def _opposite(flag: str) -> str:
     return f"--{bare}" if bare != flag else f"--no-{flag[2:]}"
 
 
-class Group(NamedTuple):
+class OptionGroup(NamedTuple):
     """Options of one subject."""
 
     title: str

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, default_of
 from hvlaunch.errors import BadUsage
 
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         raise BadUsage(message.removeprefix("argument "), hint=self._hint)
 
 
-def make_parser(groups: Sequence[Group], describe: Callable[[Option], str]) -> Parser:
+def make_parser(groups: Sequence[OptionGroup], describe: Callable[[Option], str]) -> Parser:
     """Return a parser with these options, for help and completion. `describe` returns an option's help text."""
     parser = Parser(
         prog="hvlaunch", usage=_USAGE, description=DESCRIPTION, add_help=False, allow_abbrev=False

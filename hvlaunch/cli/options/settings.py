@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvlaunch.cli.options.option import BadValue, Group, Option
+from hvlaunch.cli.options.option import BadValue, Option, OptionGroup
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
@@ -169,7 +169,7 @@ class Options:
     """
 
     def __init__(
-        self, settings: Mapping[str, Sequence[Setting]], groups: Sequence[Group], *, is_marked: bool
+        self, settings: Mapping[str, Sequence[Setting]], groups: Sequence[OptionGroup], *, is_marked: bool
     ) -> None:
         self.settings = settings
         self.given = {name: value_of(group) for name, group in settings.items() if name != COMMAND.name}

@@ -6,12 +6,12 @@ from typing import get_args
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.familiar import FAMILIAR, HOROVOD
 from hvlaunch.cli.options.general import GENERAL
-from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.option import Option, OptionGroup, Value
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
 __all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]
 
-SSH = Group(
+SSH = OptionGroup(
     "SSH",
     pages=(("SSH", "ssh.md"),),
     options=(
@@ -108,7 +108,7 @@ SSH = Group(
 )
 
 
-ELASTIC = Group(
+ELASTIC = OptionGroup(
     "elastic jobs",
     about="Hosts may come and go, workers and hosts may fail, and training goes on. A job is elastic with any of `--min-np`, "
     "`--max-np`, `--host-discovery-script`, `--max-restarts` and `--spares`.",
@@ -247,7 +247,7 @@ ELASTIC = Group(
 )
 
 
-_HOSTS = Group(
+_HOSTS = OptionGroup(
     "hosts",
     pages=(
         ("Hosts", "../README.md#hosts"),
@@ -379,7 +379,7 @@ _HOSTS = Group(
     ),
 )
 
-_WORKERS = Group(
+_WORKERS = OptionGroup(
     "workers",
     pages=(("What each worker gets", "environment.md"),),
     options=(
@@ -416,7 +416,7 @@ _WORKERS = Group(
     ),
 )
 
-_ENVIRONMENT = Group(
+_ENVIRONMENT = OptionGroup(
     "environment",
     pages=(("The workers' environment", "environment.md#what-you-pass-on"),),
     options=(
@@ -449,7 +449,7 @@ _ENVIRONMENT = Group(
     ),
 )
 
-_OUTPUT = Group(
+_OUTPUT = OptionGroup(
     "output",
     pages=(("Output", "output.md"), ("Events", "events.md")),
     options=(
@@ -547,7 +547,7 @@ _OUTPUT = Group(
     ),
 )
 
-_ENDING = Group(
+_ENDING = OptionGroup(
     "ending",
     pages=(("Exit codes", "exit-codes.md"), ("When something fails", "../README.md#when-something-fails")),
     options=(
@@ -640,7 +640,7 @@ _ENDING = Group(
     ),
 )
 
-_CONTROLLER = Group(
+_CONTROLLER = OptionGroup(
     "controller",
     about="The program that starts the workers.",
     pages=(("mpirun, srun and jsrun", "mpi.md"),),

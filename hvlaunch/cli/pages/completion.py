@@ -9,7 +9,7 @@ from typing import Any
 import shtab
 
 from hvlaunch.cli.options.general import JOB_WORDS, JobWord
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import make_parser
 
 __all__ = ["BASH", "ZSH", "after", "completion", "fish_completion", "with_job_words"]
@@ -114,7 +114,7 @@ _FISH_WAYS = {
 }
 
 
-def fish_completion(groups: Sequence[Group]) -> str:
+def fish_completion(groups: Sequence[OptionGroup]) -> str:
     """The script."""
     options = [option for group in groups for option in group.options]
     words = "".join(
@@ -185,7 +185,7 @@ _hvlaunch_command_or_files() {{
 _PREAMBLES = {"bash": _BASH, "zsh": ZSH}
 
 
-def completion(groups: Sequence[Group], shell: str) -> str:
+def completion(groups: Sequence[OptionGroup], shell: str) -> str:
     """Return a script for bash, zsh, fish or tcsh that completes options, their values, and the user's command."""
     if shell == "fish":
         return fish_completion(groups)

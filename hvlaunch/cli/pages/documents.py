@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvlaunch import __version__
 from hvlaunch.cli.foreign import LAUNCHERS, Becomes, ForeignOption, OtherLauncher, key
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, default_text, sentences
 from hvlaunch.cli.options.table import GROUPS
 
@@ -53,7 +53,7 @@ _FILES = (
 )
 
 
-def man_page(groups: Sequence[Group]) -> str:
+def man_page(groups: Sequence[OptionGroup]) -> str:
     """Return the manual page for man(1)."""
     parts = [
         f'.TH HVLAUNCH 1 "" "hvlaunch {__version__}" "User Commands"\n.nh\n.ad l\n',
@@ -77,7 +77,7 @@ def man_page(groups: Sequence[Group]) -> str:
     return "".join(parts)
 
 
-def _group(group: Group) -> Iterator[str]:
+def _group(group: OptionGroup) -> Iterator[str]:
     yield f".SS {group.title[0].upper()}{group.title[1:]}\n"
     if group.about:
         yield f"{_text(group.about)}\n"
@@ -139,7 +139,7 @@ _SOURCES = {
 """Remarks about the sources of an option."""
 
 
-def options_page(groups: Sequence[Group]) -> str:
+def options_page(groups: Sequence[OptionGroup]) -> str:
     """Return the page for these options as Markdown."""
     names = {flag: _name(option) for group in groups for option in group.options for flag in option.flags}
     blocks = [_OPTIONS_HEAD, *_contents(groups)]
@@ -150,7 +150,7 @@ def options_page(groups: Sequence[Group]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _contents(groups: Sequence[Group]) -> Iterator[str]:
+def _contents(groups: Sequence[OptionGroup]) -> Iterator[str]:
     rows = ["| group | options |", "|---|---|"]
     for group in groups:
         links = " ".join(f"[`{_name(option)}`](#{_name(option)})" for option in group.options)
@@ -158,7 +158,7 @@ def _contents(groups: Sequence[Group]) -> Iterator[str]:
     yield "\n".join(rows)
 
 
-def _head(group: Group, names: Mapping[str, str]) -> Iterator[str]:
+def _head(group: OptionGroup, names: Mapping[str, str]) -> Iterator[str]:
     yield f"## {group.title[0].upper()}{group.title[1:]}"
     if group.about:
         yield _paragraph(group.about, names)
@@ -167,7 +167,7 @@ def _head(group: Group, names: Mapping[str, str]) -> Iterator[str]:
         yield f"More: {', '.join(links)}."
 
 
-def _entry(option: Option, group: Group, names: Mapping[str, str]) -> Iterator[str]:
+def _entry(option: Option, group: OptionGroup, names: Mapping[str, str]) -> Iterator[str]:
     yield f'<a id="{_name(option)}"></a>'
     yield f"### `{'`, `'.join(option.flags)}{_taken(option)}`"
     text = sentences(option)

@@ -8,7 +8,7 @@ from rich.text import Text
 from rich_argparse import RichHelpFormatter
 
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.option import Group, Option
+from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, default_text, make_parser, sentences
 
 __all__ = ["help_text"]
@@ -26,14 +26,14 @@ class _Formatter(RichHelpFormatter):
     group_name_formatter = str
 
 
-def help_text(groups: Sequence[Group], *, is_long: bool) -> str:
+def help_text(groups: Sequence[OptionGroup], *, is_long: bool) -> str:
     """Return help for these options, as wide as the terminal."""
     if is_long:
         return _help(groups, _long, _epilog(), column=24)
     options = [option for group in groups for option in group.options]
     everyday = tuple(option for option in options if option.is_everyday)
     epilog = _SHORT_EPILOG.format(count=len(options))
-    return _help([Group("options of every day", everyday)], _short, epilog, column=32)
+    return _help([OptionGroup("options of every day", everyday)], _short, epilog, column=32)
 
 
 def _epilog() -> str:
@@ -44,7 +44,9 @@ def _epilog() -> str:
     return "\n".join([*jobs, "exit codes:", *codes, "", "examples:", "\n\n".join(examples), ""])
 
 
-def _help(groups: Sequence[Group], describe: Callable[[Option], str], epilog: str, *, column: int) -> str:
+def _help(
+    groups: Sequence[OptionGroup], describe: Callable[[Option], str], epilog: str, *, column: int
+) -> str:
     parser = make_parser(groups, describe)
     parser.formatter_class = partial(_Formatter, max_help_position=column)
     parser.epilog = Text(epilog)  # type: ignore[assignment]  # a Text, which rich prints without markup

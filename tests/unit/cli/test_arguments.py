@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 
@@ -231,7 +231,7 @@ def test_what_can_not_be_is_one_line_that_names_the_flag(line, part):
 @pytest.mark.parametrize("width", [80, 120])
 def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse(["--help"])
     text = caught.value.text
     assert max(map(len, text.splitlines())) <= width
@@ -267,7 +267,7 @@ def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
 
 def test_the_short_help_has_ten_options_and_where_more_is(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse(["-h"])
     lines = caught.value.text.splitlines()
     assert max(map(len, lines)) <= 80
@@ -297,6 +297,6 @@ def test_an_unknown_option_is_told_before_anything_is_answered(line, question):
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_version(flag):
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse([flag])
     assert caught.value.text == f"hvlaunch {__version__}\n"

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 
 BASH = """\
 source "$1"
@@ -24,7 +24,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def script(shell):
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse(["--print-completion", shell])
     return caught.value.text
 
@@ -253,7 +253,7 @@ def test_tcsh():
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
 def test_every_long_flag_is_in_it(shell):
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse(["--help"])
     lines = [line for line in caught.value.text.splitlines() if line.startswith("  -")]
     flags = {word for line in lines for word in re.sub("[,.]", " ", line).split() if word.startswith("--")}

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.cli.options.option import Group, Option, Value
+from hvlaunch.cli.options.option import Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import EXAMPLES, sentences
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import man_page
@@ -70,6 +70,6 @@ def test_every_option_is_in_it_with_all_that_help_says():
 def test_what_roff_would_take_for_its_own_is_text():
     odd = Option("odd", ("--odd",), "first", Value(("X",)), more="`a\\\\b` -x 'y'.", default="'z'")
     option = odd._replace(help=".TH is no request")
-    text = " ".join(shown(man_page([Group("group", (option,), about="'tis ...")])).split())
+    text = " ".join(shown(man_page([OptionGroup("group", (option,), about="'tis ...")])).split())
     assert "'tis ..." in text
     assert "--odd X .TH is no request. a\\\\b -x 'y'. Default: 'z'." in text

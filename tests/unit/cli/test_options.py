@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.arguments import Answer, parse
-from hvlaunch.cli.options.option import BadValue, Group, Option, Value
+from hvlaunch.cli.arguments import Answered, parse
+from hvlaunch.cli.options.option import BadValue, Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import options_page as page
@@ -47,12 +47,12 @@ EXTRA = Option(
 )
 WITH_EXTRA = (
     *GROUPS,
-    Group("another group", (EXTRA,), about="It has `--remote-agent`.", pages=(("SSH", "ssh.md"),)),
+    OptionGroup("another group", (EXTRA,), about="It has `--remote-agent`.", pages=(("SSH", "ssh.md"),)),
 )
 
 
 def answer(*words, groups=WITH_EXTRA):
-    with pytest.raises(Answer) as caught:
+    with pytest.raises(Answered) as caught:
         parse(words, groups)
     return caught.value.text
 
@@ -90,7 +90,7 @@ def test_an_option_of_the_table_is_read_and_sets_its_field():
 
 
 def test_an_option_of_the_table_is_in_the_help():
-    everyday = (*GROUPS, Group("another group", (EXTRA._replace(is_everyday=True),)))
+    everyday = (*GROUPS, OptionGroup("another group", (EXTRA._replace(is_everyday=True),)))
     assert "\n  -ra, --remote-agent PROGRAM   program in place of ssh\n" in answer("-h", groups=everyday)
     assert "--remote-agent" not in answer("-h")
     long = answer("--help")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
 from hvlaunch.cli.jobs.commands import parser_of
@@ -105,7 +105,7 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             parser_of(words[0]).parse_args(words[1:])
         else:
             job(words, environ)
-    except Answer:
+    except Answered:
         return
     except BadUsage as error:
         if not str(error).startswith("there is no pool lab;"):

@@ -63,11 +63,11 @@ def wait_for(condition) -> None:
     ],
 )
 def test_lines_of_any_dialect_in_the_order_printed(script, printed, hosts):
-    assert script(f"printf '{printed}'").look() == hosts
+    assert script(f"printf '{printed}'").read_hosts() == hosts
 
 
 def test_a_command_with_arguments(tmp_path):
-    assert HostScript("/bin/echo 'a:4'", LONG).look() == [Host("a", 4)]
+    assert HostScript("/bin/echo 'a:4'", LONG).read_hosts() == [Host("a", 4)]
 
 
 @pytest.mark.parametrize("arguments", ["", " 'a:1'"])
@@ -75,7 +75,7 @@ def test_a_script_beside_us_needs_no_path(arguments, tmp_path, monkeypatch):
     (tmp_path / "discover.sh").write_text("#!/bin/sh\necho ${1:-a:1}\n")
     (tmp_path / "discover.sh").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    assert HostScript(f"discover.sh{arguments}", LONG).look() == [Host("a", 1)]
+    assert HostScript(f"discover.sh{arguments}", LONG).read_hosts() == [Host("a", 1)]
 
 
 @pytest.mark.parametrize("text", ["echo a", "#!/bin/sh\r\necho a"])
@@ -84,11 +84,11 @@ def test_what_is_no_program_though_it_is_there(text, tmp_path):
     path.write_text(text)
     path.chmod(0o755)
     with pytest.raises(BadUsage, match="check its first line, #!PROGRAM"):
-        HostScript(str(path), LONG).look()
+        HostScript(str(path), LONG).read_hosts()
 
 
 def test_no_input_and_what_it_says_on_stderr_is_no_answer(script):
-    assert script("cat; echo noise >&2; echo a:1").look() == [Host("a", 1)]
+    assert script("cat; echo noise >&2; echo a:1").read_hosts() == [Host("a", 1)]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_no_input_and_what_it_says_on_stderr_is_no_answer(script):
 )
 def test_a_failure_says_what_the_script_said(script, text, said):
     with pytest.raises(DiscoveryFailed) as caught:
-        script(text).look()
+        script(text).read_hosts()
     assert said in str(caught.value)
     assert "discover it.sh" in str(caught.value)
     assert caught.value.exit_code == 69
@@ -109,17 +109,17 @@ def test_a_failure_says_what_the_script_said(script, text, said):
 
 def test_a_bad_line_is_named(script):
     with pytest.raises(BadHost) as caught:
-        script("echo a:1; echo b:none").look()
+        script("echo a:1; echo b:none").read_hosts()
     assert caught.value.line == 2
 
 
 def test_no_such_program_and_no_permission(tmp_path):
     with pytest.raises(BadUsage, match="No such file"):
-        HostScript(str(tmp_path / "nowhere"), LONG).look()
+        HostScript(str(tmp_path / "nowhere"), LONG).read_hosts()
     path = tmp_path / "script"
     path.write_text("#!/bin/sh\n")
     with pytest.raises(BadUsage, match="chmod"):
-        HostScript(str(path), LONG).look()
+        HostScript(str(path), LONG).read_hosts()
     with pytest.raises(BadUsage, match="does not name a program"):
         HostScript("'", LONG)
 
@@ -128,7 +128,7 @@ def test_a_script_that_hangs_is_killed_with_its_children(script, tmp_path):
     pid_file = tmp_path / "pid"
     source = script(f"sleep 1000 & echo $! > {str(pid_file)!r}; echo why >&2; wait", limit=0.3)
     with pytest.raises(DiscoveryFailed, match=r"longer than 0\.3 s"):
-        source.look()
+        source.read_hosts()
     child = pid_in(pid_file)
     wait_for(lambda: child is None or is_gone(child))
 
@@ -136,7 +136,7 @@ def test_a_script_that_hangs_is_killed_with_its_children(script, tmp_path):
 def test_a_daemon_that_holds_the_pipes_does_not_hang_us(script, tmp_path):
     pid_file = tmp_path / "pid"
     source = script(f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 100' & echo a:1")
-    assert source.look() == [Host("a", 1)]
+    assert source.read_hosts() == [Host("a", 1)]
     daemon = pid_in(pid_file)
     if daemon is not None:
         os.kill(daemon, 9)
@@ -145,13 +145,13 @@ def test_a_daemon_that_holds_the_pipes_does_not_hang_us(script, tmp_path):
 @pytest.mark.timeout(60)
 def test_a_script_that_prints_without_end(script):
     with pytest.raises(DiscoveryFailed, match="prints too much, more than 256 KiB"):
-        script("exec yes host:1").look()
+        script("exec yes host:1").read_hosts()
 
 
 DRIVER = """if True:
     import sys
     from hvlaunch.hosts.discovery import HostScript
-    HostScript(sys.argv[1], 1000.0).look()
+    HostScript(sys.argv[1], 1000.0).read_hosts()
 """
 
 
@@ -178,7 +178,7 @@ def test_an_exception_does_not_end_discovery():
         def __init__(self):
             self.looks = 0
 
-        def look(self):
+        def read_hosts(self):
             self.looks += 1
             if self.looks == 1:
                 raise MemoryError("no room")
@@ -223,14 +223,14 @@ def test_hosts_beyond_the_most_and_slots_beyond_those_of_each_are_not_used(tmp_p
     options = ElasticOptions(min_np=1, hostfile=path)
     source = host_source(replace(options, most_hosts=2, per_host=2))
     assert source is not None
-    assert source.look() == [Host("a", 2), Host("b", 2)]
+    assert source.read_hosts() == [Host("a", 2), Host("b", 2)]
     source = host_source(replace(options, per_host=0))
     assert source is not None
-    assert source.look() == [Host("a"), Host("b"), Host("c")]
+    assert source.read_hosts() == [Host("a"), Host("b"), Host("c")]
     source = host_source(replace(options, per_host=2))
     assert source is not None
     with pytest.raises(BadUsage, match="--nproc-per-node 2: host c has only 1 slot"):
-        source.look()
+        source.read_hosts()
     assert host_source(ElasticOptions(min_np=1)) is None
 
 
@@ -239,7 +239,7 @@ def test_stop_does_not_wait_for_a_look_that_is_stuck_in_the_kernel(monkeypatch):
         def __init__(self) -> None:
             self.began, self.goes_on = threading.Event(), threading.Event()
 
-        def look(self) -> list[Host]:
+        def read_hosts(self) -> list[Host]:
             self.began.set()
             self.goes_on.wait(LONG)
             return [Host("a")]

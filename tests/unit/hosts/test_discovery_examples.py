@@ -24,7 +24,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def found(command: str) -> list[tuple[str, int | None]]:
-    return [(host.name, host.slots) for host in HostScript(command, 30.0).look()]
+    return [(host.name, host.slots) for host in HostScript(command, 30.0).read_hosts()]
 
 
 def test_hosts_of_a_hostfile_that_answer(program, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.api.given import spec_of as api_spec
-from hvlaunch.cli.arguments import Answer, parse
+from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.read import OTHERS, names_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
@@ -238,7 +238,7 @@ def test_without_a_home_or_a_directory_nothing_is_read(here):
 def test_a_wrong_file_stops_no_report_and_no_help(here):
     write(here / "hvlaunch.toml", "wrong")
     assert parse(["--check-build"], environ=environ(here)).check_build
-    with pytest.raises(Answer):
+    with pytest.raises(Answered):
         parse(["--help"], environ=environ(here))
     with pytest.raises(BadUsage, match=r"hvlaunch\.toml: expected"):
         parse(["true"], environ=environ(here))
