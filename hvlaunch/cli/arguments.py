@@ -134,7 +134,9 @@ def parse(
     options = Options(
         merged([*(source.settings for source in others), settings]), groups, is_marked=is_marked
     )
+    # After merging: only then it is known which source's host keys count.
     options.check_found()
+    # `hvlaunch -v` alone is a question for the version in many programs.
     if not options.command and not options.check_build and not options.show_config:
         version = "hvlaunch -V for the version, " if options.given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")

@@ -13,7 +13,8 @@ from hvlaunch.errors import HvlaunchError
 
 __all__ = ["check_build", "launcher_version", "package_version", "ssh_version"]
 
-_SSH_PATIENCE = 10.0  # seconds: the binary may be on a slow network disk
+# Seconds: the binary may be on a slow network disk.
+_SSH_PATIENCE = 10.0
 
 
 def package_version(name: str) -> str | None:
@@ -55,6 +56,7 @@ def launcher_version(name: str) -> str | None:
 
 
 def check_build(
+    # Arguments, so that tests decide what is installed.
     version_of: Callable[[str], str | None] = package_version,
     ssh: Callable[[], str | None] = ssh_version,
     launcher: Callable[[str], str | None] = launcher_version,

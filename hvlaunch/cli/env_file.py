@@ -78,6 +78,7 @@ def _variable(text: str, position: int, place: str, number: int) -> tuple[EnvLin
     elif head["equals"]:
         raw = _REST_OF_LINE.match(text, position)
         assert raw is not None  # noqa: S101 (the pattern matches anything, the empty text too)
+        # Unquoted values end at ` #`, or at the end of the line.
         return EnvLine(number, head["name"], _COMMENT.sub("", raw[0]).strip()), raw.end()
     line_end = _NOTHING.match(text, position)
     if line_end is None:

@@ -29,7 +29,8 @@ __all__ = [
 Becomes = Literal["same", "another word", "not needed", "not here", "another meaning"]
 
 _LIKE = 0.75
-_SHORT = 2  # characters of `-x`, whose value may follow at once
+# Characters of `-x`, whose value may follow at once.
+_SHORT = 2
 
 
 class ForeignOption(NamedTuple):
@@ -57,8 +58,8 @@ class ForeignOption(NamedTuple):
 class OtherLauncher(NamedTuple):
     """Another launcher: a job as typed there and here, and the launcher's options."""
 
-    there: str
-    here: str
+    example: str
+    equivalent: str
     notes: str
     """Markdown for docs/coming-from.md."""
     options: tuple[ForeignOption, ...]
@@ -94,7 +95,7 @@ def _read() -> dict[str, OtherLauncher]:
                 ForeignOption(spelled, becomes, here) for spelled, here in entry.get(becomes, {}).items()
             ]
         notes = "\n".join(entry.get("notes", ()))
-        launchers[program] = OtherLauncher(entry["there"], entry["here"], notes, tuple(options))
+        launchers[program] = OtherLauncher(entry["example"], entry["equivalent"], notes, tuple(options))
     return launchers
 
 
@@ -143,12 +144,14 @@ def _typed(words: Sequence[str]) -> _Typed | None:
     values = [value] if equals else []
     rows = rows_of(name)
     if not rows and not name.startswith("--"):
+        # `-N4`: a short name with its value.
         name, values = words[0][:_SHORT], [words[0][_SHORT:]]
         rows = [row for row in rows_of(name) if row.option.metavars]
     if not rows:
         return None
     metavars = rows[0].option.metavars
     count = 1 if values else 1 + len(metavars)
+    # An error may end up in a log: it must not repeat secrets.
     shown = list(masked_words((name, *(values or words[1:count]))))[1:]
     if len(shown) > 1:
         shown[1] = masked(shown[0], shown[1])  # -genv NAME VALUE
@@ -185,7 +188,8 @@ def _sentence(typed: _Typed) -> str:
 
 
 def _meaning(option: ForeignOption, typed: _Typed) -> str:
-    value = typed.value or " ".join(option.metavars)  # of the same name, one launcher's may have no value
+    # Launchers differ in whether an option of this name has a value.
+    value = typed.value or " ".join(option.metavars)
     here = option.here.replace("{option}", typed.typed).replace("{=}", value.replace(" ", "=", 1))
     here = here.replace("{}", value)
     match option.becomes:

@@ -76,6 +76,7 @@ def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobS
     if "map_by" in given:
         changed["map_by"], count = given["map_by"]
         hosts = hosts if count is None else with_slots(hosts, count, f"--map-by ppr:{count}:node")
+    # A launcher places its processes itself: these options could not hold.
     if spec.mpi is not None and (changed.get("visible_gpus") or "map_by" in given):
         raise BadUsage(
             "the launcher deals out workers and GPUs itself",

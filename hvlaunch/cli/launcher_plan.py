@@ -41,6 +41,7 @@ def launcher_plan(
             rankfile=_RANKFILE,
         ),
     )
+    # A pasted command inherits the shell's other variables.
     missing = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
     words = [
         f"{quoted(name)}={shown_value(name, value, show_secrets=show_secrets)}"

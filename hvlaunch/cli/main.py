@@ -21,7 +21,8 @@ from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Run", "main", "script"]
 
-_FEWEST_DESCRIPTORS = 32  # enough for a job of one host
+# Enough for a job of one host.
+_FEWEST_DESCRIPTORS = 32
 _INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -67,6 +68,7 @@ def script(run: Run | None = None) -> NoReturn:
         with suppress(OSError, ValueError):  # closed, or its reader is gone
             if stream is not None:
                 stream.flush()
+    # Threads and exit handlers have done their work in main().
     os._exit(code)
 
 
@@ -93,10 +95,12 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         complain(note)
     try:
         spec, warnings = job_spec(options, os.environ)
+    # A conflict may be between the command line and a file that the user has forgotten.
     except BadUsage:
         if any(setting.origin for settings in options.settings.values() for setting in settings):
             complain("some options do not come from the command line: hvlaunch --show-config says which")
         raise
+    # Workers here inherit everything, so that no variable is missing.
     names = [] if only_local(spec) else left_out(os.environ, spec.env)
     warnings += [
         f"{name} has a user or password in it, so it is not passed on; try: -x {name}"
@@ -113,6 +117,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         return print_answer(_plan(spec, names, show_secrets=options.show_secrets) + "\n")
     if spec.verbose and names:
         complain(f"set here, and not passed on to the workers: {', '.join(names)}")
+    # Asked before the job starts: later, some library would fail with an obscure error.
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_DESCRIPTORS:
         raise _too_few_descriptors()
     if spec.detach == "at start":

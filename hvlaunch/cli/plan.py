@@ -18,7 +18,8 @@ __all__ = ["command_line", "plan", "quoted", "shown_value"]
 
 _LATER = "(known once connected)"
 _DEFAULT = "(set where the host has none)"
-_WIDTH = 78  # and two in front of it: a terminal's 80
+# A terminal's 80 columns, less an indent of two.
+_WIDTH = 78
 
 _NETWORKS = [
     HostNetwork(
@@ -92,6 +93,7 @@ def command_line(words: Sequence[str], *, show_secrets: bool) -> str:
 
 def quoted(word: str) -> str:
     """Quote a word for a shell, on one line: unprintable characters are escaped as in bash's $'...'."""
+    # An escape sequence in a plan would reach the user's terminal.
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(_escaped(char) for char in word) + "'"
@@ -108,6 +110,7 @@ def _escaped(char: str) -> str:
 
 def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
     """Return the placements; None if they depend on hosts' GPUs."""
+    # The agents count GPUs, and --dry-run connects to no host.
     if spec.slots_per_host is None and any(host.slots is None for host in hosts):
         return None
     slots = [(host.name, slots_of(host, spec.slots_per_host, gpus=0)) for host in hosts]
@@ -128,6 +131,7 @@ def _host_lines(
 ) -> list[str]:
     rows = [("host", "slots", "ranks", "reached by")]
     for host in hosts:
+        # As slots_of() decides, but without the number of GPUs.
         slots = host.slots or spec.slots_per_host
         ranks = (
             "known once connected"
@@ -163,6 +167,7 @@ def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
 def _environment_lines(
     spec: JobSpec, by_rank: Mapping[str, Sequence[str]], *, show_secrets: bool
 ) -> list[str]:
+    # Values that differ between two marks depend on what only a running job knows.
     first, second = (
         shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports, spec.lease)
         for network in _NETWORKS

@@ -103,6 +103,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     def hold(tell: Callable[[str], None] | None) -> int:
         return _hold(root, name, spec, pool_options.idle_timeout, tell)
 
+    # A pool outlives its terminal; in the foreground it ends with stdin, for service managers.
     return hold(None) if pool_options.foreground else run_detached(hold)
 
 
@@ -190,7 +191,8 @@ def _stop_jobs(pool: KnownPool, environ: Mapping[str, str]) -> None:
     users = _users(ask(pool, {"what": "hosts"}))
     for job in known_jobs(jobs_directory(environ)):
         if job.id in users and job.has_driver:
-            with suppress(HvlaunchError):  # it has just ended
+            # The job may have ended just now.
+            with suppress(HvlaunchError):
                 ControlClient(job).post("/stop", {"kill": True})
             await_end(job)
 
@@ -203,6 +205,7 @@ def _end(pool: KnownPool) -> None:
         except PoolGone:
             pass
         except BadUsage as error:
+            # `down` is refused while a job uses the pool.
             if time.monotonic() < deadline and not _users(ask(pool, {"what": "hosts"})):
                 # A job that was just ending: ask again.
                 continue

@@ -41,7 +41,8 @@ def complain(message: str) -> None:
             print(f"hvlaunch: {visible(line)}", file=sys.stderr, flush=True)  # noqa: T201 (printing errors is done here)
 
 
-_ARG_START, _ARG_END = 48, 49  # fields of /proc/PID/stat, counted from 1; see proc(5)
+# Fields of /proc/PID/stat, counted from 1; see proc(5).
+_ARG_START, _ARG_END = 48, 49
 
 
 def hide_values(assignments: Iterable[str]) -> None:
@@ -57,6 +58,7 @@ def hide_values(assignments: Iterable[str]) -> None:
     import ctypes  # noqa: PLC0415 (only for those who use it)
 
     start, end = span
+    # The kernel shows these bytes of our memory as the command line.
     memory = (ctypes.c_char * (end - start)).from_address(start)
     # endswith, since -xNAME=VALUE is one word.
     hidden = [_hidden(word) if word.endswith(words) else word for word in memory.raw.split(b"\0")]
@@ -103,6 +105,7 @@ def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
     def tell(job_id: str) -> None:
         with suppress(OSError):  # the parent is gone
             os.write(write_end, job_id.encode())
+            # The parent waits for signals alone, so a byte in the pipe would not wake it.
             os.kill(parent, signal.SIGCHLD)
         os.close(write_end)
 
@@ -126,7 +129,8 @@ def _wait(child: int, read_end: int) -> int:
     while True:
         received = signal.sigwaitinfo((*_PASSED_ON, signal.SIGCHLD))
         if received.si_signo != signal.SIGCHLD:
-            if received.si_code <= 0:  # sent by a process; the kernel signals the whole group
+            # A code above 0 is the kernel's, which signals the whole foreground group, the child too.
+            if received.si_code <= 0:
                 os.kill(child, received.si_signo)
             continue
         with suppress(BlockingIOError):

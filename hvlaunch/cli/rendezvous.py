@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "parser", "script"]
 
 _NAME = "hvlaunch-rendezvous"
-_DEFAULT_BIND = "127.0.0.1:29400"  # torchrun's port
+# torchrun's default port.
+_DEFAULT_BIND = "127.0.0.1:29400"
 _ADDRESS = re.compile(r"(?:(?P<host>[^\[\]:]*)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})")
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DESCRIPTION = "Serve hvlaunch's rendezvous until SIGINT or SIGTERM. Its values are lost then."
@@ -91,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _address(text: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
+    # Ports have 16 bits.
     if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 (of 16 bits)
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return match["host"] or match["ipv6"] or "", int(match["port"])

@@ -92,7 +92,8 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
             f"no other driver can take over a job of {launcher}: if hvlaunch's is killed, the job ends"
         )
     elif spec.detach != "never" and "reconnect_timeout" not in options.given:
-        spec = replace(spec, reconnect_timeout=spec.lease)  # time for a successor to connect
+        # Time for a successor to connect.
+        spec = replace(spec, reconnect_timeout=spec.lease)
     return spec, warnings
 
 

@@ -21,8 +21,10 @@ __all__ = [
     "with_slots",
 ]
 
-_MOST = 1024  # slots of a host with an unknown number of processors
-_LEAST = 64  # slots that are never refused: a small machine may have many small workers
+# Most slots of a host with an unknown number of processors.
+_MOST = 1024
+# Slots that are never refused: a small machine may have many small workers.
+_LEAST = 64
 _PER_PROCESSOR = 8
 _LOWEST_PORT = 1024  # of an unprivileged user; a smaller number is hardly a port
 

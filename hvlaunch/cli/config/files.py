@@ -55,7 +55,8 @@ def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = Fa
     try:
         file = Path(path).expanduser()
         data = _found_bytes(path, name) if is_found else _bytes(str(file), name)
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the path; no home directory for a ~
+    # ValueError: a NUL in the path. RuntimeError: no home directory for a ~.
+    except (OSError, ValueError, RuntimeError) as error:
         cause = reason(error) if isinstance(error, OSError) else str(error).lower()
         raise BadUsage(f"{name}: {cause}", hint="--config-file FILE") from None
     # Larger files are no files of options, and would take memory and time to parse.

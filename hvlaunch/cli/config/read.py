@@ -102,6 +102,7 @@ class _Names(NamedTuple):
 def keys_of(option: Option) -> tuple[str, ...]:
     """Return an option's names in files and, as capitals, in variables, the usual one first."""
     names = (*option.flags, *option.aliases)
+    # `-x` has no long name.
     long = tuple(name[2:] for name in names if name.startswith("--"))
     return long or (option.flags[0].lstrip("-"),)
 
@@ -180,6 +181,7 @@ class _Reader:
         elif is_table and key in _HOROVODRUN:
             for name, value in self.table(tree, called, place).items():
                 yield self._of_horovodrun(key, name, value, inner)
+        # horovodrun's files name the controller: `controller: gloo`.
         elif key == _CONTROLLER and isinstance(tree, str):
             yield self._in_group(self._names.groups[key], tree, "true", place)
         elif key in self._names.options:
@@ -378,6 +380,7 @@ def variable_settings(
                 warn(f"warning: {name} {advice}")
         elif environ[name]:
             other = first_names.setdefault(options[name].name, name)
+            # HVLAUNCH_NP and HVLAUNCH_NUM_PROC would contradict each other without any order.
             if other != name and options[name].constant is True:
                 raise BadUsage(f"environment: {name} and {other} are the same option", hint=f"unset {name}")
             settings += _of_variable(options[name], name, environ[name])
@@ -389,6 +392,7 @@ def _advice(name: str, options: Collection[str], groups: Sequence[OptionGroup]) 
     for option in (option for group in groups for option in group.options):
         if option.source == "command line" and not option.question and name in _variables_of(option):
             return f"is not read: {key_of(option)} can't be set by a variable; try: {option.flags[-1]} on the command line"
+    # Stricter than for keys: variables of other programs may begin with HVLAUNCH_ too.
     close = get_close_matches(name, options, 1, _LIKE_VARIABLE)
     return f"is no option; try: {close[0]}" if close else None
 

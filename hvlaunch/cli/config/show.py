@@ -26,6 +26,7 @@ def show_config(options: Options, groups: Sequence[OptionGroup]) -> str:
         lines = [line for option in _once(group) for line in _lines(option, options)]
         blocks.append([f"[{group_key(group)}]", *lines] if lines else [])
     text = "\n".join("\n".join([*lines, ""]) for lines in blocks if lines)
+    # `****` in a value would be taken for the value.
     if f'{MASK}"' in text and not options.show_secrets:
         text += f"\n# {MASK} hides what may be a secret; --show-secrets shows it\n"
     return text or "# no option is set\n"
@@ -46,6 +47,7 @@ def _command(options: Options) -> Iterator[str]:
 def _lines(option: Option, options: Options) -> Iterator[str]:
     settings = [setting for setting in options.settings.get(option.name, ()) if setting.option == option]
     if settings:
+        # Only the last setting of such an option counts.
         if not option.repeats:
             settings = settings[-1:]
         yield _line(key_of(option), _value(option, settings, show_secrets=options.show_secrets), settings)
@@ -59,6 +61,7 @@ def _value(option: Option, settings: Sequence[Setting], *, show_secrets: bool) -
         return "false" if settings[-1].value is False else "true"
     texts = [text for setting in settings for text in setting.texts]
     if not show_secrets:
+        # Shown to others in bug reports and logs.
         texts = [_masked(option, text) for text in texts]
     if option.repeats == "join":
         return _scalar(",".join(texts))

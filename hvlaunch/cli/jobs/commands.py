@@ -52,6 +52,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except _Help as question:
         return print_answer(str(question))
     root = jobs_directory(environ)
+    # Directories of ended jobs are removed by whoever comes by: no daemon does it.
     prune(root)
     options.known_jobs = partial(known_jobs, root)
     return _ACTS[argv[0]](options.known_jobs(), options)
@@ -61,6 +62,7 @@ class _Help(Exception):
     """The help was asked for; its text is the exception's."""
 
 
+# argparse's own help exits the process, and prints without our care for broken pipes.
 class _AskHelp(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         raise _Help(parser.format_help())
@@ -238,6 +240,7 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         cause = f"job {job.id} has ended, and its events were not kept"
         raise BadUsage(cause, hint="--events FILE with the next job")
     control, number = ControlClient(job), 0
+    # The driver answers as soon as there is an event, or after this time.
     wait = _EVENTS_WAIT if options.follow else 0
     while True:
         try:
@@ -281,6 +284,7 @@ def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     result = await_end(job)
     if result is not None:
         return int(result["exit_code"])
+    # A good end removes the directory, and a killed driver leaves it.
     if job.directory.exists():
         raise DriverGone(f"job {job.id}: its driver was killed", hint="the log of what started it")
     return 0
@@ -326,6 +330,7 @@ def since(text: str, now: datetime) -> float:
         return now.timestamp() - int(span[1]) * _SECONDS[span[2]]
     try:
         if _TIME.fullmatch(text):
+            # fromisoformat() needs two digits of the hour.
             today = datetime.fromisoformat(f"{now:%Y-%m-%d} {text.zfill(len(text) + (text[1] == ':'))}")
             time_today = today.replace(tzinfo=now.tzinfo)
             return (time_today if time_today <= now else time_today - timedelta(days=1)).timestamp()
@@ -358,6 +363,7 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
         f"{duration(max(0.0, now - job.began))} ago",
     )
     command = job.about.get("command")
+    # about.json may be another version's, or damaged.
     words = [str(word) for word in command] if isinstance(command, list) else []
     return (*(_cut(visible(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
 

@@ -40,6 +40,7 @@ class JobFeed:
     def _look(self) -> View | None:
         """Return the view; None if no driver answers."""
         try:
+            # The first look is for whatever is there, and must not wait for news.
             if self._has_looked:
                 self._feed.await_news(INTERVAL)
             self._has_looked = True

@@ -39,9 +39,9 @@ _KINDS = {
 }
 _JSON = "application/json"
 _FRESH = 0.5
-"""Seconds for which one view is good enough for all browsers."""
+"""Seconds that a view is good enough for other browsers."""
 _REPORT_WAIT = 5
-"""Seconds from the job's last event until its report is made, at most."""
+"""Most seconds from the job's last event to its report."""
 _STACKS_WAIT = 40.0
 _LOOKING = 3.0
 """Seconds after its last question in which a browser counts as open."""
@@ -49,7 +49,7 @@ _FAREWELL = 3.0
 """Seconds that an open browser gets to see the job's end."""
 _MOST_LINES = 2000
 _SEGMENTS = 2
-"""How many of the store's newest segments are read for the newest lines, if no text is searched."""
+"""Newest segments of the store to read for the newest lines without a searched text."""
 
 
 class JobPage:
@@ -68,7 +68,7 @@ class JobPage:
         self._has_shown_end = False
 
     def respond(self, request: WebRequest) -> WebAnswer:
-        """Answer one request. Raises OSError, ValueError as WebRequest.read_body does."""
+        """Answer a request. Raises OSError, ValueError as WebRequest.read_body does."""
         answer = self._answer(request)
         return answer._replace(fields={**_FIELDS, **answer.fields})
 
@@ -91,6 +91,7 @@ class JobPage:
             return WebAnswer(
                 200, json.dumps({"key": entry.key}).encode(), _JSON, {"Set-Cookie": entry.cookie}
             )
+        # Every path below needs the cookie and the key.
         if not self._access.is_let_in(request.fields):
             return WebAnswer(401, b"who are you?\n")
         request.trust()
@@ -109,19 +110,21 @@ class JobPage:
     @staticmethod
     def _do(work: Callable[[WebRequest], object], request: WebRequest) -> WebAnswer:
         try:
-            found = work(request)
+            result = work(request)
         except ControlRefused as error:
             return WebAnswer(400, f"{error.problem.cause}\n".encode())
         except (ValueError, KeyError):
             return WebAnswer(400, b"the query is not understood\n")
-        except (OSError, DriverGone):  # the job is ending, or its directory is gone
+        # The job is ending, or its directory is gone.
+        except (OSError, DriverGone):
             return WebAnswer(503, b"the driver is busy\n")
-        return WebAnswer(200, found if isinstance(found, bytes) else json.dumps(found).encode(), _JSON)
+        return WebAnswer(200, result if isinstance(result, bytes) else json.dumps(result).encode(), _JSON)
 
     def _view(self) -> bytes:
-        """Return the view as JSON: soon after something has happened, or after a second."""
+        """Return the view as JSON, soon after news or after a second."""
         self._asked_at = time.monotonic()
-        with self._looking:  # one browser waits for news at a time; the others get what it has got
+        # One browser waits for news at a time, and the others get its view.
+        with self._looking:
             made_at, newest = self._newest
             is_fresh = time.monotonic() - made_at < _FRESH or self._has_last_view
             if not newest or not is_fresh:
@@ -137,18 +140,19 @@ class JobPage:
         newest = self._feed.next()
         if newest is None:
             raise DriverGone("the job is over")
-        found = as_json(newest)
+        record = as_json(newest)
         if newest.ending is not None:
-            found["report"] = self._report()
+            record["report"] = self._report()
             self._has_last_view = True
-        return json.dumps(found).encode()
+        return json.dumps(record).encode()
 
     def _report(self) -> Any:
-        """Return the job's failure report; None if there is none, as after a good end."""
+        """Return the job's failure report; None after a good end."""
         job = self._feed.job
         with suppress(DriverGone, ControlRefused):
             return self._control.get(f"/report?wait={_REPORT_WAIT}", _REPORT_WAIT)
-        await_end(job)  # the driver writes the report to the directory before it lets the lock go
+        # The driver writes the report to the directory before it releases the lock.
+        await_end(job)
         with suppress(OSError, ValueError):
             return json.loads((job.directory / REPORT).read_bytes())
         return None

@@ -58,6 +58,7 @@ class Reading(ModalScreen[None]):
     def _follow(self) -> None:
         while not self._is_left.is_set():
             text = self._read()
+            # The user may have left while the driver was asked.
             if self._is_left.is_set() or not self.app.is_running:
                 return
             self.app.call_from_thread(self._show, text)
@@ -69,6 +70,7 @@ class Reading(ModalScreen[None]):
         if not self.is_mounted:
             return
         scroll = self.query_one("#scroll", VerticalScroll)
+        # Follow the end only if the user is there.
         was_at_end = self._is_repeated and scroll.scroll_offset.y >= scroll.max_scroll_y
         self.query_one("#text", Static).update(text or "nothing yet")
         if was_at_end:
@@ -199,6 +201,7 @@ class TopScreen(App[None]):
 
     def _tell(self, call: object, *arguments: object, **options: object) -> None:
         if self.is_running:
+            # textual's objects belong to the main thread.
             self.call_from_thread(call, *arguments, **options)  # type: ignore[arg-type]
 
     def _show(self, view: View) -> None:
@@ -224,6 +227,7 @@ class TopScreen(App[None]):
     def _fill(self, view: View) -> None:
         """Fill the table, and keep the cursor on its row."""
         table = self._table
+        # Large jobs begin folded; the user's choice counts from then on.
         is_folded = len(view.ranks) > FEW if self._is_folded is None else self._is_folded
         selected = self._under_cursor
         scroll = table.scroll_offset
@@ -237,6 +241,7 @@ class TopScreen(App[None]):
         keys = [_key(row) for row in self._rows]
         if selected is not None and selected in keys:
             table.cursor_coordinate = Coordinate(keys.index(selected), 0)
+        # clear() has scrolled to the top.
         table.scroll_to(y=scroll.y, animate=False, force=True)
 
     @property
@@ -291,6 +296,7 @@ class TopScreen(App[None]):
 
     def _output(self, ranks: set[int]) -> str:
         reader = StoreReader(self._feed.job.directory)
+        # Two segments: the newest may have just begun.
         reader.seek_newest(2)
         lines = newest_lines_with(reader.read(), "", ranks, _LINES)
         reader.close()

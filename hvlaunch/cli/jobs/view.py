@@ -63,7 +63,8 @@ def await_output(job: KnownJob) -> None:
 
 def _is_kept(job: KnownJob) -> bool:
     """Return whether output is stored. Raises OSError."""
-    with suppress(FileNotFoundError):  # the directory is gone, as after a good end
+    # A good end removes the directory.
+    with suppress(FileNotFoundError):
         return bool(segments(job.directory))
     return False
 
@@ -122,6 +123,7 @@ class OutputView:
                 self.printer.show(item.data.decode(errors="replace"))
             case "stdout" | "stderr":
                 with self._changed:
+                    # Counted until printed, so that a slow terminal slows reading.
                     self._waiting += len(item.data)
                 self.printer.output(rank, item.kind, item.data, self._done)
             case _:
@@ -152,6 +154,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     """Print a job's stored output; return the exit code. Raises HvlaunchError."""
     job = choose(jobs, options.job)
     await_output(job)
+    # A failed job in a terminal stored no output, but its report is kept.
     if (report := _report_alone(job)) is not None:
         return print_answer(report)
     reader = StoreReader(job.directory)

@@ -1,4 +1,4 @@
-"""Who may use a job's page in a browser: a token that is good once lets a browser in; then it shows a cookie and a key."""
+"""Access to a job's page: a token admits one browser, which then shows a cookie and a key."""
 
 import hmac
 import os
@@ -22,7 +22,7 @@ class Refusal(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What a browser gets for its token. `cookie` is the value of a Set-Cookie field."""
+    """A browser's secrets. `cookie` is the value of a Set-Cookie field."""
 
     cookie: str
     key: str
@@ -55,15 +55,16 @@ class Access:
         self._tokens: dict[str, float] = {}
 
     def new_token(self) -> str:
-        """Make a token, which lets one browser in."""
+        """Make a token for one browser."""
         token = os.urandom(16).hex()
         self._tokens[token] = self._clock() + _LIFE
         return token
 
     def refusal(self, fields: Mapping[str, str], *, is_public: bool) -> Refusal | None:
-        """Return why nobody gets an answer to such a request, or None. Other sites may link to what is public."""
+        """Return why such a request gets no answer, or None. Other sites may link to public files."""
         host = fields.get("host", "")
-        if _without_port(host) not in self._names:  # another site's name that leads here: DNS rebinding
+        # DNS rebinding: another site's name may lead here.
+        if _without_port(host) not in self._names:
             return Refusal(421, "this is not the host that you have asked for")
         origin = fields.get("origin")
         is_foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
@@ -80,11 +81,13 @@ class Access:
         return has_bearer(fields, self._key) and has_cookie
 
     def let_in(self, fields: Mapping[str, str]) -> Admission | None:
-        """Take the token of a request; None if it is wrong, too old, or was used before."""
+        """Take the token of a request; None for a wrong, used or expired token."""
         shown = fields.get("authorization", "").removeprefix(_BEARER)
         token = next((token for token in self._tokens if _is_same(token, shown)), None)
+        # pop() first: a token is good once, even if it is too old.
         if token is None or self._tokens.pop(token) <= self._clock():
             return None
+        # HttpOnly hides it from scripts, and SameSite keeps it from requests of other sites.
         cookie = f"{self._cookie_name}={self._cookie}; HttpOnly; SameSite=Strict; Path=/{self._secure}"
         return Admission(cookie, self._key)
 
@@ -95,11 +98,11 @@ def has_bearer(fields: Mapping[str, str], token: str) -> bool:
 
 
 def _is_same(shown: str, secret: str) -> bool:
-    """Compare in a time that tells nothing about the secret."""
+    """Compare in constant time."""
     return hmac.compare_digest(shown.encode(errors="replace"), secret.encode())
 
 
 def _without_port(host: str) -> str:
-    """Remove the port, which may be another one for the browser: it comes by `ssh -L`."""
+    """Remove the port, which differs for a browser behind `ssh -L`."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() and (":" not in name or name.startswith("[")) else host

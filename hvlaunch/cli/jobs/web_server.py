@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 _MOST_CLIENTS = 128
 _LONGEST_BODY = 1 << 20
 _ONCE = ("authorization", "content-length", "cookie", "host", "origin", "sec-fetch-site")
-"""Header fields that decide whether a request is answered: a request that has one of them twice is malformed."""
+"""Header fields that decide whether a request is answered; a request that repeats a field is malformed."""
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -63,8 +63,8 @@ class WebRequest(NamedTuple):
 class WebServer(ThreadingMixIn, TCPServer):
     """Serves until close(), with a thread for each request, and a connection for each.
 
-    Any user of the machine may connect, so strangers must not keep the owner out: where there are too many connections,
-    the oldest that has shown no secret is closed.
+    Any user of the machine may connect, so unauthenticated clients must not keep the owner out: with too many connections,
+    the oldest without a secret is closed.
     """
 
     daemon_threads = True
@@ -123,7 +123,8 @@ class WebServer(ThreadingMixIn, TCPServer):
         """Handle a connection in a thread of its own; called by socketserver."""
         with self._lock:
             if len(self._clients) >= _MOST_CLIENTS:
-                self._evict_stranger()
+                self._evict_unauthenticated()
+            # Every connection is trusted: refuse the new one.
             if is_full := len(self._clients) >= _MOST_CLIENTS:
                 request.close()
             else:
@@ -133,9 +134,12 @@ class WebServer(ThreadingMixIn, TCPServer):
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Handle a connection, in its thread; called by socketserver."""
+        # A client that sends nothing must not hold its thread for ever.
         request.settimeout(_PATIENCE)
-        with suppress(OSError):  # the client has gone, or speaks no TLS
+        # OSError: the client has gone, or speaks no TLS.
+        with suppress(OSError):
             if self._context is not None:
+                # A copy, since wrap_socket() detaches the socket that the server knows.
                 with self._context.wrap_socket(request.dup(), server_side=True) as sealed:
                     _Handler(sealed, client_address, self, request)
             else:
@@ -155,12 +159,15 @@ class WebServer(ThreadingMixIn, TCPServer):
             if client in self._clients:
                 self._clients[client] = True
 
-    def _evict_stranger(self) -> None:
-        stranger = next((client for client, is_trusted in self._clients.items() if not is_trusted), None)
-        if stranger is not None:
-            del self._clients[stranger]
-            with suppress(OSError):  # its thread may have closed it already
-                stranger.shutdown(socket.SHUT_RDWR)
+    def _evict_unauthenticated(self) -> None:
+        client_to_close = next(
+            (client for client, is_trusted in self._clients.items() if not is_trusted), None
+        )
+        if client_to_close is not None:
+            del self._clients[client_to_close]
+            # The client's thread may have closed the connection already.
+            with suppress(OSError):
+                client_to_close.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -178,6 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer GET, HEAD and POST alike: what is allowed depends on the path."""
+        # One request for each connection: a browser's idle ones would count as clients.
         self.close_connection = True
         try:
             answer = self._answer()
@@ -198,6 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> WebAnswer:
         if any(len(self.headers.get_all(name, ())) > 1 for name in _ONCE):
             return WebAnswer(400, b"a header field is there twice\n")
+        # Chunked bodies are a way to smuggle requests, and no client of ours sends them.
         if "transfer-encoding" in self.headers:
             return WebAnswer(501, b"the body needs a length\n")
         path, _, query = self.path.partition("?")
@@ -220,6 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _family(address: str) -> socket.AddressFamily:
     """Raises BadUsage."""
+    # The user names an address, so that no other network gets the page by accident.
     if address in _EVERYWHERE:
         raise BadUsage(f"{address} is every address: name one", hint="--bind ADDRESS")
     try:

@@ -32,6 +32,7 @@ FAMILIAR = OptionGroup(
             "one worker. Where all hosts are this machine, and it has no nvidia-smi, `auto` is one for each processor, and `gpu` is an error. "
             "`cpu` is for this machine alone.",
             example="hvlaunch --nproc-per-node 4 -H a:8,b:8 python train.py",
+            # torchrun takes both spellings.
             aliases=("--nproc_per_node",),
         ),
         Option(
@@ -40,6 +41,7 @@ FAMILIAR = OptionGroup(
             "take the command for a Python module",
             more="`hvlaunch -m train.main --lr 3` starts `python -m train.main --lr 3`. `--no-python` starts the command as it is, "
             "as hvlaunch does without any of these.",
+            # torchrun's users type --no-python, and not --no-module.
             more_opposites=("--no-python", "--no_python"),
         ),
         Option(
@@ -65,6 +67,7 @@ FAMILIAR = OptionGroup(
             Value(("HOST[:N,...]@...",), values.not_empty),
             more="Workers of a host with numbers see these GPUs alone, one each.",
             example="hvlaunch -H a:8,b:8,c:8 --include a@c:0,1 python train.py",
+            # DeepSpeed refuses both in one line, too.
             excludes="selection",
         ),
         Option(
@@ -77,6 +80,7 @@ FAMILIAR = OptionGroup(
         ),
         Option(
             "map_by",
+            # Open MPI has both dashes.
             ("--map-by", "-map-by"),
             "how workers are dealt out to hosts: slot, node or ppr:N:node",
             Value(("POLICY",), values.mapping),
@@ -91,6 +95,7 @@ FAMILIAR = OptionGroup(
 
 _SAMPLES = Value(("N",), values.count)
 _WAIT = Value(("SECONDS",), values.count, unit="s")
+# Files on hosts can't be checked or resolved here.
 _ON_HOSTS = Value(("FILE",), values.not_empty)
 
 
@@ -127,6 +132,7 @@ def _switch(flag: str, variable: str, text: str, *, more: str = "") -> Option:
     )
 
 
+# Defaults are those of Horovod's library: an option that is not given sets no variable.
 HOROVOD = OptionGroup(
     "Horovod",
     about="For workers that use Horovod. Each of these sets a variable for its library, and implies `--horovod` in a static job. "

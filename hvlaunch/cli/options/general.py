@@ -26,6 +26,7 @@ GENERAL = OptionGroup(
             more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
             "`hvlaunch stop` stops it. Errors before that are reported as usual. The workers' stdin is empty.",
             example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
+            # Alternatives of one name: the stronger source decides which of both holds.
             constant="at start",
             excludes="detach",
         ),
@@ -52,6 +53,7 @@ GENERAL = OptionGroup(
             Value(("FILE",), values.not_empty, completion="file"),
             more="A file whose name ends with `.toml` is TOML, and any other is YAML; one of horovodrun will do.",
             example="hvlaunch --config-file job.yaml python train.py",
+            # A file must not name another file: the order of sources would be unclear.
             source="no file",
         ),
         Option(
@@ -64,6 +66,7 @@ GENERAL = OptionGroup(
         ),
         Option(
             "isolated",
+            # On the command line alone: a variable can't turn variables off.
             ("--isolated",),
             "ignore variables, and files that are not named",
             more="Then no option comes from `HVLAUNCH_` variables, `hvlaunch.toml`, `pyproject.toml` or `config.toml`.",

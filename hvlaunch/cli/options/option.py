@@ -31,6 +31,7 @@ class Value(NamedTuple):
     """A path on this machine (`here`), or on hosts too; in a file it is relative to the file's directory."""
 
 
+# Not a dataclass: making one takes 0.2 to 1 ms at each start, and a named tuple 0.05.
 class Option(NamedTuple):
     """An option. Texts for users have `code` in backquotes."""
 
@@ -92,6 +93,7 @@ class Option(NamedTuple):
 
 
 def _opposite(flag: str) -> str:
+    # The opposite of --no-stall-check is --stall-check.
     bare = flag.removeprefix("--no-")
     return f"--{bare}" if bare != flag else f"--no-{flag[2:]}"
 

@@ -25,6 +25,7 @@ class Parser(argparse.ArgumentParser):
         self._hint = hint
 
     def error(self, message: str) -> NoReturn:
+        # argparse would print its usage and exit.
         raise BadUsage(message.removeprefix("argument "), hint=self._hint)
 
 

@@ -152,6 +152,7 @@ def value_of(settings: Sequence[Setting]) -> Any:
 
 
 _NO_COMMAND = Setting(COMMAND, (), (), "")
+# Classes with the defaults of fields, by the first part of `Option.field`.
 _PARTS = {
     "": JobSpec,
     "console": ConsoleOptions,
@@ -178,6 +179,7 @@ class Options:
         self._options = {option.name: option for group in groups for option in group.options}
 
     def __getattr__(self, name: str) -> Any:
+        # `options.np` reads like a field, though options come from a table.
         if name in self.given:
             return self.given[name]
         if name not in self._options:
@@ -256,6 +258,7 @@ def default_of(option: Option) -> Any:
     """Return an option's default; None if other options decide it."""
     if option.repeats in ("list", "add"):
         return []
+    # Options without a field are evaluated in spec.py, which knows their defaults.
     if not option.field:
         return False if option.value is None and option.constant is True else None
     name = option.field.rpartition(".")[2]

@@ -11,6 +11,8 @@ from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHCli
 
 __all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]
 
+# source="own": the option decides what hvlaunch itself runs, writes or trusts, so a file that no user
+# named, which may come with a repository, must not set it.
 SSH = OptionGroup(
     "SSH",
     pages=(("SSH", "ssh.md"),),
@@ -47,6 +49,7 @@ SSH = OptionGroup(
             ("--ssh-config",),
             "configuration file of ssh",
             values.FILE,
+            # ssh's configuration names programs to run (ProxyCommand).
             field="ssh.config",
             default="`~/.ssh/config` and the system's",
             convert=values.readable,
@@ -85,6 +88,7 @@ SSH = OptionGroup(
             ("--connect-limit",),
             "most connections made to a host at a time",
             values.NUMBER,
+            # Beyond its MaxStartups, sshd drops connections at random.
             field="ssh.connect_limit",
             more="The same holds for a jump host.",
         ),
@@ -138,6 +142,7 @@ ELASTIC = OptionGroup(
             ("--host-discovery-script",),
             "command that prints the current hosts",
             Value(("COMMAND",), values.not_empty),
+            # Excludes -H and --hostfile: a job has one source of hosts.
             field="elastic.discovery_script",
             excludes="hosts",
             more="It prints them as lines of a hostfile, and is run every `--discovery-interval`.",
@@ -151,6 +156,7 @@ ELASTIC = OptionGroup(
             values.COUNT,
             field="elastic.max_restarts",
             default="no limit",
+            # torchrun takes both spellings.
             aliases=("--max_restarts",),
             more="Only failures within `--restart-window` count; hosts that come and go do not.",
         ),
@@ -167,6 +173,7 @@ ELASTIC = OptionGroup(
             ("--blacklist-cooldown-range",),
             "how long a failing host is excluded",
             Value(("MIN", "MAX"), values.seconds, unit="s"),
+            # Two words, as horovodrun's.
             field="elastic.cooldown",
             default="for good",
             more="In seconds: MIN at first, then twice as long with each failure, up to MAX.",
@@ -266,12 +273,14 @@ _HOSTS = OptionGroup(
             "`[fe80::1]:4`.",
             example="hvlaunch -np 8 -H gpu01:4,gpu02:4 python train.py",
             aliases=("-host", "--host", "-hosts"),
+            # Several -H add up.
             repeats="join",
             excludes="hosts",
             is_everyday=True,
         ),
         Option(
             "hostfile",
+            # horovodrun has one dash, and Open MPI both.
             ("--hostfile", "-hostfile"),
             "file with one host on each line",
             Value(("FILE",), completion="file", path="here"),
@@ -290,12 +299,14 @@ _HOSTS = OptionGroup(
             field="pool",
             more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
             "all of its hosts. How hosts are reached was said there: options of SSH have no effect here. An empty name is no pool.",
+            # An empty name takes back the pool of a file or a variable.
             convert=values.or_none,
         ),
         Option(
             "slots_per_host",
             ("--slots-per-host",),
             "slots of hosts for which none are given",
+            # torchrun's words gpu and auto mean the default.
             Value(("N",), values.slots_or_gpus),
             field="slots_per_host",
             default="the number of the host's GPUs, else 1",
@@ -388,6 +399,7 @@ _WORKERS = OptionGroup(
             ("-np", "--num-proc"),
             "number of workers",
             values.NUMBER,
+            # Spellings of mpirun and srun.
             aliases=("-n", "--n", "--np"),
             field="np",
             default="one in every slot",
@@ -399,6 +411,7 @@ _WORKERS = OptionGroup(
             "cwd",
             ("--cwd",),
             "working directory of the workers",
+            # Not checked here: the directory must exist on the hosts.
             Value(("DIR",), values.not_empty, completion="directory", path="hosts"),
             default="this directory",
             aliases=("-wdir", "--wdir", "-wd", "--wd"),
@@ -424,6 +437,7 @@ _ENVIRONMENT = OptionGroup(
             "x",
             ("-x",),
             "environment variable for the workers",
+            # A file may have a table: [environment.x].
             Value(("NAME[=VALUE]",), completion="variables", is_assignment=True),
             more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
             "passes on all variables that match.",
@@ -459,6 +473,7 @@ _OUTPUT = OptionGroup(
             "directory for files with each worker's output",
             values.DIRECTORY,
             field="output_dir",
+            # torchrun's spellings.
             aliases=("--log-dir", "--log_dir"),
             more="Each job makes a folder in it: the files are `DIR/JOB/rank.N/stdout` and `DIR/JOB/rank.N/stderr`, and `DIR/latest` "
             "leads to the newest. The output is shown here as well.",
@@ -531,6 +546,7 @@ _OUTPUT = OptionGroup(
             "quiet",
             ("--quiet",),
             "print only output, errors and failure report",
+            # A found file must not silence the line about its own options.
             field="console.quiet",
             more="Other messages of hvlaunch are left out, such as the lines at the start and at the end of a job.",
             excludes="loudness",
@@ -572,6 +588,7 @@ _ENDING = OptionGroup(
             "hang_timeout",
             ("--hang-timeout",),
             "time without progress after which a job hangs",
+            # 0 turns the check off, so this is not values.SECONDS.
             Value(("SECONDS",), values.from_0, unit="s"),
             field="hang_timeout",
             more="A job hangs when no rank has printed anything for so long, and none computes, reads or writes "
@@ -649,6 +666,7 @@ _CONTROLLER = OptionGroup(
             "launcher",
             ("--gloo",),
             "start the workers with hvlaunch (default)",
+            # None is hvlaunch's own controller; --gloo takes back a file's launcher.
             constant=None,
             excludes="launcher",
         ),
@@ -690,6 +708,7 @@ _CONTROLLER = OptionGroup(
             ("--mpi-args",),
             "more options for the launcher, in one word",
             values.WORDS,
+            # Words for another program, which begin with dashes.
             field="mpi.args",
             example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
             repeats="list",

@@ -52,9 +52,11 @@ __all__ = [
     "zero_or_one",
 ]
 
-_MOST_WORKERS = 1 << 20  # more is a slip of the finger, and would eat the memory
+# More workers are a typing error, and would take the memory.
+_MOST_WORKERS = 1 << 20
 _LAST_PORT = 65535
-_LONGEST = 1_000_000.0  # seconds; poll(2) counts milliseconds in 31 bits
+# Seconds. poll(2) counts milliseconds in 31 bits.
+_LONGEST = 1_000_000.0
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _STREAMS = {
     "0": frozenset[str](),
@@ -62,6 +64,7 @@ _STREAMS = {
     "2": frozenset({"stderr"}),
     "3": frozenset({"stdout", "stderr"}),
 }
+# Words of YAML, TOML and of other programs' variables.
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _Number = TypeVar("_Number", int, float)
 
@@ -224,6 +227,7 @@ def mapping(text: str) -> tuple[MapPolicy, int | None]:
     match = re.fullmatch("ppr:([0-9]{1,5}):(?:node|host)", text)
     if match is not None:
         return "slot", slots(match[1])
+    # core, socket and others need mpirun: hvlaunch binds no worker.
     if text not in ("slot", "node"):
         raise BadValue(
             f"{text!r} is none of slot, node and ppr:N:node; for mpirun's own: --mpi --binding-args"
@@ -238,6 +242,7 @@ def slots_or_gpus(text: str) -> int | None:
 
 def workers_per_host(text: str) -> int | str:
     """Convert a number, or keep one of torchrun's words."""
+    # A mistyped word gets its own message, not the one about numbers.
     if text.isalpha() and text not in ("auto", "cpu", "gpu"):
         raise BadValue(f"{text!r} is neither a whole number nor one of gpu, auto and cpu")
     return text if text.isalpha() else slots(text)

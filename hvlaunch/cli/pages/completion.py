@@ -53,6 +53,7 @@ ZSH = f"""\
 def with_job_words(script: str) -> str:
     """Shtab's script for bash or zsh, which asks these functions first."""
     head = "\n_shtab_hvlaunch() {\n"
+    # shtab's own functions take job words for the user's command.
     return script.replace(head, f"{head}  _hvlaunch_job_word && return\n", 1)
 
 
@@ -114,6 +115,7 @@ _FISH_WAYS = {
 }
 
 
+# Not shtab's: names such as `-np` and the completion of the user's command need fish's own functions.
 def fish_completion(groups: Sequence[OptionGroup]) -> str:
     """The script."""
     options = [option for group in groups for option in group.options]

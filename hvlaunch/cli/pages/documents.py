@@ -141,6 +141,7 @@ _SOURCES = {
 
 def options_page(groups: Sequence[OptionGroup]) -> str:
     """Return the page for these options as Markdown."""
+    # Links lead to an option by any of its names.
     names = {flag: _name(option) for group in groups for option in group.options for flag in option.flags}
     blocks = [_OPTIONS_HEAD, *_contents(groups)]
     for group in groups:
@@ -188,6 +189,7 @@ def _entry(option: Option, group: OptionGroup, names: Mapping[str, str]) -> Iter
 
 def _paragraph(text: str, names: Mapping[str, str]) -> str:
     """Wrap text, and link each option to its section."""
+    # Wrapped before links are made, whose targets would count as text.
     lines = "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))
     return re.sub(
         r"`(-[-\w]+)`",
@@ -245,7 +247,7 @@ def coming_from_page(launchers: Mapping[str, OtherLauncher] = LAUNCHERS) -> str:
 def _launcher(name: str, launcher: OtherLauncher) -> Iterator[str]:
     options = launcher.options
     yield f"## {name}"
-    yield f"```sh\n{launcher.there}\n{launcher.here}\n```"
+    yield f"```sh\n{launcher.example}\n{launcher.equivalent}\n```"
     if launcher.notes:
         yield launcher.notes
     same = [f"`{option.spelled}`" for option in options if option.becomes == "same"]
@@ -260,6 +262,7 @@ def _launcher(name: str, launcher: OtherLauncher) -> Iterator[str]:
 
 def _here(option: ForeignOption) -> str:
     values = " ".join(option.metavars)
+    # Spellings of one name stand for one option; different names need the word OPTION.
     names = {key(name) for name in option.names}
     typed = f"{option.names[-1]} {values}".rstrip() if len(names) == 1 else "OPTION"
     text = (
@@ -275,6 +278,7 @@ def _with_code(text: str) -> str:
         before = "(" if word.startswith("(") else ""
         bare = word[len(before) :].rstrip(",;:)" if before or "(" not in word else ",;:")
         after = word[len(before) + len(bare) :]
+        # A phrase to type continues through values: `--nnodes N:M`.
         is_in_code = bool(parts) and parts[-1].endswith("`")
         if is_in_code and (_STARTS.fullmatch(bare) or _FOLLOWS.fullmatch(bare)) and not before:
             parts[-1] = f"{parts[-1][:-1]} {bare}`{after}"

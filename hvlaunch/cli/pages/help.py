@@ -48,6 +48,7 @@ def _help(
     groups: Sequence[OptionGroup], describe: Callable[[Option], str], epilog: str, *, column: int
 ) -> str:
     parser = make_parser(groups, describe)
+    # rich_argparse colours headings and names; the texts have no markup.
     parser.formatter_class = partial(_Formatter, max_help_position=column)
     parser.epilog = Text(epilog)  # type: ignore[assignment]  # a Text, which rich prints without markup
     return parser.format_help()
