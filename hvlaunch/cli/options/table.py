@@ -578,7 +578,7 @@ _ENDING = OptionGroup(
             "settle",
             ("--settle",),
             "time that a failure waits for its cause",
-            values.SECONDS,
+            Value(("SECONDS",), values.from_0, unit="s"),
             field="settle",
             more="Where the first worker that fails seems to have lost its connection to another one, the others are stopped "
             "that much later, unless a worker fails before for an error of its own; any other failure stops them at once. "

@@ -300,3 +300,7 @@ def test_version(flag):
     with pytest.raises(Answered) as caught:
         parse([flag])
     assert caught.value.text == f"hvlaunch {__version__}\n"
+
+
+def test_settle_may_be_zero():
+    assert parse(["--settle", "0", "true"]).settle == 0.0
