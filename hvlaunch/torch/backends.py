@@ -15,8 +15,8 @@ from torch import distributed as dist
 from hvlaunch.torch.group_errors import NotOffered
 
 __all__ = [
+    "AbortableGroup",
     "Aborts",
-    "Group",
     "abort_groups",
     "ccl_built",
     "cuda_built",
@@ -142,7 +142,7 @@ def _wakes(tasks: Path) -> dict[str, int | None]:
 _PATIENCE = 5.0
 
 
-class Group(Protocol):
+class AbortableGroup(Protocol):
     """The part of torch's ProcessGroup that aborting needs."""
 
     def abort(self) -> None:
@@ -158,9 +158,9 @@ class Aborts:
 
     def __init__(self, patience: float = _PATIENCE) -> None:
         self._patience = patience
-        self._threads: dict[Group, threading.Thread] = {}
+        self._threads: dict[AbortableGroup, threading.Thread] = {}
 
-    def end(self, groups: Iterable[Group]) -> None:
+    def abort(self, groups: Iterable[AbortableGroup]) -> None:
         """End every running collective of these groups now, and forget groups of earlier calls."""
         # A second abort() of a group would block behind the first, so its thread is kept.
         self._threads = {group: self._threads.get(group) or _ending(group) for group in groups}
@@ -177,7 +177,7 @@ def abort_groups() -> None:
 
     An aborted collective returns garbage to a waiting GPU; the next collective raises torch's DistBackendError.
     """
-    _aborts.end(_groups())
+    _aborts.abort(_groups())
 
 
 def has_timed_out() -> bool:
@@ -188,7 +188,7 @@ def has_timed_out() -> bool:
     return any(_has_timed_out(_backend(group)) for group in _groups())
 
 
-def _ending(group: Group) -> threading.Thread:
+def _ending(group: AbortableGroup) -> threading.Thread:
     # A daemon: abort() may never return if the device hangs, and the process must still be able to end.
     thread = threading.Thread(target=group.abort, name="hvlaunch abort", daemon=True)
     thread.start()

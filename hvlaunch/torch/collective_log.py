@@ -22,7 +22,7 @@ from hvlaunch.torch.group_errors import NotInitialized
 from hvlaunch.torch.reduction import Op
 from hvlaunch.torch.world import World
 
-__all__ = ["GAP", "Step", "collective_log", "link_to", "note"]
+__all__ = ["GAP", "LoggedStep", "collective_log", "link_to", "note"]
 
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address written as IPv6."""
@@ -79,7 +79,7 @@ GAP = "gap"
 """Kind of a step that stands for forgotten ones."""
 
 
-class Step(NamedTuple):
+class LoggedStep(NamedTuple):
     """One collective: its kind, its tensor's shape and dtype, and the operator (or its name) or the root."""
 
     kind: str
@@ -92,7 +92,7 @@ class Step(NamedTuple):
         return json.dumps([self.kind, self.shape, str(self.dtype).removeprefix("torch."), how])
 
     @classmethod
-    def decoded(cls, text: bytes) -> Step:
+    def decoded(cls, text: bytes) -> LoggedStep:
         kind, shape, dtype, how = json.loads(text)
         return cls(kind, tuple(shape), getattr(torch, dtype), how)
 
@@ -106,7 +106,7 @@ class CollectiveLog:
         self._count = 0
         self._under_way = 0
         """Number of collectives that may still run."""
-        self._newest: deque[Step] = deque(maxlen=_KEPT)
+        self._newest: deque[LoggedStep] = deque(maxlen=_KEPT)
         self._turn = threading.Lock()
         self._joins = 0
         """Number of times that all workers have joined."""
@@ -119,7 +119,7 @@ class CollectiveLog:
     def is_of(self, other: World) -> bool:
         return self._world() is other
 
-    def add(self, step: Step) -> Callable[[], None]:
+    def add(self, step: LoggedStep) -> Callable[[], None]:
         """Log a collective that is about to begin. Call the returned function at its end."""
         if self._is_alone:
             return _nothing
@@ -140,7 +140,7 @@ class CollectiveLog:
         with self._turn:
             self._under_way -= 1
 
-    def follow(self, take_part: Callable[[Step], object]) -> int:
+    def follow(self, take_part: Callable[[LoggedStep], object]) -> int:
         """Take part in all collectives of the peers until every worker follows; return the rank that joined last. `take_part` logs its step."""
         place = world().place
         self._follows = True
@@ -151,7 +151,7 @@ class CollectiveLog:
             # The last worker to join ends the wait of all: no peer is left that could begin another
             # collective.
             counts = [int(self._store.get(self._key("count", rank))) for rank in range(place.size)]
-            self._tell(max(counts) + 1, Step(_END, how=place.rank))
+            self._tell(max(counts) + 1, LoggedStep(_END, how=place.rank))
         while (step := self._awaited(self._count + 1)).kind != _END:
             take_part(step)
         with self._turn:
@@ -166,13 +166,13 @@ class CollectiveLog:
             raise NotInitialized
         return own_world.store
 
-    def _awaited(self, number: int) -> Step:
+    def _awaited(self, number: int) -> LoggedStep:
         key = self._key("step", number)
         while not self._store.check([key]):
             time.sleep(_POLL)
-        return Step.decoded(self._store.get(key))
+        return LoggedStep.decoded(self._store.get(key))
 
-    def _tell(self, number: int, step: Step) -> None:
+    def _tell(self, number: int, step: LoggedStep) -> None:
         self._store.set(self._key("step", number), step.encoded())
 
     def _key(self, *parts: object) -> str:
@@ -200,7 +200,7 @@ class CollectiveLog:
         """Publish the steps that a worker lacks that joined after `count` steps."""
         begin = self._count - len(self._newest)
         if count < begin:
-            self._tell(count + 1, Step(GAP))
+            self._tell(count + 1, LoggedStep(GAP))
         # Under the lock of the caller, so no step can be added between the last one published and the count.
         for number, step in enumerate(self._newest, begin + 1):
             if number > count:
@@ -227,7 +227,7 @@ def collective_log() -> CollectiveLog:
     return _log
 
 
-def note(process_set: ProcessSet, step: Step) -> Callable[[], None]:
+def note(process_set: ProcessSet, step: LoggedStep) -> Callable[[], None]:
     """Log a collective that is about to begin. Call the returned function at its end.
 
     Joined workers take part in the set of all workers only, so other sets are not logged.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.collective_log import GAP, Step, collective_log, note
+from hvlaunch.torch.collective_log import GAP, LoggedStep, collective_log, note
 from hvlaunch.torch.current import ProcessSet, global_process_set, world
 from hvlaunch.torch.group_errors import as_failed
 from hvlaunch.torch.handles import Handle, together
@@ -85,7 +85,7 @@ def _reduced(
 ) -> Handle[torch.Tensor]:
     # A copy on the backend's device: the caller may change or free its tensor while the collective runs.
     result = scaled(carried(tensor, world().carrier), factors[0])
-    ended = note(process_set, Step("allreduce", tensor.shape, tensor.dtype, op))
+    ended = note(process_set, LoggedStep("allreduce", tensor.shape, tensor.dtype, op))
     work = dist.all_reduce(result, Sum if op == Average else op, process_set.group, async_op=True)
     device, dtype, size = tensor.device, tensor.dtype, process_set.size()
 
@@ -113,7 +113,7 @@ def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torc
     """Begin allgather_async(), and return also where this worker's rows begin."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
     mine = carried(rows, world().carrier)
-    ended = note(process_set, Step("allgather", rows.shape, rows.dtype))
+    ended = note(process_set, LoggedStep("allgather", rows.shape, rows.dtype))
     # Backends gather equal shapes only, so the workers exchange shapes first and pad to the longest.
     shapes = _shapes(rows, process_set)
     if len({shape[1:] for shape in shapes}) > 1:
@@ -177,7 +177,7 @@ def broadcast_async(
     """
     del name
     result = carried(tensor, world().carrier)
-    ended = note(process_set, Step("broadcast", tensor.shape, tensor.dtype, root_rank))
+    ended = note(process_set, LoggedStep("broadcast", tensor.shape, tensor.dtype, root_rank))
     work = dist.broadcast(result, root_rank, process_set.group, async_op=True)
     return Handle([work], lambda: result.to(tensor.device, tensor.dtype), ended)
 
@@ -214,7 +214,7 @@ def alltoall_async(
     size = process_set.size()
     sent = _splits(tensor, splits, size)
     carrier = world().carrier
-    ended = note(process_set, Step("alltoall", tensor.shape, tensor.dtype))
+    ended = note(process_set, LoggedStep("alltoall", tensor.shape, tensor.dtype))
     received, rows = _rows_from_all(sent, tensor.dtype, process_set)
     mine = carried(tensor, carrier)
     result = mine.new_empty((sum(rows), *mine.shape[1:]))
@@ -375,7 +375,7 @@ def sparse_allreduce_async(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until every worker calls it. Collective. Raises NotInitialized, and HorovodInternalError if a worker is lost."""
     carrier = world().carrier
-    ended = note(process_set, Step("barrier"))
+    ended = note(process_set, LoggedStep("barrier"))
     # Without the device's number NCCL guesses a GPU from the rank, which is wrong on hosts with other numbers
     # of slots.
     ids = None if carrier.index is None else [carrier.index]
@@ -397,30 +397,30 @@ def join(device: int = -1) -> int:
     return place.rank if place.size == 1 else collective_log().follow(_take_part)
 
 
-def _take_part(step: Step) -> None:
+def _take_part(step: LoggedStep) -> None:
     _PARTS[step.kind](step)
 
 
-def _zeros(step: Step) -> torch.Tensor:
+def _zeros(step: LoggedStep) -> torch.Tensor:
     return torch.zeros(step.shape, dtype=step.dtype)
 
 
-def _no_rows(step: Step) -> torch.Tensor:
+def _no_rows(step: LoggedStep) -> torch.Tensor:
     return torch.zeros((0, *step.shape[1:]), dtype=step.dtype)
 
 
-def _broadcast(step: Step) -> None:
+def _broadcast(step: LoggedStep) -> None:
     root = int(str(step.how))
     if root == world().place.rank:
         raise RuntimeError(f"rank {root} has joined, and others wait for its broadcast: call join() after it")
     broadcast_async(_zeros(step), root).wait()
 
 
-def _gap(_: Step) -> None:
+def _gap(_: LoggedStep) -> None:
     raise RuntimeError("the others are too many collectives ahead of this worker, which has joined")
 
 
-_PARTS: Mapping[str, Callable[[Step], object]] = {
+_PARTS: Mapping[str, Callable[[LoggedStep], object]] = {
     "allreduce": lambda step: allreduce_async(_zeros(step), op=Op.__members__[str(step.how)]).wait(),
     "allgather": lambda step: allgather_async(_no_rows(step)).wait(),
     "alltoall": lambda step: alltoall_async(_no_rows(step), [0] * world().place.size).wait(),

@@ -12,7 +12,7 @@ from hvlaunch.errors import ConnectFailed, HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
-from hvlaunch.ssh.config.settings import OPENSSH, Target, by_hand, resolve
+from hvlaunch.ssh.config.settings import OPENSSH, LoginTarget, by_hand, resolve
 from hvlaunch.ssh.streams import ProxySocket, Stream, start_proxy
 from hvlaunch.ssh.tcp import ConnectLimit, dial
 
@@ -65,7 +65,7 @@ class ParamikoClient:
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
         settings = resolve(host, self._options, timeout=limit, ask=self._ask)
-        target = Target(host.name, settings, by_hand(host, self._options, settings))
+        target = LoginTarget(host.name, settings, by_hand(host, self._options, settings))
         via: ParamikoConnection | None = None
         for hop in self._hops.before(host.name, settings.proxy_jump):
             make = partial(self._jump, hop, via, limit, deadline)
@@ -96,10 +96,10 @@ class ParamikoClient:
     ) -> "ParamikoConnection":
         settings = self._hops.settings(hop.host, hop.jump)
         hint = by_hand(hop.host, self._hops.options, settings)
-        return self._open(Target(hop.host.name, settings, hint), via, limit, deadline)
+        return self._open(LoginTarget(hop.host.name, settings, hint), via, limit, deadline)
 
     def _open(
-        self, target: Target, via: "ParamikoConnection | None", limit: float, deadline: float
+        self, target: LoginTarget, via: "ParamikoConnection | None", limit: float, deadline: float
     ) -> "ParamikoConnection":
         def attempt() -> "ParamikoConnection":
             stream = self._stream(target, via, deadline)
@@ -115,7 +115,7 @@ class ParamikoClient:
         address = f"{target.settings.hostname} port {target.settings.port}"
         return self._connect_limit.run(address, attempt, host=target.name, deadline=deadline)
 
-    def _stream(self, target: Target, via: "ParamikoConnection | None", deadline: float) -> Stream:
+    def _stream(self, target: LoginTarget, via: "ParamikoConnection | None", deadline: float) -> Stream:
         settings = target.settings
         if via is not None:
             to = (settings.hostname, settings.port)

@@ -8,7 +8,7 @@ from paramiko.channel import Channel as Session
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
-from hvlaunch.ssh.by_paramiko.transport import WINDOW, ClientTransport, JumpStream, open_jump
+from hvlaunch.ssh.by_paramiko.transport import WINDOW, JumpStream, SSHTransport, open_jump
 from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import Tail
 from hvlaunch.ssh.streams import Stream
@@ -26,7 +26,7 @@ _STDERR_PATIENCE = 1.0
 class ParamikoChannel:
     """A Channel over `session`, in which a command is running."""
 
-    def __init__(self, transport: ClientTransport, session: Session) -> None:
+    def __init__(self, transport: SSHTransport, session: Session) -> None:
         self._transport = transport
         self._session = session
         self._tail = Tail()
@@ -106,7 +106,7 @@ class ParamikoConnection:
     `host` is for messages; `timeout` limits the start of a command.
     """
 
-    def __init__(self, host: str, transport: ClientTransport, stream: Stream, timeout: float) -> None:
+    def __init__(self, host: str, transport: SSHTransport, stream: Stream, timeout: float) -> None:
         self.local_address: str | None = stream.local_address
         self.remote_address: str | None = stream.remote_address
         self.is_near = stream.is_near

@@ -17,9 +17,9 @@ from paramiko.ssh_exception import (
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, SentAway, StartTimeout
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
-from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.by_paramiko.transport import SSHTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
-from hvlaunch.ssh.config.settings import OPENSSH, Target, allowed
+from hvlaunch.ssh.config.settings import OPENSSH, LoginTarget, allowed
 from hvlaunch.ssh.connection import stage
 from hvlaunch.ssh.streams import Stream
 from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
@@ -47,7 +47,7 @@ class Login:
     """Turns an open stream into an authenticated connection, in `timeout` seconds and before `deadline`."""
 
     def __init__(
-        self, target: Target, policy: HostKeyPolicy, keyring: Keyring, *, timeout: float, deadline: float
+        self, target: LoginTarget, policy: HostKeyPolicy, keyring: Keyring, *, timeout: float, deadline: float
     ) -> None:
         self._timeout = timeout
         self._deadline = deadline
@@ -62,7 +62,7 @@ class Login:
         """Do the handshake and authenticate; close the stream on failure. Raises as ParamikoClient.connect()."""
         stage("log in")
         try:
-            transport = ClientTransport(stream, name=f"ssh {self._name}")
+            transport = SSHTransport(stream, name=f"ssh {self._name}")
         except OSError as error:  # closed meanwhile
             stream.close()
             raise self._failed(f"the connection to {self._where} was closed: {error.strerror}") from None
@@ -79,7 +79,7 @@ class Login:
             transport.hang_up()
             raise
 
-    def _shake_hands(self, transport: ClientTransport, stream: Stream) -> None:
+    def _shake_hands(self, transport: SSHTransport, stream: Stream) -> None:
         key_types = self._keyring.known_hosts.key_types(self._settings)
         certificates = self._keyring.known_hosts.has_authority(self._settings)
         self._choose_algorithms(transport, key_types, certificates=certificates)
@@ -97,7 +97,7 @@ class Login:
             raise self._no_handshake(transport, stream)
 
     def _choose_algorithms(
-        self, transport: ClientTransport, key_types: tuple[str, ...], *, certificates: bool
+        self, transport: SSHTransport, key_types: tuple[str, ...], *, certificates: bool
     ) -> None:
         """Offer the algorithms that the ssh configuration allows. Raises HostError if there are none."""
         listed, security = self._settings.algorithms, transport.get_security_options()
@@ -122,7 +122,7 @@ class Login:
         names = [name.replace("ssh-rsa", new) for new in _RSA] if "rsa" in name else [name]
         return bool(allowed(names, self._settings.algorithms.signatures))
 
-    def _no_handshake(self, transport: ClientTransport, stream: Stream) -> ConnectFailed:
+    def _no_handshake(self, transport: SSHTransport, stream: Stream) -> ConnectFailed:
         error, greeting = transport.get_exception(), stream.greeting
         if not greeting:
             problem = stream.problem()
@@ -139,7 +139,7 @@ class Login:
         hint = OPENSSH if isinstance(error, IncompatiblePeer) else None
         return self._failed(f"the SSH handshake with {self._where} failed: {_why(transport, error)}", hint)
 
-    def _check_host_key(self, transport: ClientTransport) -> None:
+    def _check_host_key(self, transport: SSHTransport) -> None:
         shown = transport.get_remote_server_key()
         certificate = shown.public_blob
         self._keyring.known_hosts.check(
@@ -150,7 +150,7 @@ class Login:
             by_hand=self._by_hand,
         )
 
-    def _authenticate(self, transport: ClientTransport, offers: Offers) -> None:
+    def _authenticate(self, transport: SSHTransport, offers: Offers) -> None:
         tried: list[str] = []
         methods = ["publickey"]
         for offer in offers.keys:
@@ -191,7 +191,7 @@ class Login:
             return
         raise self._denied(f"permission denied ({','.join(methods)})", tried, offers, methods)
 
-    def _ask_methods(self, transport: ClientTransport) -> list[str]:
+    def _ask_methods(self, transport: SSHTransport) -> list[str]:
         """Return the methods that the host offers without a key; it may even log us in (RFC 4252, section 5.2)."""
         transport.auth_timeout = self._remaining()
         try:
@@ -245,5 +245,5 @@ def _may_help(setting: str, methods: Sequence[str]) -> bool:
     return any(method.startswith(_METHODS.get(name, "-")) for method in methods)
 
 
-def _why(transport: ClientTransport, error: Exception | None) -> str:
+def _why(transport: SSHTransport, error: Exception | None) -> str:
     return transport.farewell or str(error or "") or "no reason given"

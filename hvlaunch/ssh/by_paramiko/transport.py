@@ -21,7 +21,7 @@ from hvlaunch.ssh.streams import Stream, greeting_with
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["WINDOW", "ClientTransport", "JumpStream", "open_jump"]
+__all__ = ["WINDOW", "JumpStream", "SSHTransport", "open_jump"]
 
 WINDOW = 4 << 20
 """Bytes that a host may send before we read them."""
@@ -57,7 +57,7 @@ class _ChannelStream(Protocol):
     def closed_by_peer(self) -> None: ...
 
 
-class ClientTransport(HookedTransport):
+class SSHTransport(HookedTransport):
     """One SSH connection over a connected stream."""
 
     def __init__(self, stream: Stream, name: str) -> None:
@@ -140,7 +140,7 @@ class JumpStream:
     is_near = False
 
     def __init__(
-        self, transport: ClientTransport, channel: Channel, jump: str, local_address: str, name: str
+        self, transport: SSHTransport, channel: Channel, jump: str, local_address: str, name: str
     ) -> None:
         self.local_address = local_address
         self.remote_address = _if_address(name)
@@ -226,7 +226,7 @@ class JumpStream:
 
 
 def open_jump(
-    transport: ClientTransport,
+    transport: SSHTransport,
     jump: str,
     local_address: str,
     target: tuple[str, int],
@@ -256,7 +256,7 @@ def open_jump(
     return JumpStream(transport, channel, jump, local_address, target[0])
 
 
-def _open_channel(transport: ClientTransport, jump: str, target: tuple[str, int], timeout: float) -> Channel:
+def _open_channel(transport: SSHTransport, jump: str, target: tuple[str, int], timeout: float) -> Channel:
     """Open a channel in a thread of its own, because paramiko's timeout starts only after the request is sent.
 
     On a stuck connection the request waits for ever behind other senders. Raises the errors of open_channel(),

@@ -21,7 +21,7 @@ __all__ = [
     "Algorithms",
     "Ask",
     "HostSettings",
-    "Target",
+    "LoginTarget",
     "allowed",
     "by_hand",
     "resolve",
@@ -167,7 +167,7 @@ class HostSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoginTarget:
     """A host to connect to: its name for messages, its settings, and the equivalent ssh command for hints."""
 
     name: str

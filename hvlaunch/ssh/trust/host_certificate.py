@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hvlaunch.errors import HvlaunchError
 
-__all__ = ["CERTIFICATE", "BadCertificate", "HostCertificate", "read_certificate"]
+__all__ = ["CERTIFICATE", "BadHostCertificate", "HostCertificate", "read_certificate"]
 
 CERTIFICATE = "-cert-v01@openssh.com"
 """The end of a certificate's type; the type of its key comes before it."""
@@ -21,7 +21,7 @@ _STRONG_RSA = (b"rsa-sha2-256", b"rsa-sha2-512")
 _LENGTH_BYTES = 4
 
 
-class BadCertificate(HvlaunchError):
+class BadHostCertificate(HvlaunchError):
     """The certificate can't be read, or its authority's signature is wrong."""
 
 
@@ -67,19 +67,19 @@ def read_certificate(blob: bytes) -> HostCertificate:
     try:
         certificate = ssh.load_ssh_public_identity(key_type + b" " + base64.b64encode(blob))
         if not isinstance(certificate, ssh.SSHCertificate):
-            raise BadCertificate("it is a key, not a certificate")
+            raise BadHostCertificate("it is a key, not a certificate")
         authority = certificate.signature_key()
         # An RSA signature is as long as the modulus, and its algorithm stands before its length. OpenSSH refuses
         # SHA-1 ("ssh-rsa"); cryptography accepts it and has no public name for the algorithm.
         if isinstance(authority, RSAPublicKey):
             signature_size = (authority.key_size + 7) // 8
             if not blob[: -(_LENGTH_BYTES + signature_size)].endswith(_STRONG_RSA):
-                raise BadCertificate("it is signed by ssh-rsa, which is too weak")
+                raise BadHostCertificate("it is signed by ssh-rsa, which is too weak")
         certificate.verify_cert_signature()
     except InvalidSignature:
-        raise BadCertificate("its authority's signature is wrong") from None
+        raise BadHostCertificate("its authority's signature is wrong") from None
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise BadCertificate(f"it can't be read: {error}") from None
+        raise BadHostCertificate(f"it can't be read: {error}") from None
     encoded = authority.public_bytes(ssh.Encoding.OpenSSH, ssh.PublicFormat.OpenSSH)
     return HostCertificate(
         authority=base64.b64decode(encoded.split()[1]),

@@ -19,7 +19,12 @@ from pathlib import Path
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh.config.settings import OPENSSH, HostSettings
-from hvlaunch.ssh.trust.host_certificate import CERTIFICATE, BadCertificate, HostCertificate, read_certificate
+from hvlaunch.ssh.trust.host_certificate import (
+    CERTIFICATE,
+    BadHostCertificate,
+    HostCertificate,
+    read_certificate,
+)
 
 __all__ = ["HostKey", "KnownHosts", "preferred_algorithms"]
 
@@ -265,7 +270,7 @@ def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
         return None, None
     try:
         return read_certificate(key.certificate), None
-    except BadCertificate as error:
+    except BadHostCertificate as error:
         return None, error.cause
 
 

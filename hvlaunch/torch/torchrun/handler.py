@@ -28,9 +28,17 @@ from torch.distributed.elastic.rendezvous import (
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousError as ClientError
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
-from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, NodePlace, Wait
-from hvlaunch.torch.torchrun.keeper import Backend, Keeper
-from hvlaunch.torch.torchrun.settings import Settings
+from hvlaunch.torch.torchrun.barrier import (
+    Barrier,
+    Ended,
+    FormRound,
+    JoinWaiting,
+    Late,
+    NodePlace,
+    WaitForChange,
+)
+from hvlaunch.torch.torchrun.keeper import Backend, StateKeeper
+from hvlaunch.torch.torchrun.settings import TorchrunSettings
 from hvlaunch.torch.torchrun.state import JobState, Outcome, ended, formed, joined, left
 
 __all__ = ["Handler", "RoundOver", "RoundStore"]
@@ -133,12 +141,12 @@ _LONGEST_WAIT = 60.0  # seconds; a waiting thread looks up now and then
 class Handler(RendezvousHandler):
     """One node's part in one job. docs/torchrun.md explains how it differs from torch's own backends."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TorchrunSettings) -> None:
         self._settings = settings
         self._node = f"{settings.address}/{os.getpid()}/{secrets.token_hex(4)}"
         self._scope = f"torchrun.{settings.run_id}"
         self._client = Client(settings.url, settings.token, certificate=settings.certificate)
-        self._keeper = Keeper(
+        self._keeper = StateKeeper(
             self._client,
             Backend(self._client, self._scope),
             self._node,
@@ -229,11 +237,11 @@ class Handler(RendezvousHandler):
             step = barrier.next(state, now, alive=keeper.sees_life)
             if isinstance(step, NodePlace):
                 return step
-            if isinstance(step, Join):
+            if isinstance(step, JoinWaiting):
                 keeper.change(partial(joined, node=self._node, epoch=secrets.token_hex(4)))
-            elif isinstance(step, Form):
+            elif isinstance(step, FormRound):
                 keeper.change(lambda state: state and formed(state, self._settings.limits))
-            elif isinstance(step, Wait):
+            elif isinstance(step, WaitForChange):
                 until = _LONGEST_WAIT if step.until is None else step.until - now
                 keeper.wait(state, min(until, self._settings.interval if state and state.outcome else until))
             else:

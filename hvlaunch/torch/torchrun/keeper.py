@@ -22,7 +22,7 @@ from hvlaunch.rendezvous.client_errors import (
 )
 from hvlaunch.torch.torchrun.state import JobState, decode, encode, left
 
-__all__ = ["Backend", "Keeper", "Leases", "watched"]
+__all__ = ["Backend", "Leases", "StateKeeper", "watched"]
 
 
 class Backend(RendezvousBackend):
@@ -106,7 +106,7 @@ class Leases:
         self.alive: frozenset[str] = frozenset()
         """Nodes of the last check that have sent a heartbeat since the first check."""
 
-    def look(self, signs: Mapping[str, bytes | None], now: float) -> list[str]:
+    def update(self, signs: Mapping[str, bytes | None], now: float) -> list[str]:
         """Record each node's newest heartbeat (None without one), and return the nodes that were silent for a lease."""
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * self._interval)
         self._looked = now
@@ -134,7 +134,7 @@ _PACE = 0.002  # seconds for each node there
 _SLOWEST = 1.0
 
 
-class Keeper:
+class StateKeeper:
     """One node's knowledge of the job, updated by one long poll, while heartbeats continue.
 
     While the rendezvous is unreachable, the knowledge stays, no node is lost, and requests are repeated. A caller that waits for an
@@ -312,7 +312,7 @@ class Keeper:
             return
         others = watched(state, self._node)
         signs = self._client.get_many(self._backend.scope, [_sign_of(other) for other in others])
-        lost = self._leases.look(dict(zip(others, signs, strict=True)), self._clock())
+        lost = self._leases.update(dict(zip(others, signs, strict=True)), self._clock())
         if lost:
             _LOG.warning("lost, because its signs of life stopped: node %s", ", node ".join(lost))
             self._change(lambda state: None if state is None else left(state, lost))

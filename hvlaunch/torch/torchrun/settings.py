@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from hvlaunch.rendezvous.client_errors import BadCertificate
 from hvlaunch.rendezvous.requests import is_loopback, read_pin
 from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
-from hvlaunch.torch.torchrun.state import Limits
+from hvlaunch.torch.torchrun.state import NodeLimits
 
-__all__ = ["Parameters", "Settings"]
+__all__ = ["Parameters", "TorchrunSettings"]
 
 # The default of torchrun and of hvlaunch-rendezvous.
 _DEFAULT_PORT = 29400
@@ -36,7 +36,7 @@ class Parameters(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TorchrunSettings:
     """Address of the rendezvous, and time limits. Times are in seconds."""
 
     url: str
@@ -44,7 +44,7 @@ class Settings:
     certificate: str | None
     """Fingerprint of the rendezvous' certificate; None on this machine."""
     run_id: str
-    limits: Limits
+    limits: NodeLimits
     address: str
     """This node's address, as other nodes reach it."""
     interval: float = 1.0
@@ -55,7 +55,7 @@ class Settings:
     """Longest time to reach the rendezvous."""
 
     @classmethod
-    def of(cls, parameters: Parameters, environ: Mapping[str, str] = os.environ) -> Settings:
+    def of(cls, parameters: Parameters, environ: Mapping[str, str] = os.environ) -> TorchrunSettings:
         """Read the parameters. Raises ValueError with the setting's name for impossible values."""
         conf = _Conf(parameters.config)
         endpoint = parameters.endpoint.strip()
@@ -74,7 +74,7 @@ class Settings:
             token=_token(token_file, environ),
             certificate=certificate,
             run_id=parameters.run_id,
-            limits=Limits(
+            limits=NodeLimits(
                 min_nodes=parameters.min_nodes,
                 max_nodes=parameters.max_nodes,
                 join=conf.seconds("join_timeout", 600.0),

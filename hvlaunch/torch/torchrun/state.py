@@ -12,13 +12,13 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-__all__ = ["JobState", "Limits", "Outcome", "decode", "encode", "ended", "formed", "joined", "left"]
+__all__ = ["JobState", "NodeLimits", "Outcome", "decode", "encode", "ended", "formed", "joined", "left"]
 
 Outcome = Literal["", "done", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class NodeLimits:
     """Number of nodes of a round (`--nnodes`), and the seconds to wait for them."""
 
     min_nodes: int
@@ -106,7 +106,7 @@ def ended(state: JobState, outcome: Outcome, cause: str) -> JobState:
     return state if state.outcome else replace(state, outcome=outcome, cause=cause)
 
 
-def formed(state: JobState, limits: Limits) -> JobState:
+def formed(state: JobState, limits: NodeLimits) -> JobState:
     """Form the next round of the waiting nodes, once the newest round is empty and enough nodes wait.
 
     A node of the last round keeps its place and the order of ranks, so rank 0 is a survivor if any. New nodes follow in order of

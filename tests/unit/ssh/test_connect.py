@@ -25,7 +25,7 @@ from hvlaunch.job import Host
 from hvlaunch.ssh.by_paramiko.client import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
-from hvlaunch.ssh.config.settings import Target, resolve
+from hvlaunch.ssh.config.settings import LoginTarget, resolve
 from hvlaunch.ssh.connection import listen
 from hvlaunch.ssh.streams import GreetingSocket
 from hvlaunch.ssh.tcp import ConnectLimit
@@ -303,7 +303,9 @@ def test_a_connection_that_is_closed_before_the_login_begins(unused):
         stream.close()
         settings = resolve(unused.host(), unused.options(), timeout=PATIENCE, ask=Questions(AskSSH()))
         deadline = time.monotonic() + PATIENCE
-        login = Login(Target("a", settings, ""), "strict", Keyring(), timeout=PATIENCE, deadline=deadline)
+        login = Login(
+            LoginTarget("a", settings, ""), "strict", Keyring(), timeout=PATIENCE, deadline=deadline
+        )
         with pytest.raises(ConnectFailed, match="was closed"):
             login.over(stream)  # type: ignore[arg-type]  # it will do for a stream
 

@@ -9,7 +9,7 @@ import pytest
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import SSHException
 
-from hvlaunch.ssh.trust.host_certificate import BadCertificate, read_certificate
+from hvlaunch.ssh.trust.host_certificate import BadHostCertificate, read_certificate
 from hvlaunch.ssh.trust.identity import bare_key
 
 from .conftest import keygen
@@ -79,22 +79,22 @@ def test_no_byte_can_be_changed(tmp_path):
     data = certificate(tmp_path, "-h", "-n", NAME)
     for index in range(len(data)):
         forged = data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
-        with pytest.raises(BadCertificate):
+        with pytest.raises(BadHostCertificate):
             read_certificate(forged)
 
 
 def test_no_byte_can_be_taken_or_added(tmp_path):
     data = certificate(tmp_path, "-h", "-n", NAME)
     for size in range(len(data)):
-        with pytest.raises(BadCertificate):
+        with pytest.raises(BadHostCertificate):
             read_certificate(data[:size])
-    with pytest.raises(BadCertificate):
+    with pytest.raises(BadHostCertificate):
         read_certificate(data + b"\0")
 
 
 def test_an_authority_that_signs_by_sha1(tmp_path):
     data = certificate(tmp_path, "-h", "-t", "ssh-rsa", authority="rsa")
-    with pytest.raises(BadCertificate, match="signed by ssh-rsa, which is too weak"):
+    with pytest.raises(BadHostCertificate, match="signed by ssh-rsa, which is too weak"):
         read_certificate(data)
 
 
@@ -102,13 +102,13 @@ def test_another_authoritys_signature(tmp_path):
     """The authority named in the certificate is exchanged for another, of the same size."""
     data = certificate(tmp_path, "-h")
     other = blob(Path(f"{keygen(tmp_path / 'other')}.pub"))
-    with pytest.raises(BadCertificate, match="its authority's signature is wrong"):
+    with pytest.raises(BadHostCertificate, match="its authority's signature is wrong"):
         read_certificate(data.replace(blob(tmp_path / "ca.pub"), other))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\x0bssh-ed25519", b"\xff" * 64])
 def test_no_certificate(data):
-    with pytest.raises(BadCertificate):
+    with pytest.raises(BadHostCertificate):
         read_certificate(data)
     with pytest.raises((ValueError, SSHException, UnknownKeyType)):
         bare_key(data)

@@ -18,7 +18,7 @@ from paramiko.common import (
 from paramiko.message import Message
 
 from hvlaunch.errors import StartTimeout
-from hvlaunch.ssh.by_paramiko.transport import ClientTransport, JumpStream, open_jump
+from hvlaunch.ssh.by_paramiko.transport import JumpStream, SSHTransport, open_jump
 
 from .conftest import PATIENCE, connect, in_thread, until
 
@@ -29,7 +29,7 @@ NAMES = {MSG_CHANNEL_DATA: "data", MSG_CHANNEL_EOF: "eof", MSG_CHANNEL_CLOSE: "c
 class SlowTransport:
     """A jump host's connection, where data are on their way until they are let go; it keeps what has gone out."""
 
-    on_close = ClientTransport.on_close
+    on_close = SSHTransport.on_close
 
     def __init__(self):
         self.sending = threading.Event()
@@ -92,7 +92,7 @@ def close_by_jump_host(channel):
     message.rewind()
     message.get_byte()
     message.get_int()
-    ClientTransport._channel_handler_table[MSG_CHANNEL_CLOSE](channel, message)
+    SSHTransport._channel_handler_table[MSG_CHANNEL_CLOSE](channel, message)
 
 
 @pytest.mark.parametrize("by", ["us", "the jump host"])

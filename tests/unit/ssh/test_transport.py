@@ -5,20 +5,20 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from paramiko.ssh_exception import SSHException
 
-from hvlaunch.ssh.by_paramiko.transport import ClientTransport
+from hvlaunch.ssh.by_paramiko.transport import SSHTransport
 
 
 @pytest.fixture
-def transport() -> Iterator[ClientTransport]:
+def transport() -> Iterator[SSHTransport]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        transport = ClientTransport(ours, "a")  # type: ignore[arg-type]  # a socket will do for a stream
+        transport = SSHTransport(ours, "a")  # type: ignore[arg-type]  # a socket will do for a stream
         yield transport
         transport.hang_up()
 
 
 @pytest.mark.parametrize("error", [InvalidTag(), IndexError("index out of range"), ValueError("no such key")])
-def test_what_paramiko_stumbles_over_is_the_hosts_doing(transport: ClientTransport, error: Exception) -> None:
+def test_what_paramiko_stumbles_over_is_the_hosts_doing(transport: SSHTransport, error: Exception) -> None:
     transport.saved_exception = error
     found = transport.get_exception()
     assert isinstance(found, SSHException)
@@ -28,7 +28,7 @@ def test_what_paramiko_stumbles_over_is_the_hosts_doing(transport: ClientTranspo
 
 @pytest.mark.parametrize("error", [None, SSHException("no"), EOFError(), ConnectionResetError()])
 def test_other_ends_of_a_connection_are_told_as_they_are(
-    transport: ClientTransport, error: Exception | None
+    transport: SSHTransport, error: Exception | None
 ) -> None:
     transport.saved_exception = error
     assert transport.get_exception() is error

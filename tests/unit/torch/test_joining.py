@@ -77,7 +77,7 @@ def training(rank):
 
 def asked_for_a_broadcast(rank):
     if rank == 1:
-        log_module.note(hvd.global_process_set, log_module.Step("broadcast", (1,), how=0))
+        log_module.note(hvd.global_process_set, log_module.LoggedStep("broadcast", (1,), how=0))
     if rank == 0:
         with pytest.raises(RuntimeError, match="rank 0 has joined, and others wait for its broadcast"):
             hvd.join()
@@ -87,7 +87,7 @@ def left_behind(rank):
     if rank == 1:
         log_module.collective_log()._newest = deque(maxlen=2)
         for _ in range(3):
-            log_module.note(hvd.global_process_set, log_module.Step("barrier"))
+            log_module.note(hvd.global_process_set, log_module.LoggedStep("barrier"))
     if rank == 0:
         with pytest.raises(RuntimeError, match="too many collectives ahead"):
             hvd.join()
@@ -177,7 +177,7 @@ log_module._LOOK = 0
 hvd.init()
 from hvlaunch.torch.current import world
 for _ in range(20):
-    log_module.CollectiveLog(world()).add(log_module.Step("barrier"))
+    log_module.CollectiveLog(world()).add(log_module.LoggedStep("barrier"))
 """
     run = partial(subprocess.run, [sys.executable, "-c", text], capture_output=True, text=True, timeout=LONG)
     env = {**os.environ, "MASTER_ADDR": "127.0.0.1"}

@@ -9,7 +9,7 @@ from tests.unit.torch.ranks import in_worlds
 LONG = 60.0
 
 
-class Group:
+class AbortableGroup:
     def __init__(self, end):
         self.aborted = 0
         self._end = end
@@ -21,19 +21,19 @@ class Group:
 
 def test_all_end_at_once_since_one_may_wait_for_another():
     both = threading.Barrier(2)
-    groups = [Group(lambda: both.wait(LONG)), Group(lambda: both.wait(LONG))]
-    Aborts(LONG).end(groups)
+    groups = [AbortableGroup(lambda: both.wait(LONG)), AbortableGroup(lambda: both.wait(LONG))]
+    Aborts(LONG).abort(groups)
     assert not both.broken
     assert [group.aborted for group in groups] == [1, 1]
 
 
 def test_each_ends_once_though_it_takes_long_and_those_that_came_since_end_too():
     hold = threading.Event()
-    stuck, later = Group(lambda: hold.wait(LONG)), Group(lambda: None)
+    stuck, later = AbortableGroup(lambda: hold.wait(LONG)), AbortableGroup(lambda: None)
     aborts = Aborts(0.01)
     began = time.monotonic()
-    aborts.end([stuck])
-    aborts.end([stuck, later])
+    aborts.abort([stuck])
+    aborts.abort([stuck, later])
     assert time.monotonic() - began < LONG / 2
     assert (stuck.aborted, later.aborted) == (1, 1)
     hold.set()

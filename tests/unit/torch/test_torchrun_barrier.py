@@ -7,10 +7,18 @@ from itertools import count
 
 import pytest
 
-from hvlaunch.torch.torchrun.barrier import Barrier, Ended, Form, Join, Late, NodePlace, Wait
-from hvlaunch.torch.torchrun.state import JobState, Limits, ended, formed, joined, left
+from hvlaunch.torch.torchrun.barrier import (
+    Barrier,
+    Ended,
+    FormRound,
+    JoinWaiting,
+    Late,
+    NodePlace,
+    WaitForChange,
+)
+from hvlaunch.torch.torchrun.state import JobState, NodeLimits, ended, formed, joined, left
 
-LIMITS = Limits(min_nodes=2, max_nodes=3, join=100.0, last_call=30.0)
+LIMITS = NodeLimits(min_nodes=2, max_nodes=3, join=100.0, last_call=30.0)
 
 
 def barrier(last: NodePlace | None = None) -> Barrier:
@@ -19,31 +27,31 @@ def barrier(last: NodePlace | None = None) -> Barrier:
 
 def test_a_node_joins_and_waits_until_there_are_enough():
     one = barrier()
-    assert one.next(None, 0.0) == Join()
-    assert one.next(JobState(epoch="e", waiting=("a",)), 1.0) == Wait(101.0)
+    assert one.next(None, 0.0) == JoinWaiting()
+    assert one.next(JobState(epoch="e", waiting=("a",)), 1.0) == WaitForChange(101.0)
 
 
 def test_the_last_call_of_a_jobs_first_round_runs_from_when_there_are_enough():
     one = barrier()
     one.next(JobState(epoch="e", waiting=("a",)), 0.0)
     two = JobState(epoch="e", waiting=("a", "b"))
-    assert one.next(two, 20.0) == Wait(50.0)
-    assert one.next(two, 49.0) == Wait(50.0)
-    assert one.next(two, 50.0) == Form()
+    assert one.next(two, 20.0) == WaitForChange(50.0)
+    assert one.next(two, 49.0) == WaitForChange(50.0)
+    assert one.next(two, 50.0) == FormRound()
 
 
 def test_a_full_round_is_formed_at_once():
-    assert barrier().next(JobState(epoch="e", waiting=("b", "a", "c")), 0.0) == Form()
+    assert barrier().next(JobState(epoch="e", waiting=("b", "a", "c")), 0.0) == FormRound()
 
 
 def test_survivors_do_not_wait_for_a_last_call():
     state = JobState(epoch="e", round=3, placed=("a", "b", "c"), waiting=("b", "a"))
-    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == Form()
+    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == FormRound()
 
 
 def test_nobody_starts_before_all_have_left_the_old_round():
     state = JobState(epoch="e", round=3, placed=("a", "b", "c"), active=("c",), waiting=("b", "a"))
-    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == Wait(100.0)
+    assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == WaitForChange(100.0)
 
 
 def test_too_few_for_too_long_is_late_and_enough_at_the_last_moment_is_a_round():
@@ -54,28 +62,28 @@ def test_too_few_for_too_long_is_late_and_enough_at_the_last_moment_is_a_round()
     other = barrier()
     other.next(few, 0.0)
     enough = JobState(epoch="e", waiting=("a", "b"))
-    assert other.next(enough, 90.0) == Wait(100.0)
-    assert other.next(enough, 100.0) == Form()
+    assert other.next(enough, 90.0) == WaitForChange(100.0)
+    assert other.next(enough, 100.0) == FormRound()
 
 
 def test_a_spare_waits_for_as_long_as_the_job_runs_and_then_has_its_full_time_to_join():
     full = JobState(epoch="e", round=0, placed=("b", "c", "d"), active=("b", "c", "d"), waiting=("a",))
     spare = barrier()
-    assert spare.next(full, 0.0) == Wait()
-    assert spare.next(full, 10_000.0) == Wait()
-    assert spare.next(left(full, ["c"]), 10_001.0) == Wait(10_101.0)
+    assert spare.next(full, 0.0) == WaitForChange()
+    assert spare.next(full, 10_000.0) == WaitForChange()
+    assert spare.next(left(full, ["c"]), 10_001.0) == WaitForChange(10_101.0)
 
 
 def test_the_place_is_of_a_new_round_only():
     state = JobState(epoch="e", round=3, placed=("b", "a"), active=("b", "a"))
     assert barrier().next(state, 0.0) == NodePlace("e", 3, 1, 2)
     assert barrier(NodePlace("e", 2, 0, 2)).next(state, 0.0) == NodePlace("e", 3, 1, 2)
-    assert barrier(NodePlace("e", 3, 1, 2)).next(state, 0.0) == Join()
+    assert barrier(NodePlace("e", 3, 1, 2)).next(state, 0.0) == JoinWaiting()
     assert barrier(NodePlace("earlier", 3, 1, 2)).next(state, 0.0) == NodePlace("e", 3, 1, 2)
 
 
 def test_who_was_taken_for_lost_while_it_waited_joins_again():
-    assert barrier().next(JobState(epoch="e", waiting=("b",)), 0.0) == Join()
+    assert barrier().next(JobState(epoch="e", waiting=("b",)), 0.0) == JoinWaiting()
 
 
 def test_the_end_of_the_job_is_told_to_who_belongs_to_it():
@@ -93,8 +101,8 @@ def joined_before(state: JobState) -> JobState:
 def test_a_new_job_does_not_inherit_the_end_of_one_whose_nodes_were_killed():
     state = JobState(epoch="e", round=0, placed=("b",), active=("b",), outcome="failed", cause="c")
     new = barrier()
-    assert new.next(state, 0.0) == Wait()
-    assert new.next(left(state, ["b"]), 5.0) == Join()
+    assert new.next(state, 0.0) == WaitForChange()
+    assert new.next(left(state, ["b"]), 5.0) == JoinWaiting()
 
 
 @dataclass
@@ -110,7 +118,7 @@ class SimulatedNode:
 class SimulatedJob:
     """A job's nodes around one state. What each does next is drawn by `random`; time only moves where all wait."""
 
-    limits: Limits
+    limits: NodeLimits
     random: random.Random
     now: float = 0.0
     state: JobState | None = None
@@ -143,9 +151,9 @@ class SimulatedJob:
                 return True
             return False
         step = node.barrier.next(self.state, self.now)
-        if isinstance(step, Join):
+        if isinstance(step, JoinWaiting):
             self.state = joined(self.state, node.name, f"epoch {next(self.epochs)}")
-        elif isinstance(step, Form):
+        elif isinstance(step, FormRound):
             assert self.state is not None
             before = self.state
             self.state = formed(before, self.limits)
@@ -183,7 +191,7 @@ class SimulatedJob:
                     for node in self.nodes.values()
                     if node.barrier is not None and not node.ended and not node.late
                     for step in [node.barrier.next(self.state, self.now)]
-                    if isinstance(step, Wait) and step.until is not None
+                    if isinstance(step, WaitForChange) and step.until is not None
                 ]
                 if not ends_of_waits:
                     return
@@ -195,7 +203,7 @@ class SimulatedJob:
 def test_simulated_jobs_come_to_rest_in_a_round_of_the_right_nodes(seed):
     draw = random.Random(seed)
     least = draw.randint(1, 3)
-    job = SimulatedJob(Limits(min_nodes=least, max_nodes=draw.randint(least, 5)), draw)
+    job = SimulatedJob(NodeLimits(min_nodes=least, max_nodes=draw.randint(least, 5)), draw)
     for number in range(draw.randint(least, 6)):
         job.arrive(f"n{number}")
     job.settle()
@@ -230,7 +238,7 @@ def test_simulated_jobs_come_to_rest_in_a_round_of_the_right_nodes(seed):
 
 
 def test_a_jobs_end_reaches_every_node_that_waits():
-    job = SimulatedJob(Limits(min_nodes=1, max_nodes=1), random.Random(0))
+    job = SimulatedJob(NodeLimits(min_nodes=1, max_nodes=1), random.Random(0))
     for name in "ab":
         job.arrive(name)
     job.settle()

@@ -6,33 +6,33 @@ from hvlaunch.torch.torchrun.state import JobState
 
 def test_who_is_silent_for_a_lease_is_lost_and_who_is_not_is_not():
     leases = Leases(lease=3.0, interval=1.0)
-    assert leases.look({"a": b"0", "b": b"0"}, 10.0) == []
-    assert leases.look({"a": b"1", "b": b"0"}, 11.0) == []
-    assert leases.look({"a": b"2", "b": b"0"}, 12.0) == []
-    assert leases.look({"a": b"3", "b": b"0"}, 13.0) == ["b"]
+    assert leases.update({"a": b"0", "b": b"0"}, 10.0) == []
+    assert leases.update({"a": b"1", "b": b"0"}, 11.0) == []
+    assert leases.update({"a": b"2", "b": b"0"}, 12.0) == []
+    assert leases.update({"a": b"3", "b": b"0"}, 13.0) == ["b"]
     assert leases.alive == {"a"}
 
 
 def test_who_never_gave_a_sign_is_lost_too():
     leases = Leases(lease=2.0, interval=1.0)
-    assert leases.look({"a": None}, 0.0) == []
-    assert leases.look({"a": None}, 1.0) == []
-    assert leases.look({"a": None}, 2.0) == ["a"]
+    assert leases.update({"a": None}, 0.0) == []
+    assert leases.update({"a": None}, 1.0) == []
+    assert leases.update({"a": None}, 2.0) == ["a"]
 
 
 def test_a_time_without_the_rendezvous_makes_nobody_lost():
     leases = Leases(lease=6.0, interval=1.0)
-    leases.look({"a": b"0"}, 0.0)
-    assert leases.look({"a": b"0"}, 1000.0) == []
-    assert leases.look({"a": b"1"}, 1001.0) == []
+    leases.update({"a": b"0"}, 0.0)
+    assert leases.update({"a": b"0"}, 1000.0) == []
+    assert leases.update({"a": b"1"}, 1001.0) == []
 
 
 def test_who_comes_into_view_later_is_seen_from_then_on():
     leases = Leases(lease=2.0, interval=1.0)
-    leases.look({"a": b"0"}, 0.0)
-    assert leases.look({"a": b"1", "b": b"0"}, 1.0) == []
-    assert leases.look({"a": b"2", "b": b"0"}, 2.0) == []
-    assert leases.look({"a": b"3", "b": b"0"}, 3.0) == ["b"]
+    leases.update({"a": b"0"}, 0.0)
+    assert leases.update({"a": b"1", "b": b"0"}, 1.0) == []
+    assert leases.update({"a": b"2", "b": b"0"}, 2.0) == []
+    assert leases.update({"a": b"3", "b": b"0"}, 3.0) == ["b"]
 
 
 def test_everyone_is_looked_at_by_somebody_even_when_the_first_few_die_at_once():

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.torch.torchrun.settings import Settings
+from hvlaunch.torch.torchrun.settings import TorchrunSettings
 
 TOKEN = {"HVLAUNCH_TOKEN": "secret"}
 CERTIFICATE = Certificate()
@@ -21,7 +21,7 @@ def parameters(endpoint="10.0.0.1:4000", *, local_addr="here", cert=PIN, **conf)
 
 
 def test_the_defaults():
-    found = Settings.of(parameters(), TOKEN)
+    found = TorchrunSettings.of(parameters(), TOKEN)
     assert (found.url, found.token, found.run_id) == ("https://10.0.0.1:4000", "secret", "job")
     assert (found.limits.min_nodes, found.limits.max_nodes) == (2, 3)
     assert (found.limits.join, found.limits.last_call) == (600.0, 30.0)
@@ -35,14 +35,14 @@ def test_what_rdzv_conf_says():
         "keep_alive_interval": "0.5",
         "keep_alive_max_attempt": "4",
     }
-    found = Settings.of(parameters(read_timeout="7", **conf), TOKEN)
+    found = TorchrunSettings.of(parameters(read_timeout="7", **conf), TOKEN)
     assert (found.limits.join, found.limits.last_call) == (5.0, 0.0)
     assert (found.interval, found.lease, found.read_timeout) == (0.5, 2.0, 7.0)
 
 
 def test_what_is_for_torchs_own_backends_is_let_pass():
     conf = {"is_host": "1", "store_type": "tcp", "close_timeout": "30", "heartbeat_timeout": "5"}
-    assert Settings.of(parameters(**conf), TOKEN).lease == 6.0
+    assert TorchrunSettings.of(parameters(**conf), TOKEN).lease == 6.0
 
 
 def test_the_token_of_the_file_comes_before_the_environments(tmp_path):
@@ -51,14 +51,15 @@ def test_the_token_of_the_file_comes_before_the_environments(tmp_path):
         (tmp_path / name).chmod(0o600)
     environ = {**TOKEN, "HVLAUNCH_TOKEN_FILE": str(tmp_path / "env")}
     assert (
-        Settings.of(parameters(token_file=str(tmp_path / "conf")), environ).token == "conf-token-of-the-job"
+        TorchrunSettings.of(parameters(token_file=str(tmp_path / "conf")), environ).token
+        == "conf-token-of-the-job"
     )
-    assert Settings.of(parameters(), environ).token == "env-token-of-the-job"
-    assert Settings.of(parameters(), TOKEN).token == "secret"
+    assert TorchrunSettings.of(parameters(), environ).token == "env-token-of-the-job"
+    assert TorchrunSettings.of(parameters(), TOKEN).token == "secret"
 
 
 def test_no_text_of_the_settings_has_the_token():
-    assert "secret" not in repr(Settings.of(parameters(), TOKEN))
+    assert "secret" not in repr(TorchrunSettings.of(parameters(), TOKEN))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_no_text_of_the_settings_has_the_token():
 )
 def test_a_mistake_is_told_with_the_settings_name(endpoint, conf, environ, told):
     with pytest.raises(ValueError) as caught:
-        Settings.of(parameters(endpoint, **conf), environ)
+        TorchrunSettings.of(parameters(endpoint, **conf), environ)
     assert told in str(caught.value)
     assert "two words" not in str(caught.value)
 
@@ -103,12 +104,12 @@ def test_the_nodes_address_is_the_one_on_the_way_to_the_rendezvous():
         except OSError:
             pytest.skip("this machine has no route")
         own = probe.getsockname()[0]
-    assert Settings.of(parameters("192.0.2.1:1", local_addr=None), TOKEN).address == own
+    assert TorchrunSettings.of(parameters("192.0.2.1:1", local_addr=None), TOKEN).address == own
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "no-such-host.invalid:1"])
 def test_where_that_tells_nothing_it_is_the_nodes_name(endpoint):
-    assert Settings.of(parameters(endpoint, local_addr=None), TOKEN).address == socket.getfqdn()
+    assert TorchrunSettings.of(parameters(endpoint, local_addr=None), TOKEN).address == socket.getfqdn()
 
 
 @pytest.mark.parametrize(
@@ -116,24 +117,24 @@ def test_where_that_tells_nothing_it_is_the_nodes_name(endpoint):
     [("[::1]:80", "https://[::1]:80"), ("host", "https://host:29400"), (" host:1 ", "https://host:1")],
 )
 def test_the_endpoint_is_a_host_and_a_port(endpoint, url):
-    assert Settings.of(parameters(endpoint), TOKEN).url == url
+    assert TorchrunSettings.of(parameters(endpoint), TOKEN).url == url
 
 
 def test_a_token_that_others_may_read_is_not_taken(tmp_path):
     (tmp_path / "token").write_text("conf-token-of-the-job\n")
     (tmp_path / "token").chmod(0o644)
     with pytest.raises(ValueError, match="every user of this machine can read"):
-        Settings.of(parameters(token_file=str(tmp_path / "token")), {})
+        TorchrunSettings.of(parameters(token_file=str(tmp_path / "token")), {})
 
 
 def test_a_rendezvous_on_another_machine_needs_a_certificate():
     with pytest.raises(ValueError, match="set --rdzv-conf cert=FILE or HVLAUNCH_RENDEZVOUS_CERT"):
-        Settings.of(parameters(cert=None), TOKEN)
+        TorchrunSettings.of(parameters(cert=None), TOKEN)
     with pytest.raises(ValueError, match="certificate /nowhere: No such file"):
-        Settings.of(parameters(cert="/nowhere"), TOKEN)
-    found = Settings.of(parameters(cert=None), {**TOKEN, "HVLAUNCH_RENDEZVOUS_CERT": PIN})
+        TorchrunSettings.of(parameters(cert="/nowhere"), TOKEN)
+    found = TorchrunSettings.of(parameters(cert=None), {**TOKEN, "HVLAUNCH_RENDEZVOUS_CERT": PIN})
     assert (found.url, found.certificate) == ("https://10.0.0.1:4000", PIN)
-    assert Settings.of(parameters("localhost:1", cert=None), TOKEN).url == "http://localhost:1"
+    assert TorchrunSettings.of(parameters("localhost:1", cert=None), TOKEN).url == "http://localhost:1"
 
 
 def test_the_certificate_beside_the_token_file_is_taken(tmp_path):
@@ -141,5 +142,5 @@ def test_the_certificate_beside_the_token_file_is_taken(tmp_path):
     token.write_text("a-token-of-the-user")
     token.chmod(0o600)
     (tmp_path / "token.crt").write_bytes(CERTIFICATE.pem)
-    found = Settings.of(parameters(cert=None, token_file=str(token)), {})
+    found = TorchrunSettings.of(parameters(cert=None, token_file=str(token)), {})
     assert (found.url, found.certificate) == ("https://10.0.0.1:4000", CERTIFICATE.fingerprint)

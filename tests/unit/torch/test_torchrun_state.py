@@ -2,9 +2,9 @@
 
 import pytest
 
-from hvlaunch.torch.torchrun.state import JobState, Limits, decode, encode, ended, formed, joined, left
+from hvlaunch.torch.torchrun.state import JobState, NodeLimits, decode, encode, ended, formed, joined, left
 
-TWO_OR_THREE = Limits(min_nodes=2, max_nodes=3)
+TWO_OR_THREE = NodeLimits(min_nodes=2, max_nodes=3)
 
 
 def running(*nodes: str, **fields) -> JobState:
@@ -52,7 +52,7 @@ def test_survivors_keep_their_places_and_order_and_new_nodes_follow():
 
 def test_new_nodes_are_in_the_order_of_their_addresses_numbers_by_value():
     names = ("10.0.0.10/7/aa", "10.0.0.9/8/bb", "node2/1/cc", "node10/1/dd")
-    state = formed(JobState(epoch="e", waiting=names[::-1]), Limits(min_nodes=1, max_nodes=4))
+    state = formed(JobState(epoch="e", waiting=names[::-1]), NodeLimits(min_nodes=1, max_nodes=4))
     assert state.placed == (names[1], names[0], names[2], names[3])
 
 

@@ -9,8 +9,8 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.torch.torchrun.handler import Handler
-from hvlaunch.torch.torchrun.settings import Settings
-from hvlaunch.torch.torchrun.state import Limits
+from hvlaunch.torch.torchrun.settings import TorchrunSettings
+from hvlaunch.torch.torchrun.state import NodeLimits
 
 __all__ = ["PATIENCE", "TOKEN", "Nodes", "serve"]
 
@@ -28,12 +28,12 @@ class Nodes:
     """Makes handlers of one job, and lets several of them wait for a round at the same time."""
 
     def __init__(self, port: int) -> None:
-        self.settings = Settings(
+        self.settings = TorchrunSettings(
             url=f"http://127.0.0.1:{port}",
             token=TOKEN,
             certificate=None,
             run_id="job",
-            limits=Limits(min_nodes=1, max_nodes=2),
+            limits=NodeLimits(min_nodes=1, max_nodes=2),
             address="127.0.0.1",
             interval=0.05,
             lease=2.0,
@@ -44,7 +44,7 @@ class Nodes:
 
     def make(self, address: str = "127.0.0.1", least: int = 1, most: int = 2, **others) -> Handler:
         times = {"join": others.pop("join", PATIENCE), "last_call": others.pop("last_call", PATIENCE)}
-        limits = Limits(min_nodes=least, max_nodes=most, **times)
+        limits = NodeLimits(min_nodes=least, max_nodes=most, **times)
         handler = Handler(replace(self.settings, address=address, limits=limits, **others))
         self._made.append(handler)
         return handler
