@@ -53,7 +53,7 @@ def hint(*lines, **facts):
         ),
     ],
 )
-def test_what_it_said(line, word):
+def test_advice_by_the_last_words(line, word):
     assert word in hint(line, code=1)
 
 
@@ -61,7 +61,7 @@ def test_the_last_thing_said_counts():
     assert "df -h" in hint("ImportError: no flash_attn, going on without", "No space left on device", code=1)
 
 
-def test_nothing_is_made_up():
+def test_no_advice_for_unknown_errors():
     assert hint("ValueError: bad learning rate", code=1) is None
     assert hint(code=7) is None
     assert hint(signal=SIGUSR1) is None
@@ -85,7 +85,7 @@ def test_signals_also_as_a_shell_counts_them(number, word):
     assert hint("something", code=128 + number) == hint("something", signal=number)
 
 
-def test_an_abort_is_explained_by_what_it_said():
+def test_an_abort_is_explained_by_its_last_words():
     assert "free -h" in hint(
         "terminate called after throwing an instance of 'std::bad_alloc'", signal=SIGABRT
     )
@@ -130,7 +130,7 @@ def test_a_command_that_is_not_found(cause, word):
         "cat: /data/train.py: No such file or directory",
     ],
 )
-def test_a_file_that_is_nowhere_is_not_missing_on_one_host(line):
+def test_a_file_missing_here_too_is_not_missing_on_one_host(line):
     worker = WorkerExit(rank=0, host="b", code=2)
     here = advice(worker, said(line), exists=lambda path: path == "/data/train.py")
     nowhere = advice(worker, said(line), exists=lambda _: False)

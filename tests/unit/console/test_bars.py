@@ -59,7 +59,7 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_in_a_pipe_a_bar_is_a_few_lines_the_last_one_always(style):
+def test_a_pipe_gets_some_states_of_a_bar_and_always_the_last(style):
     before, state, after, end = STYLES[style]
     stream = Stream()
     stream.write(before)
@@ -85,7 +85,7 @@ def test_a_quick_bar_is_one_line():
     assert stream.bars.deadline is None
 
 
-def test_a_bar_that_stands_still_shows_where():
+def test_a_stalled_bar_shows_its_state():
     stream = Stream()
     stream.write(b"\r10%")
     stream.write(b"\r20%")
@@ -113,7 +113,7 @@ def test_the_end_of_the_stream_is_the_end_of_the_bar():
         assert stream.end() == [(RATE, "90%")]
 
 
-def test_a_bar_that_removes_itself_has_its_last_state_printed_all_the_same():
+def test_a_bar_that_erases_itself_is_printed_nevertheless():
     stream = Stream()
     stream.write(b"\r 99%\r100%\r    \r")
     stream.write(b"done\n")
@@ -132,7 +132,7 @@ def test_lines_written_above_a_bar_are_no_states():
     assert len(stream.lines) - len(steps) == pytest.approx(200 * RATE / INTERVAL, abs=3)
 
 
-def test_a_terminal_shows_the_newest_state_and_prints_what_stays():
+def test_a_terminal_draws_states_and_prints_permanent_lines():
     stream = Stream(live=True)
     stream.write(b"start\n")
     assert stream.bars.current() == {}
@@ -146,7 +146,7 @@ def test_a_terminal_shows_the_newest_state_and_prints_what_stays():
     assert ONE not in stream.bars
 
 
-def test_what_stands_on_the_terminal_at_the_end_stays():
+def test_the_last_state_stays_on_the_terminal():
     stream = Stream(live=True)
     stream.write(b"\r10%\r20%")
     assert stream.end() == [(RATE, "20%")]

@@ -38,7 +38,7 @@ def test_a_rank_always_has_the_same_colour_and_neighbours_have_others():
     assert paint_prefix(b"p", (0, 1)) not in codes
 
 
-def test_a_colour_ends_with_the_prefix_and_what_a_worker_left_on_ends_before_it():
+def test_colours_of_the_prefix_and_of_the_worker_are_reset():
     assert re.fullmatch(rb"\x1b\[0;\d+m\[3\]\x1b\[0m", paint_prefix(b"[3]", (3,)))
     assert paint_message(b"hvlaunch: ").endswith(b"hvlaunch: \x1b[0m")
 

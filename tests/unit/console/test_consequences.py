@@ -96,7 +96,7 @@ def test_last_words(text: str, expected: str) -> None:
     assert look(text.encode(), None, is_urgent=False) == expected
 
 
-def test_where_it_is_urgent_a_traceback_is_enough() -> None:
+def test_an_urgent_look_trusts_any_traceback() -> None:
     assert look(OWN.encode() + b"step\n" * 100, None, is_urgent=True) == "cause"
     assert look(GLOO.encode(), None, is_urgent=True) == "consequence"
 

@@ -46,7 +46,7 @@ class Place:
         self.display.output((rank, stream), data, self.now)
 
 
-def test_in_a_pipe_there_are_lines_only():
+def test_a_pipe_gets_only_lines():
     pipe = Place()
     pipe.output(0, b"one\n")
     pipe.output(1, b"\r10%\r20%")
@@ -56,7 +56,7 @@ def test_in_a_pipe_there_are_lines_only():
     assert pipe.display.deadline is None
 
 
-def test_a_pipe_is_told_what_is_waited_for_only_if_it_takes_long():
+def test_a_pipe_gets_the_status_only_after_a_long_wait():
     pipe = Place()
     pipe.display.status(lambda: Status(f"connecting 0/2, {pipe.now:.0f} s\nlog in: a\nagent: b"), 0.0)
     assert pipe.flush(4.9) == b""
@@ -106,7 +106,7 @@ def test_more_bars_than_rows(terminal):
     assert terminal.shown == "[0] bar\n[1] bar\n[2] bar\n... and 17 more"
 
 
-def test_one_row_where_something_else_may_write_to_the_terminal(terminal):
+def test_only_one_live_row_if_another_program_may_write(terminal):
     place = Place(live_rows=1)
     for rank in range(20):
         place.output(rank, b"\rbar")
@@ -129,7 +129,7 @@ def test_no_live_rows_inside_a_long_line(terminal):
     assert place.written.endswith(b"[1] 20%\x1b[0m\x1b[?7h\r")
 
 
-def test_the_end_of_all_leaves_no_live_row(terminal):
+def test_ending_all_streams_removes_the_live_rows(terminal):
     place = Place(live_rows=8)
     place.display.status(lambda: Status("waiting"), 0.0)
     place.output(0, b"\r50%")
@@ -158,7 +158,7 @@ def test_a_status_of_several_lines_is_asked_again_each_second(terminal):
     assert terminal.shown == "Enter passphrase for key 'k':"
 
 
-def test_a_status_that_goes_leaves_nothing(terminal):
+def test_an_ended_status_leaves_no_row(terminal):
     place = Place(live_rows=8)
     place.display.status(lambda: Status("connecting 0/1: waiting for \x1b[31mb"), 0.0)
     assert place.flush(0.9) == b""
@@ -186,7 +186,7 @@ def test_colours():
     assert len(re.findall(colour, written)) == 4
 
 
-def test_messages_and_reports_can_do_nothing_to_the_terminal():
+def test_messages_and_reports_are_escaped():
     place = Place()
     place.display.say("host said \x1b[2J\rx\n and \udcff\n")
     place.display.show("\tquoted \x07\n")
@@ -240,7 +240,7 @@ def test_a_long_line_is_not_merged_and_disturbs_no_order():
 
 
 @pytest.mark.parametrize("merge", [False, True])
-def test_what_waits_at_the_end_is_printed(merge):
+def test_unfinished_lines_are_printed_at_the_end(merge):
     place = Place(merge=merge)
     place.expect(range(3))
     place.output(2, b"half")
@@ -265,7 +265,7 @@ def asking(terminal, *, ranks=(0,)):
     return place
 
 
-def test_a_prompt_of_who_reads_stdin_is_shown_at_once_and_the_answer_follows_it(terminal):
+def test_a_stdin_readers_prompt_is_shown_and_the_answer_follows(terminal):
     place = asking(terminal)
     assert place.display.deadline is None
     terminal.feed(b"bob\n")
@@ -287,14 +287,14 @@ def test_lines_of_others_stand_above_a_prompt(terminal):
     assert terminal.shown.splitlines()[-2:] == ["[0] Name? bob", "[1] 50%"]
 
 
-def test_what_the_user_types_is_not_overwritten_by_a_bar(terminal):
+def test_a_bar_does_not_overwrite_the_users_input(terminal):
     place = asking(terminal)
     terminal.feed(b"bo")
     place.output(1, b"\r50%")
     assert place.flush(5) == b""
 
 
-def test_a_line_between_the_answer_and_the_news_of_it(terminal):
+def test_output_between_the_answer_and_its_event(terminal):
     """The prompt was drawn again below the answer: that goes."""
     place = asking(terminal)
     terminal.feed(b"bob\n")
@@ -315,14 +315,14 @@ def test_a_prompt_without_an_answer_is_a_line_in_the_end(terminal):
     assert (terminal.row, terminal.column) == (2, 0)
 
 
-def test_a_line_that_goes_on_is_no_prompt_any_more(terminal):
+def test_a_continued_line_is_no_prompt(terminal):
     place = asking(terminal)
     place.output(0, b"thanks\n")
     terminal.feed(place.flush(1))
     assert terminal.shown.splitlines() == ["[0] hello", "[0] Name? thanks"]
 
 
-def test_an_answer_that_came_before_the_prompt_changes_nothing(terminal):
+def test_an_answer_before_the_prompt_changes_nothing(terminal):
     place = Place(live_rows=8)
     place.display.read_by([0])
     place.output(0, b"Name? ")
@@ -331,7 +331,7 @@ def test_an_answer_that_came_before_the_prompt_changes_nothing(terminal):
     assert terminal.feed(place.flush(1)).shown == "[0] Name? hello bob"
 
 
-def test_nobody_else_has_prompts(terminal):
+def test_only_stdin_readers_have_prompts(terminal):
     place = Place(live_rows=8)
     place.display.read_by([0])
     place.output(1, b"half a line")
@@ -342,7 +342,7 @@ def test_nobody_else_has_prompts(terminal):
     assert pipe.flush(5) == b""
 
 
-def test_all_ask_and_one_prompt_is_enough(terminal):
+def test_the_lowest_ranks_prompt_is_shown(terminal):
     place = asking(terminal, ranks=range(2))
     place.output(1, b"hello\nName? ")
     terminal.feed(place.flush(1))

@@ -46,7 +46,7 @@ def test_durations(seconds, text):
         ({"code": 127, "not_started": "x: command not found"}, "could not be started: x: command not found"),
     ],
 )
-def test_one_end(facts, text):
+def test_a_single_worker_end(facts, text):
     assert end(WorkerExit(rank=0, host="a", **facts)) == text
 
 
@@ -87,7 +87,7 @@ def test_folding():
     assert fold_hosts(["odd[", "b"]) == "hosts odd[,b"
 
 
-def test_a_job_that_goes_well_loads_nothing_heavy():
+def test_a_successful_job_loads_no_report():
     script = (
         "import sys, hvlaunch.console.printer, hvlaunch.report.text\n"
         "print(sorted({'ClusterShell', 'rich', 'paramiko', 'torch', 'psutil'} & set(sys.modules)))\n"

@@ -14,7 +14,7 @@ def no_error(text):
     pytest.fail(text)
 
 
-def test_each_record_is_a_line_behind_what_was_there(tmp_path):
+def test_records_are_appended_as_lines(tmp_path):
     path = tmp_path / "events"
     path.write_text('{"old": 1}\n')
     records: list[dict[str, object]] = [
@@ -40,7 +40,7 @@ def test_a_record_can_be_read_at_once(tmp_path):
         assert reader.read() == b""
 
 
-def test_a_pipe_that_nobody_reads_is_told_and_not_waited_for(tmp_path):
+def test_a_pipe_without_a_reader_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "events")
     with pytest.raises(BadUsage, match="nobody reads this pipe; try: start its reader first"):
         EventFile(tmp_path / "events", no_error)
@@ -58,7 +58,7 @@ def test_a_new_file_is_for_its_owner_alone(tmp_path):
 @pytest.mark.parametrize(
     ("name", "cause"), [("no/such", "no such file or directory"), (".", "is a directory")]
 )
-def test_a_file_that_can_not_be_written_is_bad_usage(tmp_path, name, cause):
+def test_an_unwritable_file_is_bad_usage(tmp_path, name, cause):
     with pytest.raises(BadUsage, match=f"--events .*: {cause}; try: a file that you may write to"):
         EventFile(tmp_path / name, no_error)
 
@@ -74,7 +74,7 @@ def test_a_full_disk_is_told_of_once(tmp_path):
     assert told == [f"--events {path}: no space left on device; some events are lost"]
 
 
-def test_a_disk_that_hangs_holds_up_nobody(tmp_path):
+def test_a_hanging_disk_blocks_no_caller(tmp_path):
     path = tmp_path / "events"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

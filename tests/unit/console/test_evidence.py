@@ -81,7 +81,7 @@ def chained(*frames):
     )
 
 
-def test_what_led_to_the_exception_is_quoted_too():
+def test_the_causes_of_an_exception_are_quoted():
     text = chained(20, 20)
     assert from_tail(f"noise\n{text}".encode()).lines == tuple(text.rstrip().split("\n"))
     link = "The above exception was the direct cause of the following exception:"
@@ -94,7 +94,7 @@ def test_what_led_to_the_exception_is_quoted_too():
     assert len(from_tail(text.replace(link, "Again:").encode()).lines) == 22
 
 
-def test_a_long_chain_keeps_what_was_raised():
+def test_a_long_chain_keeps_the_exceptions():
     lines = from_tail(chained(40, 30, 50).encode()).lines
     assert lines[:3] == ("Traceback (most recent call last):", "  (40 lines left out)", "Error: error 0")
     assert "Error: error 1" in lines
@@ -105,14 +105,14 @@ def test_a_long_chain_keeps_what_was_raised():
     assert (many[2], many[-1], len(many)) == ("Error: error 0", "Error: error 39", 35)
 
 
-def test_a_line_that_the_tail_cut_is_left_out():
+def test_a_line_cut_by_the_tail_is_left_out():
     tail = (b"x" * 5000 + b"\n" + b"last\n" * 10_000)[:TAIL]
     assert tail.startswith(b"x")
     assert from_tail(tail[-TAIL:]).lines[0] == "last"
     assert from_tail(b"y" * TAIL).lines == ("y" * 1000 + "…",)
 
 
-def test_what_a_terminal_would_do_is_not_quoted():
+def test_control_sequences_are_not_quoted():
     tail = b"\x1b[31mred\x1b[0m\n\x1b]0;title\x07 10%\r 20%\r\nbell\x07\tcaf\xc3\xa9 \xff\n"
     assert from_tail(tail).lines == ("red", " 20%", "bell\tcafé \ufffd")
 
@@ -136,7 +136,7 @@ def test_torchs_own_prefix_is_taken_off():
     assert from_tail(tail).lines == tuple(TRACEBACK.split("\n"))
 
 
-def test_what_libraries_warn_of_as_a_process_ends_is_left_out():
+def test_warnings_at_the_end_of_a_process_are_left_out():
     """As torch 2.11 writes it on a GPU."""
     text = (
         "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:111: operator(): block: [0,0,0], thread: [0,0,0] Assertion failed.\n"

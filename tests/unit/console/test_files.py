@@ -30,7 +30,7 @@ def test_names_are_padded_to_the_largest_rank(tmp_path, rank, size, name):
     assert rank_directory(tmp_path, rank, size) == tmp_path / name
 
 
-def test_files_are_there_from_the_start_and_empty(tmp_path):
+def test_empty_files_exist_from_the_start(tmp_path):
     old = tmp_path / "out" / "rank.1" / "stdout"
     old.parent.mkdir(parents=True)
     old.write_text("of the last job")
@@ -50,7 +50,7 @@ def test_bytes_can_be_seen_at_once_raw_and_unprefixed(tmp_path):
     assert (tmp_path / "rank.0" / "stderr").read_bytes() == b""
 
 
-def test_a_file_that_someone_empties_goes_on_at_its_start(tmp_path):
+def test_a_truncated_file_continues_at_its_start(tmp_path):
     files = OutputFiles(tmp_path, 1)
     files.write(0, "stdout", b"old")
     os.truncate(tmp_path / "rank.0" / "stdout", 0)
@@ -84,13 +84,13 @@ def test_the_limit_of_open_files_stays_what_it_is(tmp_path):
     files.close()
 
 
-def test_a_rank_that_came_later(tmp_path):
+def test_a_rank_added_later(tmp_path):
     files = OutputFiles(tmp_path, 2)
     files.write(12, "stderr", b"x")
     assert (tmp_path / "rank.12" / "stderr").read_bytes() == b"x"
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
+def test_a_directory_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(BadUsage) as raised:
         OutputFiles(tmp_path / "file" / "out", 2)
@@ -111,7 +111,7 @@ def test_a_write_that_fails_names_the_file(tmp_path):
     assert raised.value.filename == str(tmp_path / "rank.0" / "stdout")
 
 
-def test_another_driver_goes_on_just_behind_what_is_on_record(tmp_path: Path) -> None:
+def test_a_successor_continues_at_the_recorded_size(tmp_path: Path) -> None:
     done: list[int] = []
     files = OutputFiles(tmp_path / "out", 2, sizes=FileSizes(tmp_path / "sizes", 2, is_known=False))
     files.write(0, "stdout", b"one\n")
@@ -136,7 +136,7 @@ def test_another_driver_goes_on_just_behind_what_is_on_record(tmp_path: Path) ->
     assert (tmp_path / "out" / "rank.1" / "stderr").read_bytes() == b""
 
 
-def test_what_is_on_record_nowhere_stays(tmp_path: Path) -> None:
+def test_a_file_without_a_record_stays_unchanged(tmp_path: Path) -> None:
     """As after a start of the machine, which may lack the newest of what was noted."""
     first = OutputFiles(tmp_path / "out", 1)
     first.write(0, "stdout", b"one\n")

@@ -18,7 +18,7 @@ def kept(directory):
     return found
 
 
-def test_all_is_kept_before_it_is_done(tmp_path):
+def test_output_is_stored_before_it_is_acknowledged(tmp_path):
     printer = Printer(None, None, store=OutputStore(tmp_path), options=ConsoleOptions(ranks=()))
     done = []
     printer.learn_places({0: ("a", 0)})
@@ -44,7 +44,7 @@ def test_all_is_kept_before_it_is_done(tmp_path):
     ]
 
 
-def test_the_tail_for_the_report_goes_on_where_it_was(tmp_path):
+def test_a_successor_continues_the_tail(tmp_path):
     store = OutputStore(tmp_path)
     store.output(3, "stderr", b"Traceback\n")
     store.write()
@@ -55,7 +55,7 @@ def test_the_tail_for_the_report_goes_on_where_it_was(tmp_path):
     printer.close(WAIT)
 
 
-def test_what_goes_headless_keeps_what_was_newest_and_writes_no_more(tmp_path):
+def test_a_headless_printer_stores_the_newest_output_and_writes_no_more(tmp_path):
     console = Console()
     console.output(0, b"before\n")
     console.printer.say("a message")
@@ -78,7 +78,7 @@ def test_what_goes_headless_keeps_what_was_newest_and_writes_no_more(tmp_path):
     ]
 
 
-def test_who_reads_nothing_does_not_keep_it_from_going_headless(tmp_path):
+def test_a_blocked_reader_does_not_prevent_going_headless(tmp_path):
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "wb", buffering=0) as pipe:
         console = Console(pipe, io.BytesIO())
@@ -91,7 +91,7 @@ def test_who_reads_nothing_does_not_keep_it_from_going_headless(tmp_path):
     assert len(kept(tmp_path)[-1][2]) == 3_000_001
 
 
-def test_a_disk_that_is_full_is_told_once_and_the_job_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_once_and_the_job_continues(tmp_path, monkeypatch):
     console = Console(store=OutputStore(tmp_path))
 
     def full(*_):

@@ -62,7 +62,7 @@ def test_a_round_has_a_folder_in_it(tmp_path):
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
-def test_what_is_no_link_is_not_replaced(tmp_path, make):
+def test_only_a_link_is_replaced(tmp_path, make):
     make(tmp_path / "latest")
     with pytest.raises(BadUsage, match="latest is not the link that hvlaunch makes; try: another directory"):
         folder(tmp_path, "aa")
@@ -82,13 +82,13 @@ def test_a_link_to_elsewhere_is_replaced_and_not_followed(tmp_path):
     assert not list(theirs.iterdir())
 
 
-def test_a_folder_that_is_there_is_not_used(tmp_path):
+def test_an_existing_folder_is_not_used(tmp_path):
     folder(tmp_path, "aa").close()
     with pytest.raises(BadUsage, match="file exists"):
         folder(tmp_path, "aa")
 
 
-def test_a_folder_that_is_moved_away_takes_its_files_along(tmp_path):
+def test_a_moved_folder_keeps_its_files(tmp_path):
     out, theirs = tmp_path / "out", tmp_path / "theirs"
     out.mkdir()
     theirs.mkdir()

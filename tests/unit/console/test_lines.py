@@ -51,7 +51,7 @@ def one_byte_at_a_time(data):
         (b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n", b"\xff\xfe\x00 \xc3\xa9t\xc3\xa9 \xc3\n"),
     ],
 )
-def test_what_ends_a_line(data, printed):
+def test_line_ends(data, printed):
     assert split([data]) == printed
     assert split(data[at : at + 1] for at in range(len(data))) == printed
 
@@ -87,7 +87,7 @@ def test_only_whole_lines_come_out():
     assert splitter.finish() == b""
 
 
-def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
+def test_a_return_at_the_end_of_a_chunk_waits_for_the_next():
     splitter = LineSplitter()
     assert splitter.feed(b"50%\r") == b""
     assert splitter.feed(b"\nnext\r") == b"50%\n"
@@ -95,7 +95,7 @@ def test_a_return_at_the_end_of_a_chunk_waits_for_what_follows():
     assert splitter.finish() == b"60%\n"
 
 
-def test_what_a_terminal_would_show_of_a_bar():
+def test_the_state_is_what_a_terminal_would_show():
     splitter = LineSplitter()
     seen = []
     for chunk in (b"plain", b"\n\r", b"10%", b"\r20%", b" of all\r", b"30", b"%\n", b"plain", b"\r", b"\n"):
@@ -170,7 +170,7 @@ def placed(*texts):
         ([(A, b"lo"), (B, b"in"), (A, b"ng"), (B, b"g\n")], b"[a] lo\n[b] in\n[a] ng\n[b] g\n"),
     ],
 )
-def test_lines_of_many_on_one_screen(texts, shown):
+def test_lines_of_several_owners_on_one_screen(texts, shown):
     assert placed(*texts) == shown
 
 
@@ -179,7 +179,7 @@ def test_lines_of_many_on_one_screen(texts, shown):
         st.tuples(st.sampled_from([A, B]), st.sampled_from([b"1\n", b"2", b"3\n4", b"\n", b"", b"5\n6\n"]))
     )
 )
-def test_every_line_on_a_screen_has_one_owner_and_nothing_is_lost(texts):
+def test_each_line_on_a_screen_has_one_owner_and_none_is_lost(texts):
     lines = placed(*texts).split(b"\n")
     assert all(line[:4] in (b"[a] ", b"[b] ") for line in lines if line)
     for owner, prefix in ((A, b"[a] "), (B, b"[b] ")):

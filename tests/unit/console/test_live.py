@@ -19,7 +19,7 @@ def test_rows_are_replaced_in_place(terminal):
     assert (terminal.row, terminal.column) == (2, 0)
 
 
-def test_a_wide_row_is_one_row(terminal):
+def test_a_wide_row_is_cut_by_the_terminal(terminal):
     live = LiveRows()
     wide = "é".encode() * 200
     redraw(live, terminal, [wide, wide])
@@ -27,7 +27,7 @@ def test_a_wide_row_is_one_row(terminal):
     assert redraw(live, terminal, [b"a"]) == "a"
 
 
-def test_nothing_moves_the_cursor_out_of_its_row(terminal):
+def test_rows_cannot_move_the_cursor(terminal):
     live = LiveRows()
     row = b"\x1b[Aup\x1b[2K\x1b]0;\x07\tx\n\x1b[31mred\x1bM\x08\xc2\x9b5Cend\xff"
     drawn = live.draw([row], 0.0)

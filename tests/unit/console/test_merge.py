@@ -47,7 +47,7 @@ def test_merging(writes, printed):
     assert merged(*writes) == printed
 
 
-def test_a_line_of_all_ranks_waits_no_longer():
+def test_a_line_of_all_ranks_is_due_at_once():
     merger = Merger()
     merger.expect([0, 1])
     merger.add(0, "stdout", b"a\nb\n", 0.0)
@@ -57,7 +57,7 @@ def test_a_line_of_all_ranks_waits_no_longer():
     assert merger.deadline == _WINDOW
 
 
-def test_a_rank_whose_stream_has_ended_is_not_waited_for():
+def test_an_ended_stream_delays_no_line():
     merger = Merger()
     merger.expect([0, 1])
     merger.ended(1, "stderr")
@@ -116,7 +116,7 @@ writes = st.lists(
 
 
 @given(writes)
-def test_every_rank_has_all_its_lines_in_its_order(writes):
+def test_each_rank_keeps_its_lines_in_order(writes):
     merger = Merger()
     merger.expect(range(4))
     now, printed = 0.0, []

@@ -42,7 +42,7 @@ def read_all(read, outlet, done):
     return text, most
 
 
-def test_what_nobody_takes_waits_as_it_came_and_the_display_has_one_page(pipe):
+def test_untaken_output_waits_raw_and_the_display_makes_one_page(pipe):
     read, write = pipe
     outlet = outlet_of(write)
     done: list[int] = []
@@ -56,7 +56,7 @@ def test_what_nobody_takes_waits_as_it_came_and_the_display_has_one_page(pipe):
     assert BATCH <= most < BATCH + len(SOME)
 
 
-def test_what_the_display_is_told_keeps_its_turn(pipe):
+def test_calls_for_the_display_keep_their_order(pipe):
     """Output of a rank that waits has the host from which it came, though the rank has another since."""
     read, write = pipe
     outlet = outlet_of(write)
@@ -76,7 +76,7 @@ def test_what_the_display_is_told_keeps_its_turn(pipe):
     assert hosts == [b"host%d" % (number // 500 % 2) for number in range(len(hosts))]
 
 
-def test_what_is_written_is_on_record_before_it_is_and_not_where_nobody_takes_it(pipe):
+def test_output_is_on_record_just_before_it_is_written(pipe):
     """The register outlives this process: who is killed has printed what it says, unless in that very moment."""
     read, write = pipe
     outlet = outlet_of(write)
@@ -108,7 +108,7 @@ def test_what_is_written_is_on_record_before_it_is_and_not_where_nobody_takes_it
     assert register == list(range(MANY))
 
 
-def test_what_nobody_takes_is_not_on_record_as_written_each_time_that_more_comes():
+def test_untaken_output_is_not_recorded_again_for_each_item():
     """Who is killed in that moment would have it lost."""
     reader, writer = full_pipe()
     with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as write:

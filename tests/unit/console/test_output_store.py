@@ -37,7 +37,7 @@ def kept(directory):
     return [(item.rank, item.data) for item in all_items(directory) if item.kind == "stdout"]
 
 
-def test_what_is_kept_of_each_thing(store, tmp_path):
+def test_the_stored_items(store, tmp_path):
     store.learn_places({0: ("a", 0)})
     store.output(0, "stdout", b"one\n", ("a", 7))
     store.output(3, "stderr", b"\x00\xff")
@@ -57,11 +57,11 @@ def test_what_is_kept_of_each_thing(store, tmp_path):
     ]
 
 
-def test_nobody_else_may_read_it(store, tmp_path):
+def test_other_users_may_not_read_the_store(store, tmp_path):
     assert segment_path(tmp_path, 1).stat().st_mode & 0o777 == 0o600
 
 
-def test_the_next_driver_goes_on_and_knows_what_was_kept(store, tmp_path):
+def test_a_successor_continues_the_store(store, tmp_path):
     store.output(0, "stdout", b"one\n", ("a", 7))
     store.output(1, "stderr", b"oh\n", ("b", 3))
     store.write()
@@ -74,7 +74,7 @@ def test_the_next_driver_goes_on_and_knows_what_was_kept(store, tmp_path):
     assert kept(tmp_path) == [(0, b"one\n"), (0, b"two\n")]
 
 
-def test_wherever_it_is_cut_the_next_driver_goes_on_behind_the_last_whole_item(store, tmp_path):
+def test_a_truncated_store_continues_after_the_last_complete_item(store, tmp_path):
     for number in range(4):
         store.output(number, "stdout", b"line %d\n" % number, ("a", number))
         store.write()
@@ -92,7 +92,7 @@ def test_wherever_it_is_cut_the_next_driver_goes_on_behind_the_last_whole_item(s
 
 
 @pytest.mark.parametrize("offset", [0, 5, 9, 20, 31, -1])
-def test_a_byte_that_is_not_as_it_was_written_ends_what_is_believed(store, tmp_path, offset):
+def test_a_changed_byte_ends_the_valid_part(store, tmp_path, offset):
     store.write()
     begin = segment_path(tmp_path, 1).stat().st_size
     store.output(0, "stdout", b"loss 0.1\n", ("a", 1))
@@ -174,7 +174,7 @@ def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_
     ]
 
 
-def test_what_a_driver_could_not_keep_is_told_though_it_was_killed(tmp_path, monkeypatch):
+def test_a_killed_drivers_lost_output_is_reported(tmp_path, monkeypatch):
     """By whoever looks, and by the next driver with the first that it keeps."""
     store = OutputStore(tmp_path, clock=lambda: 10.0)
     disk = Disk(0)
@@ -208,7 +208,7 @@ def test_a_message_is_tried_at_once(tmp_path, monkeypatch):
     assert all_items(tmp_path)[-1].data == b"the report\n"
 
 
-def test_where_there_is_no_room_the_oldest_makes_some(tmp_path, monkeypatch):
+def test_a_full_disk_drops_the_oldest_segment(tmp_path, monkeypatch):
     store = new_store(tmp_path, most=8000)
     for number in range(4):
         store.output(0, "stdout", b"%d" % number * 1000)
@@ -230,7 +230,7 @@ def test_where_there_is_no_room_the_oldest_makes_some(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("form", [b"\r%d", b"%d\r"])
-def test_of_a_bar_a_state_is_kept_each_second_and_the_last_one(tmp_path, form):
+def test_one_state_of_a_bar_per_second_is_stored(tmp_path, form):
     seconds = [10.0]
     store = OutputStore(tmp_path, clock=lambda: seconds[0])
     for number in range(100):
@@ -254,7 +254,7 @@ def test_of_a_bar_a_state_is_kept_each_second_and_the_last_one(tmp_path, form):
 
 @pytest.mark.parametrize("form", [b"\rstep %03d of 300", b"step %03d of 300\r", b"\r step %03d of 300\r"])
 @pytest.mark.parametrize("size", [1, 3, 7, 16, 50, 4096])
-def test_of_a_bar_that_is_cut_anywhere_whole_states_are_kept(tmp_path, form, size):
+def test_complete_states_of_a_bar_are_stored(tmp_path, form, size):
     """However its bytes come, and whichever states are left out."""
     seconds = [10.0]
     states = [form % number for number in range(300)]
@@ -270,7 +270,7 @@ def test_of_a_bar_that_is_cut_anywhere_whole_states_are_kept(tmp_path, form, siz
     assert end == b"end"
 
 
-def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
+def test_recent_output_is_bounded_and_moves_into_a_store(store, tmp_path):
     recent = Recent()
     for number in range(2000):
         data = b"%d\n" % number
@@ -282,7 +282,7 @@ def test_what_is_recent_is_bounded_and_goes_on_into_a_store(store, tmp_path):
     assert lines[-1] == b"1999\n"
 
 
-def test_what_is_kept_already_is_not_kept_again(store, tmp_path):
+def test_stored_items_are_not_stored_again(store, tmp_path):
     store.output(0, "stdout", b"one\n", ("a", 7))
     store.write()
     store.close()

@@ -52,7 +52,7 @@ def test_many_ranks(template, made):
     assert prefix(template, (0, 1, 2, 4), "stderr") == made
 
 
-def test_ranks_that_have_a_host_or_local_rank_in_common():
+def test_ranks_with_a_common_host_or_local_rank():
     assert prefix("{host}:{local_rank:02} ", (0, 2, 4)) == b"gpu[01-03]:00 "
     assert prefix("{host}:{local_rank} ", (0, 1)) == b"gpu01:0-1 "
 
@@ -71,7 +71,7 @@ def test_the_time_is_asked_for_each_time():
     assert [made.text_for((0,), "stdout") for _ in range(2)] == [b"03 ", b"04 "]
 
 
-def test_without_a_clock_of_its_own_it_is_now():
+def test_the_default_time_is_now():
     before = datetime.now().astimezone()
     made = datetime.fromisoformat(Prefix("{time:%Y-%m-%dT%H:%M:%S.%f%z}").text_for((0,), "stdout").decode())
     assert before <= made <= datetime.now().astimezone()
@@ -97,7 +97,7 @@ def test_without_a_clock_of_its_own_it_is_now():
         ("a\rb", "must be one line"),
     ],
 )
-def test_what_is_no_template(template, part):
+def test_invalid_templates(template, part):
     with pytest.raises(BadUsage) as caught:
         Prefix(template)
     assert part in str(caught.value)

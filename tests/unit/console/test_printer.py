@@ -14,7 +14,7 @@ from hvlaunch.job import ConsoleOptions
 from tests.unit.console.consoles import WAIT, Console
 
 
-def test_whose_line_is_whose():
+def test_each_line_has_its_workers_prefix():
     console = Console()
     console.output(3, b"loss 0.5\nloss 0.4\n")
     console.output(12, b"warning\n", "stderr")
@@ -130,7 +130,7 @@ def test_files_get_the_raw_bytes_before_done(tmp_path):
     assert path.read_bytes() == b"half\r\xff"
 
 
-def test_files_that_fail_are_told_of_once_and_the_console_goes_on(tmp_path):
+def test_a_failing_file_is_reported_once_and_the_console_continues(tmp_path):
     console = Console()
     console.printer.keep(OutputFiles(tmp_path, 1))
     path = tmp_path / "rank.0" / "stdout"
@@ -184,7 +184,7 @@ def test_a_terminal_shows_both_streams_in_the_order_they_came():
     assert shown == expected
 
 
-def test_hidden_ranks_are_in_files_and_tails_all_the_same(tmp_path):
+def test_hidden_ranks_are_in_files_and_tails(tmp_path):
     console = Console(options=ConsoleOptions(ranks=(range(1), range(8, 16))))
     console.printer.keep(OutputFiles(tmp_path, 16))
     for rank in range(16):
@@ -201,7 +201,7 @@ def test_hidden_ranks_are_in_files_and_tails_all_the_same(tmp_path):
         assert console.printer.tail(rank) == b"err %d" % rank
 
 
-def test_a_hidden_stream_is_in_files_and_tails_all_the_same(tmp_path):
+def test_a_hidden_stream_is_in_files_and_tails(tmp_path):
     console = Console(options=ConsoleOptions(hidden=("stdout",)))
     console.printer.keep(OutputFiles(tmp_path, 1))
     console.output(0, b"out\n")
@@ -233,7 +233,7 @@ def test_merged_lines_come_by_themselves(pipe):
     assert printer.close(WAIT)
 
 
-def test_a_bar_that_stands_still_comes_by_itself(pipe):
+def test_a_stalled_bar_is_printed_after_its_interval(pipe):
     read, write = pipe
     printer = Printer(write, io.BytesIO())
     printer.output(0, "stdout", b"\r10%\r20%", lambda _: None)
@@ -276,7 +276,7 @@ def test_a_line_of_50_mb_passes_whole(merge):
     assert sum(console.done) == len(line) + 6
 
 
-def test_where_stdout_goes_elsewhere_both_are_plain(pipe):
+def test_redirected_stdout_makes_both_streams_plain(pipe):
     read, write = pipe
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "wb", buffering=0) as tty, os.fdopen(ours, "rb", buffering=0) as screen:

@@ -19,7 +19,7 @@ def test_a_file_in_memory():
     assert file.getvalue() == b"text"
 
 
-def test_what_was_buffered_comes_first(pipe):
+def test_buffered_bytes_come_first(pipe):
     read, write = pipe
     write.write(b"before ")
     RawFile(write, "stdout").write([b"after\n"])
@@ -43,7 +43,7 @@ def screen():
         yield read, write
 
 
-def test_a_pipe_that_was_full_holds_a_whole_page_from_then_on(pipe):
+def test_a_full_pipe_is_enlarged(pipe):
     _, write = pipe
     file = RawFile(write, "stdout")
     before = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
@@ -55,7 +55,7 @@ def test_a_pipe_that_was_full_holds_a_whole_page_from_then_on(pipe):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "socket_pair", "screen"])
 @pytest.mark.parametrize("count", [1, 7, 5000])
-def test_what_is_not_taken_at_once_is_left_and_arrives_in_order(request, kind, count):
+def test_the_unwritten_rest_arrives_in_order(request, kind, count):
     """Nothing waits in it, and the descriptor stays as it is for others."""
     read, write = request.getfixturevalue(kind)
     file = RawFile(write, "stdout")
@@ -76,7 +76,7 @@ def test_what_is_not_taken_at_once_is_left_and_arrives_in_order(request, kind, c
     assert os.get_blocking(write.fileno())
 
 
-def test_what_it_is(pipe, tmp_path):
+def test_the_kind_of_file(pipe, tmp_path):
     _, write = pipe
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "wb") as tty, os.fdopen(ours, "rb"), (tmp_path / "file").open("wb") as file:
@@ -87,7 +87,7 @@ def test_what_it_is(pipe, tmp_path):
         assert [file.height() for file in files[:3]] == [24, 50, 24]
 
 
-def test_a_gone_reader_leaves_nothing_that_fails_again(pipe):
+def test_a_gone_reader_leaves_no_buffered_bytes(pipe):
     read, write = pipe
     file = RawFile(write, "stdout")
     read.close()

@@ -25,7 +25,7 @@ def test_done_is_called_after_the_bytes_were_written():
     assert console.done == [4, 4]
 
 
-def test_what_waited_together_is_written_together():
+def test_waiting_output_is_written_together():
     gate = Gate()
     console = Console(stdout=gate)
     console.output(0, b"first\n")
@@ -52,7 +52,7 @@ def test_a_slow_reader_holds_done_back(pipe):
     assert printer.close(WAIT)
 
 
-def test_close_gives_up_what_nobody_takes(pipe):
+def test_close_drops_untaken_output(pipe):
     read, write = pipe
     stderr = io.BytesIO()
     printer = Printer(write, stderr)
@@ -64,7 +64,7 @@ def test_close_gives_up_what_nobody_takes(pipe):
     assert len(read.read1(1 << 20)) >= select.PIPE_BUF
 
 
-def test_words_and_the_other_stream_pass_output_that_nobody_reads(pipe):
+def test_messages_and_the_other_stream_pass_a_blocked_reader(pipe):
     _, write = pipe
     said = Told(b"the end of rank 1\n[0]<stderr>: why\n")
     done: list[int] = []
@@ -78,7 +78,7 @@ def test_words_and_the_other_stream_pass_output_that_nobody_reads(pipe):
     assert done == [4, 2 << 20]
 
 
-def test_a_reader_who_takes_a_little_at_a_time_gets_all(pipe):
+def test_a_slow_reader_gets_everything(pipe):
     """What is dropped in the end is what nobody has begun to take."""
     read, write = pipe
     printer = Printer(write, io.BytesIO())
@@ -97,7 +97,7 @@ def test_a_reader_who_takes_a_little_at_a_time_gets_all(pipe):
     assert b"".join(got).replace(b"[0]<stdout>: ", b"") == lines
 
 
-def test_a_gone_reader_is_told_of_once_and_all_else_goes_on(pipe, tmp_path):
+def test_a_gone_reader_is_reported_once_and_the_rest_continues(pipe, tmp_path):
     read, write = pipe
     read.close()
     broken: list[bool] = []
@@ -145,7 +145,7 @@ def test_another_write_error_is_said_once_and_writing_goes_on():
     assert full.tries == 3
 
 
-def test_a_stderr_that_fails_cannot_say_so_and_harms_nothing():
+def test_a_failing_stderr_harms_nothing():
     console = Console(stderr=Failing(errno.EIO))
     console.output(0, b"err\n", "stderr")
     console.output(0, b"out\n")
@@ -153,7 +153,7 @@ def test_a_stderr_that_fails_cannot_say_so_and_harms_nothing():
     assert console.done == [4, 4]
 
 
-def test_a_tail_is_there_before_it_is_printed():
+def test_the_tail_does_not_wait_for_printing():
     gate = Gate()
     console = Console(stderr=gate)
     console.output(0, b"why\n", "stderr")
@@ -179,7 +179,7 @@ def test_a_failure_to_write_leaves_no_trace_at_the_end_of_the_interpreter():
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_the_last_message_comes_when_all_else_was_written_or_lost():
+def test_the_last_message_follows_all_output():
     lost, kept = Console(stdout=Failing(errno.ENOSPC)), Console()
     for console in (lost, kept):
         console.output(0, b"words\n")
@@ -188,7 +188,7 @@ def test_the_last_message_comes_when_all_else_was_written_or_lost():
     assert kept.stderr.getvalue() == b"hvlaunch: the end, False\n"
 
 
-def test_a_reader_that_takes_nothing_is_not_waited_for_again_for_the_last_message(pipe):
+def test_patience_is_spent_once_also_for_the_last_message(pipe):
     _, write = pipe
     printer = Printer(io.BytesIO(), write)
     printer.output(0, "stderr", b"x\n" * (1 << 20), lambda _: None)

@@ -38,7 +38,7 @@ def test_each_item_is_read_once_as_it_comes(tmp_path):
     assert len(texts(StoreReader(tmp_path).read())) == 50
 
 
-def test_before_there_is_anything_there_is_nothing(tmp_path):
+def test_an_empty_store_has_no_items(tmp_path):
     reader = StoreReader(tmp_path / "not yet")
     assert list(reader.read()) == []
     assert reader.head() is None
@@ -47,7 +47,7 @@ def test_before_there_is_anything_there_is_nothing(tmp_path):
     assert texts(reader.read()) == [b"now"]
 
 
-def test_who_reads_as_it_is_rotated_misses_nothing(tmp_path):
+def test_a_reader_misses_nothing_during_rotation(tmp_path):
     store = OutputStore(tmp_path, most=4000)
     reader = StoreReader(tmp_path)
     found = []
@@ -60,7 +60,7 @@ def test_who_reads_as_it_is_rotated_misses_nothing(tmp_path):
     assert not reader.has_missed
 
 
-def test_who_reads_too_late_goes_on_with_the_oldest_that_there_is_and_says_so(tmp_path):
+def test_a_late_reader_continues_with_the_oldest_segment(tmp_path):
     store = OutputStore(tmp_path, most=4000)
     write(store, b"first")
     reader = StoreReader(tmp_path)
@@ -81,7 +81,7 @@ def test_a_large_item_is_read_whole(tmp_path):
     assert [len(text) for text in texts(reader.read())] == [3_000_000, 5]
 
 
-def test_an_item_of_which_a_part_is_there_is_waited_for(tmp_path):
+def test_an_incomplete_item_is_awaited(tmp_path):
     store = OutputStore(tmp_path)
     reader = StoreReader(tmp_path)
     write(store, b"one", b"two")
@@ -145,7 +145,7 @@ def test_lines_that_begin_too_early_are_left_out_as_a_whole(early, left):
 @pytest.mark.parametrize(
     ("count", "found"), [(1, (5, 0)), (2, (4, 1)), (3, (4, 0)), (6, (1, 0)), (7, (0, 1)), (100, (0, 0))]
 )
-def test_where_the_newest_lines_are(count, found):
+def test_the_position_of_the_newest_lines(count, found):
     assert newest_lines(STREAM, count, lambda _: True) == found
 
 

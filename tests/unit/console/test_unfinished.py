@@ -46,7 +46,7 @@ def test_how_a_line_begins_is_noted_when_its_frame_is_done_with(path: Path) -> N
     console.close()
 
 
-def test_what_was_begun_before_is_noted_too_and_a_bars_state_is_not(path: Path) -> None:
+def test_earlier_unfinished_lines_are_noted_but_no_bars(path: Path) -> None:
     console = Shown()
     console.shown(0, b"beg")
     console.printer.keep_unfinished(UnfinishedLines(path))
@@ -73,7 +73,7 @@ def test_another_driver_keeps_it_before_the_rest(path: Path, tmp_path: Path) -> 
     assert not path.exists()
 
 
-def test_who_has_all_in_a_store_notes_nothing(path: Path, tmp_path: Path) -> None:
+def test_with_a_store_no_notes_are_written(path: Path, tmp_path: Path) -> None:
     console = Shown()
     console.printer.keep_unfinished(UnfinishedLines(path))
     console.shown(0, b"beg")
@@ -84,7 +84,7 @@ def test_who_has_all_in_a_store_notes_nothing(path: Path, tmp_path: Path) -> Non
     console.close()
 
 
-def test_a_note_that_is_not_whole_is_none(path: Path) -> None:
+def test_an_incomplete_note_does_not_count(path: Path) -> None:
     lines = UnfinishedLines(path)
     lines.note((0, "stdout"), b"one")
     lines.note((0, "stderr"), b"two")
@@ -119,7 +119,7 @@ print(sorted(lines.read().items()))
 """
 
 
-def test_where_there_is_no_room_for_all_some_are_kept(path: Path) -> None:
+def test_without_room_for_all_some_notes_are_kept(path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run
     assert run.stdout == "[((0, 'stdout'), b'ab'), ((1, 'stdout'), b'ab')]\n"

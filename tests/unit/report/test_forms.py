@@ -85,14 +85,14 @@ def test_the_kind_of_a_failure(facts, tail, kind):
     assert form(ended(worker(0, **facts)), {0: tail})["cause"]["kind"] == kind
 
 
-def test_a_job_that_ended_well_or_was_interrupted_or_lost_a_host_has_a_report_too():
+def test_every_outcome_has_a_report():
     assert form(JobResult(exit_code=0, elapsed=1.0))["outcome"] == "well"
     assert form(JobResult(exit_code=130, elapsed=1.0, interrupted=SIGINT))["interrupted"] == "SIGINT"
     lost = form(JobResult(exit_code=69, elapsed=1.0, error=HostLost("gone", host="b").problem))
     assert (lost["outcome"], lost["error"]["host"], lost["cause"]) == ("error", "b", None)
 
 
-def test_what_memory_there_was_and_which_hosts_have_what_is_missing_are_told_where_they_explain_the_failure():
+def test_memory_and_missing_files_are_reported_if_they_explain_the_failure():
     memory = [Memory("GPU 0 of host a", 79 * GIB, 80 * GIB, -0.5)]
     missing = Missing("module", "foo", ("b", "c"), ())
     failed = ended(worker(0, code=1, when=2.0))
@@ -132,7 +132,7 @@ def test_text_of_workers_and_hosts_is_text_alone_on_the_page():
     assert text.encode()
 
 
-def test_the_page_asks_nobody_for_anything():
+def test_the_page_loads_nothing_from_elsewhere():
     text = as_html(hostile())
     [policy] = [
         attributes["content"]
@@ -145,7 +145,7 @@ def test_the_page_asks_nobody_for_anything():
     assert "@import" not in style
 
 
-def test_what_looks_like_a_secret_is_not_in_a_file():
+def test_files_mask_probable_secrets():
     tail = b"Traceback (most recent call last):\nValueError: no access with token=hunter2-hunter2\n"
     found = form(ended(worker(0, code=1)), {0: tail})
     for text in (json.dumps(found), as_html(found)):
@@ -164,14 +164,14 @@ def test_a_file_is_replaced_as_a_whole(tmp_path, suffix):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_where_no_file_can_be_that_is_told_before_the_job(tmp_path):
+def test_an_unwritable_path_is_reported_before_the_job(tmp_path):
     (tmp_path / "directory.json").mkdir()
     for name, cause in (("no/x.json", "no such file or directory"), ("directory.json", "it is no file")):
         with pytest.raises(BadUsage, match=cause):
             check_report_path(tmp_path / name)
 
 
-def test_what_goes_wrong_when_it_is_written_leaves_nothing(tmp_path):
+def test_a_failed_write_leaves_no_file(tmp_path):
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match="directory"):
         write_report(tmp_path / "x.json", make_report(JobResult(exit_code=0, elapsed=1.0), {}, 1))

@@ -140,7 +140,7 @@ def test_a_crash():
     )
 
 
-def test_a_command_that_is_nowhere():
+def test_a_command_missing_on_all_hosts():
     cause = "trainer: command not found (PATH=/usr/bin:/bin)"
     check(
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
@@ -152,7 +152,7 @@ def test_a_command_that_is_nowhere():
     )
 
 
-def test_a_command_that_a_shell_did_not_find():
+def test_a_command_not_found_by_a_shell():
     check(
         ended(worker(0, code=127, when=0.01)),
         1,
@@ -226,7 +226,7 @@ def test_a_cause_that_hvlaunch_stopped_and_its_first_victim():
     )
 
 
-def test_nothing_but_lost_connections():
+def test_only_lost_connections():
     check(
         ended(worker(0, code=1, when=10.0), worker(1, "b", code=1, when=10.01)),
         2,
@@ -242,7 +242,7 @@ def test_nothing_but_lost_connections():
     )
 
 
-def test_a_worker_that_said_nothing():
+def test_a_silent_worker():
     check(
         ended(worker(0, code=1, when=1.0)),
         1,
@@ -311,12 +311,12 @@ def test_an_interrupt_after_a_failure_or_an_error():
     assert failure_report(lost, {}, 0) == f"hvlaunch: host b: no address\n{ENDS}  Interrupted by SIGINT.\n"
 
 
-def test_a_code_that_nobody_explains_is_still_told():
+def test_an_unexplained_exit_code_is_reported():
     report = failure_report(JobResult(exit_code=70, elapsed=0.0), {}, 0)
     assert report == "hvlaunch: the job ended with exit code 70\n"
 
 
-def test_what_the_others_were_doing_before_they_were_stopped():
+def test_stacks_of_the_others_before_they_were_stopped():
     places = (((1,), "load (data.py:31)"), ((2,), "\x1b[2J (x.py:1)"))
     told = failure_report(
         ended(worker(0, code=1, when=2.0), *stopped(1, 2)),
@@ -343,7 +343,7 @@ def test_what_the_others_were_doing_before_they_were_stopped():
     assert "hvlaunch stacks" not in lost
 
 
-def test_who_ended_before_it_could_be_looked_at_is_no_survivor():
+def test_a_worker_that_ended_before_its_stack_was_taken_is_no_survivor():
     def taken(rank: int, *threads: ThreadStack) -> ProcessStack:
         return ProcessStack("a", rank, 100 + rank, "python", False, threads, "kernel", "not in time")
 

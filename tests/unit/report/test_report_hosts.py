@@ -89,7 +89,7 @@ def denied(host):
     )
 
 
-def test_all_hosts_fail_alike():
+def test_equal_failures_of_all_hosts_share_a_line():
     check(
         not_begun(*(denied(f"gpu0{n}") for n in range(1, 8))),
         0,
@@ -136,7 +136,7 @@ def test_an_unknown_host_key_among_other_errors_keeps_its_cause():
     )
 
 
-def test_what_is_of_no_host_has_its_own_line():
+def test_an_error_without_a_host_has_its_own_line():
     errors = [UnknownHost("no address", host="b"), NotEnoughSlots(4, 2)]
     check(
         not_begun(*errors),
@@ -175,7 +175,7 @@ def test_hosts_fail_for_several_reasons():
 @pytest.mark.parametrize(
     "addresses", [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::a:2"), ("fe80::1%ib0", "1:2:3:4:5:6:7:8")]
 )
-def test_hosts_that_differ_in_name_and_address_alone_are_one_line(addresses):
+def test_errors_that_differ_only_in_name_and_address_share_a_line(addresses):
     errors = [
         ConnectFailed(f"no connection to gpu{n} port 22: {one}: refused", host=f"gpu{n}", hint=f"ping gpu{n}")
         for n, one in enumerate(addresses)

@@ -34,13 +34,13 @@ def test_a_process_has_a_connection() -> None:
                 assert accepted.recv(1) == b""  # nothing of ours keeps it open
 
 
-def test_a_process_has_none() -> None:
+def test_a_process_without_a_tcp_socket() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert borrow(process.pid) is None
         process.kill()
 
 
-def test_there_is_no_such_process() -> None:
+def test_an_unknown_process() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert borrow(process.pid) is None

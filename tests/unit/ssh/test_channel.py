@@ -82,7 +82,7 @@ def test_one_command_after_another(connection):
     assert read_all(second) == b"42\n"
 
 
-def test_output_that_is_not_read_stays_on_the_host(connection):
+def test_unread_output_stays_on_the_host(connection):
     """Back-pressure: the command blocks when the window is full."""
     channel = connection.run("head -c 50000000 /dev/zero; echo finished >&2")
     assert channel.read()
@@ -116,7 +116,7 @@ def test_close_unblocks_a_writer(connection, whose):
     command.kill()
 
 
-def test_close_does_not_wait_for_a_connection_that_is_stuck(connection, session_of_sshd):
+def test_close_does_not_wait_for_a_stuck_connection(connection, session_of_sshd):
     """The writer waits for TCP here, not for the window, and holds up whatever else would be sent."""
     channel = connection.run("exec cat >/dev/null")
     transport = connection._transport
@@ -149,7 +149,7 @@ def test_after_close_everything_fails_and_close_may_be_repeated(connection):
         connection.run("true")
 
 
-def test_writing_to_a_command_that_is_gone(connection):
+def test_writing_to_an_ended_command(connection):
     channel = connection.run("exit 0")
     read_all(channel)
     until(lambda: channel._session.closed, "the host to close the channel")

@@ -61,7 +61,7 @@ CAT = (
 # Getting in
 
 
-def test_who_listens_is_told_the_stages_of_its_own_connection(sshd):
+def test_a_listener_hears_only_its_own_threads_stages(sshd):
     told: list[str] = []
 
     def connect_and_listen():
@@ -97,7 +97,7 @@ def test_a_hosts_own_words(sshd):
     assert answer(sshd, host=host, port=1, user="nobody", identity=Path("/nowhere")) == "hello"
 
 
-def test_a_certificate_gets_in_where_its_key_does_not(make_sshd, tmp_path):
+def test_a_certificate_is_accepted_though_its_key_is_not(make_sshd, tmp_path):
     authority = keygen(tmp_path / "ca")
     sshd = make_sshd(words=(f"TrustedUserCAKeys {authority}.pub",))
     key = keygen(tmp_path / "k")
@@ -113,7 +113,7 @@ def test_a_key_gets_in_though_its_certificate_does_not(sshd, tmp_path):
     assert answer(sshd, identity=key) == "hello"
 
 
-def test_a_host_that_wants_two_keys_gets_two(make_sshd, tmp_path):
+def test_a_host_may_require_two_keys(make_sshd, tmp_path):
     sshd = make_sshd(words=("AuthenticationMethods publickey,publickey",))
     second = keygen(tmp_path / "second")
     sshd.authorize(second)
@@ -209,7 +209,7 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"Exceeded MaxStartups\r\n"])
-def test_a_server_that_says_something_else(unused, serve, greeting):
+def test_a_server_of_another_protocol(unused, serve, greeting):
     def handle(peer: socket.socket) -> None:
         peer.sendall(greeting)
         peer.shutdown(socket.SHUT_WR)
@@ -277,7 +277,7 @@ def test_a_proxy_command_that_fails(unused):
     assert f"ended with status 4: {user()} wants 127.0.0.1:{unused.port}" in str(error)
 
 
-def test_close_ends_a_proxy_command_that_is_still_waited_for(unused):
+def test_close_ends_a_pending_proxy_command(unused):
     """It may not look at its stdin, as an `ssh -W` whose gate does not answer."""
     unused.config.append(f"ProxyCommand sh -c 'echo $$ > {unused.folder}/pid; exec sleep 600'")
     client = ParamikoClient(
@@ -358,7 +358,7 @@ def test_a_jump_host(sshd, gate):
         client.close()
 
 
-def test_a_jump_host_that_does_not_let_us_through(sshd, gate):
+def test_a_jump_host_that_forbids_forwarding(sshd, gate):
     sshd.config.append("Match originalhost target\n  ProxyJump gate\nMatch all")
     with contextlib.closing(Keyring()) as keyring:
         client = ParamikoClient(
@@ -378,5 +378,5 @@ def test_a_jump_host_that_refuses_our_key(sshd, gate):
     assert str(error).startswith("host target: its jump host gate: permission denied")
 
 
-def test_an_own_configuration_that_is_not_there(sshd):
+def test_a_missing_configuration_file(sshd):
     assert "No such file" in str(refusal(HostError, sshd, config=Path("/nowhere")))

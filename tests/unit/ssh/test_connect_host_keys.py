@@ -25,7 +25,7 @@ def three(sshd_folder):
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
-def test_a_host_of_which_one_key_of_three_is_known(three, kind):
+def test_one_of_three_host_keys_is_known(three, kind):
     three.know(f"{three.name} {three.host_key(kind)}")
     assert answer(three) == "hello"
 
@@ -42,7 +42,7 @@ def test_an_unknown_host(three):
     assert three.known_hosts.read_text() == ""
 
 
-def test_what_the_hint_says_makes_the_host_known(three):
+def test_the_hint_makes_the_host_known(three):
     """ssh-keyscan, or ssh once; here with ssh, which writes the file that we read."""
     three.know()
     error = refusal(HostKeyUnknown, three)

@@ -51,7 +51,7 @@ def failing(times: int, error: Exception):
 AWAY = SentAway("closed at once", host="a", hint="wait")
 
 
-def test_who_is_let_in_at_once_does_not_wait(connect_limit, times):
+def test_an_accepted_attempt_does_not_wait(connect_limit, times):
     assert connect_limit.run("a", failing(0, AWAY), host="a", deadline=200.0) == 1
     assert times.slept == []
 
@@ -74,7 +74,7 @@ def test_ten_times_are_enough(connect_limit, times):
     assert len(times.slept) == 9
 
 
-def test_nobody_waits_beyond_the_deadline(connect_limit, times):
+def test_no_attempt_waits_beyond_the_deadline(connect_limit, times):
     with pytest.raises(SentAway):
         connect_limit.run("a", failing(10, AWAY), host="a", deadline=101.0)
     assert times.now < 101.0
@@ -110,7 +110,7 @@ def test_no_more_than_the_limit_at_one_address():
     assert max(most) == 3
 
 
-def test_who_waits_for_others_until_the_deadline():
+def test_waiting_for_other_attempts_until_the_deadline():
     connect_limit, inside, go = ConnectLimit(1), threading.Event(), threading.Event()
 
     def attempt() -> None:
@@ -136,7 +136,7 @@ def test_a_failure_makes_room_for_the_next(connect_limit):
     assert connect_limit.run("a", failing(0, AWAY), host="a", deadline=200.0) == 1
 
 
-def test_who_pauses_leaves_room_to_others(times):
+def test_a_pausing_attempt_makes_room(times):
     connect_limit = ConnectLimit(1, random=lambda: 1.0, clock=times.clock)
     taken = []
     connect_limit._sleep = lambda _: taken.append(

@@ -53,7 +53,7 @@ def test_every_kind_of_key_and_authority(tmp_path, kind, authority):
         (("-h", "-V", "20980101:20990101"), "it is not valid yet"),
     ],
 )
-def test_what_it_holds_for(tmp_path, words, problem):
+def test_validity_by_name_time_and_kind(tmp_path, words, problem):
     found = read_certificate(certificate(tmp_path, *words)).problem(NAME, time.time())
     assert found == problem or (problem is not None and found is not None and problem in found)
 

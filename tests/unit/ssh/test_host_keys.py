@@ -92,7 +92,7 @@ def by_address(settings):
 
 
 @pytest.mark.parametrize("names", ["[10.0.0.7]:2222", "10.0.0.7", NAME, "node.example"])
-def test_a_host_with_an_address_of_its_own_is_found_by_that_and_by_its_name(by_address, names):
+def test_a_host_with_an_address_is_known_by_either(by_address, names):
     write(by_address.user_known_hosts_files[0], f"{names} {text(OURS)}")
     check(by_address)
 
@@ -104,7 +104,7 @@ def test_another_key_of_its_name_is_a_change_also_at_another_address(by_address)
             check(by_address, policy)
 
 
-def test_a_key_that_neither_has_is_unknown_and_both_are_named(by_address):
+def test_an_unknown_key_names_both_names(by_address):
     with pytest.raises(HostKeyUnknown, match=r"looked for \[10.0.0.7\]:2222 and \[node.example\]:2222 in"):
         check(by_address)
 
@@ -146,7 +146,7 @@ def test_not_found(settings, line):
     assert type(caught.value) is HostKeyUnknown
 
 
-def test_unknown_says_what_and_where_and_what_to_do(settings):
+def test_an_unknown_key_is_reported_with_advice(settings):
     with pytest.raises(HostKeyUnknown) as caught:
         check(settings)
     error = caught.value
@@ -187,7 +187,7 @@ def test_changed_names_the_line(settings, policy, known):
     assert not Path(settings.user_known_hosts_files[0]).exists()
 
 
-def test_changed_is_taken_where_keys_are_off(settings):
+def test_a_changed_key_is_accepted_with_checks_off(settings):
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OTHER)}")
     check(settings, "off")
     check(settings, "off", key(3))
@@ -273,7 +273,7 @@ def test_accept_new_in_many_threads_records_each_host_once(settings):
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux")
-def test_accept_new_waits_for_others_who_write(settings):
+def test_accept_new_waits_for_the_file_lock(settings):
     path = Path(settings.user_known_hosts_files[0])
     write(str(path), f"other {text(OTHER)}")
     inode = f":{path.stat().st_ino} "
@@ -302,7 +302,7 @@ def test_a_file_that_can_not_be_written(settings):
     assert caught.value.host == "node"
 
 
-def test_a_file_that_can_not_be_read_has_nothing_in_it_as_with_openssh(settings, tmp_path):
+def test_an_unreadable_file_counts_as_empty_as_in_openssh(settings, tmp_path):
     settings = replace(settings, global_known_hosts_files=(str(tmp_path),))
     with pytest.raises(HostKeyUnknown, match=f"{tmp_path}, which can't be read"):
         check(settings)
@@ -323,7 +323,7 @@ def test_revoked_by_a_file_of_keys(settings, tmp_path, policy):
         check(settings, policy)
 
 
-def test_no_key_is_trusted_where_the_revoked_ones_can_not_be_read(settings, tmp_path):
+def test_an_unreadable_revocation_file_refuses_all_keys(settings, tmp_path):
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
     listed = tmp_path / "revoked"
     settings = replace(settings, revoked_host_keys=str(listed))
@@ -336,7 +336,7 @@ def test_no_key_is_trusted_where_the_revoked_ones_can_not_be_read(settings, tmp_
         check(settings)
 
 
-def test_a_source_of_keys_that_only_openssh_asks(settings):
+def test_a_source_of_keys_only_for_openssh(settings):
     settings = replace(settings, beyond=("KnownHostsCommand /usr/bin/lookup %H",))
     with pytest.raises(
         HostKeyUnknown, match="try: --ssh-client openssh, which supports KnownHostsCommand /usr"
@@ -408,7 +408,7 @@ def test_an_authority_vouches_for_a_host(settings, shown, names):
     assert known.key_types(settings) == ()
 
 
-def test_an_authority_for_other_hosts_is_none(settings, shown):
+def test_an_authority_for_other_hosts_does_not_count(settings, shown):
     key, authority = shown()
     write(settings.user_known_hosts_files[0], f"@cert-authority *.org,!node.example {authority}")
     known = KnownHosts()
@@ -418,7 +418,7 @@ def test_an_authority_for_other_hosts_is_none(settings, shown):
 
 
 @pytest.mark.parametrize("policy", ["strict", "accept-new"])
-def test_a_certificate_that_does_not_hold_is_refused(settings, shown, policy):
+def test_an_invalid_certificate_is_refused(settings, shown, policy):
     key, authority = shown("-n", "other.example")
     write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
     with pytest.raises(HostKeyUnknown, match=r"it is for other\.example, not for node\.example") as caught:
@@ -435,7 +435,7 @@ def test_time_is_this_machines(settings, shown):
         check(settings, shown=key)
 
 
-def test_a_forged_certificate_is_refused_even_where_keys_are_learned(settings, shown):
+def test_a_forged_certificate_is_refused_even_with_accept_new(settings, shown):
     key, authority = shown()
     write(settings.user_known_hosts_files[0], f"{AUTHORITY} {authority}")
     assert key.certificate is not None
@@ -468,7 +468,7 @@ def test_the_key_itself_may_be_known_as_well(settings, shown):
     check(settings, shown=key)
 
 
-def test_certificates_are_asked_for_first_where_there_is_an_authority():
+def test_certificates_come_first_with_a_known_authority():
     offered = ("ssh-ed25519", "rsa-sha2-512")
     assert preferred_algorithms(("ssh-rsa",), offered, certificates=True) == (
         "ssh-ed25519-cert-v01@openssh.com",

@@ -115,7 +115,7 @@ def test_no_data_follow_the_close(transport, channel, stream, by):
 
 
 @pytest.mark.parametrize("silent", [0.5, 60.0])
-def test_a_connection_that_is_stuck_and_silent_is_given_up_for_all(transport, stream, silent):
+def test_a_stuck_and_silent_connection_is_given_up_for_all(transport, stream, silent):
     """Who sends over it holds the locks of its session, which goes on over another connection."""
     transport.silent = silent
     sender, sent = in_thread(lambda: stream.send(b"x"))
@@ -127,14 +127,14 @@ def test_a_connection_that_is_stuck_and_silent_is_given_up_for_all(transport, st
     assert sent == [None]
 
 
-def test_a_silent_connection_over_which_nothing_is_sent_is_left_to_the_others(transport, stream):
+def test_a_silent_idle_connection_stays_for_the_others(transport, stream):
     transport.silent = 60.0
     stream.close()
     assert not transport.has_hung_up
 
 
 @pytest.mark.parametrize("by", ["us", "the jump host"])
-def test_a_close_is_told_at_once_where_nothing_is_on_its_way(transport, channel, stream, by):
+def test_a_close_without_running_sends_is_told_at_once(transport, channel, stream, by):
     stream.close() if by == "us" else close_by_jump_host(channel)
     assert transport.sent == ["eof", "close"]
     assert stream.recv(1) == b""
@@ -146,7 +146,7 @@ def test_a_close_by_both_is_told_once(transport, channel, stream):
     assert transport.sent == ["eof", "close"]
 
 
-def test_who_waits_for_room_is_told_of_the_close(transport, channel, stream):
+def test_a_send_waiting_for_room_ends_with_the_close(transport, channel, stream):
     transport.let_go.set()
     stream.settimeout(None)
     while channel.out_window_size:
@@ -214,7 +214,7 @@ class StuckTransport(SlowTransport):
         return True
 
 
-def test_a_jump_through_a_connection_that_is_stuck_is_given_up_in_time(channel):
+def test_a_jump_over_a_stuck_connection_times_out(channel):
     """Whoever sends holds up all others, and the request has not left us when its time is up."""
     stuck: Any = StuckTransport(channel)
     channel._set_transport(stuck)

@@ -127,7 +127,7 @@ def test_many_share_one_connection():
     assert got == made * 8
 
 
-def test_one_that_does_not_answer_is_left_to_those_who_have_it():
+def test_a_doubted_connection_stays_with_its_users():
     jumps: Jumps[Line] = Jumps()
     log: list[str] = []
     first = jumps.get(("gate",), lambda: Line(log, "first"), host="x", timeout=1.0)
@@ -140,7 +140,7 @@ def test_one_that_does_not_answer_is_left_to_those_who_have_it():
     assert sorted(log) == ["first", "second"]
 
 
-def test_a_failure_is_that_of_all_who_wait_and_the_next_tries_again():
+def test_a_failure_reaches_all_waiting_callers_and_the_next_retries():
     jumps: Jumps[Line] = Jumps()
     error = ConnectFailed("refused", host="gate")
     begun, go = threading.Event(), threading.Event()
@@ -184,7 +184,7 @@ def test_the_farthest_is_closed_first():
     assert log == ["inner", "gate"]
 
 
-def test_an_error_of_a_jump_host_becomes_one_of_the_host_behind():
+def test_a_jump_hosts_error_becomes_the_hosts_behind_it():
     error = HostKeyUnknown("its key is not known", host="gate", hint="h", key_type="t", fingerprint="f")
     about = behind("x", "ada@gate", error)
     assert isinstance(about, HostKeyUnknown)

@@ -49,7 +49,7 @@ def labels(offers) -> list[str]:
     return [Path(offer.label).name for offer in offers.keys]
 
 
-def test_what_was_asked_for_comes_first_and_encrypted_keys_last(settings, tmp_path):
+def test_requested_keys_come_first_and_encrypted_keys_last(settings, tmp_path):
     plain, locked, asked = (
         keygen(tmp_path / "plain"),
         keygen(tmp_path / "locked", passphrase="secret"),
@@ -110,7 +110,7 @@ def test_a_passphrase_is_asked_for_once_though_many_need_it(settings, tmp_path):
         ((), 1, "it is encrypted and no ssh agent has it"),
     ],
 )
-def test_who_does_not_know_it_is_not_asked_again(settings, tmp_path, answers, asked, said):
+def test_no_answer_means_no_second_question(settings, tmp_path, answers, asked, said):
     key = keygen(tmp_path / "k", passphrase="secret")
     asker = Asker(*answers)
     with closing(Keyring(asker)) as keyring:
@@ -138,7 +138,7 @@ def test_a_passphrase_that_does_not_come_in_time(settings, tmp_path):
     assert deadlines == [17.0]
 
 
-def test_nobody_there_to_ask(settings, tmp_path):
+def test_no_user_to_ask(settings, tmp_path):
     key = keygen(tmp_path / "k", passphrase="secret")
     with closing(Keyring(Asker(there=False))) as keyring:
         offers = keyring.offers("a", settings(f"IdentityFile {key}"))

@@ -69,7 +69,7 @@ def test_close_unblocks_a_writer(connection):
     assert isinstance(ended[0], ConnectionAbortedError)
 
 
-def test_close_kills_nobody(connection):
+def test_close_does_not_kill_the_process(connection):
     channel = connection.run("trap '' HUP; echo $$; read line; exec 0<&- 1>&- 2>&-; sleep 0.2; exit 3")
     channel.read()
     channel.close()
@@ -88,7 +88,7 @@ def test_after_close_everything_fails_and_close_may_be_repeated(connection):
     assert channel.stderr() == b""
 
 
-def test_writing_to_a_command_that_is_gone(connection):
+def test_writing_to_an_ended_command(connection):
     channel = connection.run("exit 0")
     assert channel.exit_status(PATIENCE) == 0
     with pytest.raises(OSError, match="Broken pipe"):

@@ -89,7 +89,7 @@ def test_exit_status_of_a_signal(connection):
     assert channel.exit_status(PATIENCE) == 255
 
 
-def test_what_comes_first_is_the_commands_own(connection):
+def test_the_mark_is_removed_from_the_output(connection):
     """Though ssh itself prints a mark before it."""
     assert read_all(connection.run("echo hello")) == b"hello\n"
     assert read_all(connection.run("printf 'hvlaunch: '; printf 'connected\\n'")) == b"hvlaunch: connected\n"

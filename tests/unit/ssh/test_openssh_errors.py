@@ -200,7 +200,7 @@ def test_a_lost_connection(said):
 
 
 @pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\n", "Killed\n"])
-def test_what_a_command_says_is_no_lost_connection(said):
+def test_a_commands_stderr_is_no_lost_connection(said):
     assert lost(said) is None
     assert not was_sent_away(said)
 

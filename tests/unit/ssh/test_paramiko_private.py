@@ -124,7 +124,7 @@ def test_requests_and_ends_pass_by_the_hooks_and_then_reach_paramiko(pair):
     assert client.seen == [("exit-status", channel.get_id()), ("close", channel.get_id())]
 
 
-def test_what_a_hook_takes_does_not_reach_paramiko(pair):
+def test_a_hook_can_hide_messages_from_paramiko(pair):
     client, _, channel, answer = pair
     client.mine = ("exit-status",)
     answer.send_exit_status(3)
@@ -157,7 +157,7 @@ def test_a_channel_is_closed_here_and_the_host_is_told_when_its_messages_are_sen
     until(lambda: answer.closed, "the end at the host")
 
 
-def test_a_channel_that_is_forgotten_is_none_of_the_connection(pair):
+def test_a_forgotten_channel_leaves_the_connection(pair):
     client, _, channel, _ = pair
     assert client._channels.get(channel.get_id()) is channel
     forget_channel(client, channel)

@@ -64,7 +64,7 @@ def test_closing_ends_the_question_and_leaves_the_terminal_as_it_was(tty):
     assert said == [None]
 
 
-def test_what_was_typed_until_the_deadline_is_nobodys(tty):
+def test_input_until_the_deadline_is_discarded(tty):
     near, path = tty
     terminal = Terminal(path)
     thread, ended = in_thread(lambda: terminal.ask("Which? ", time.monotonic() + 2.0))
@@ -125,7 +125,7 @@ ASK = "from hvlaunch.ssh.trust.keyring import Terminal;t=Terminal();print(t.is_t
     ],
     ids=["a terminal of its own", "a session without one", "in the background"],
 )
-def test_only_who_is_in_the_foreground_may_ask(tty, before, there):
+def test_only_a_foreground_job_may_ask(tty, before, there):
     far = os.open(tty[1], os.O_RDWR | os.O_NOCTTY)
     command = [sys.executable, "-c", before + ASK]
     said = subprocess.run(

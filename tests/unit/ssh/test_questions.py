@@ -52,7 +52,7 @@ def settings(options, ask, names=NAMES):
         ("  host  *  ", "ConnectTimeout 9", "HostKeyAlias farm", "StrictHostKeyChecking no"),
     ],
 )
-def test_once_where_all_hosts_are_alike(tmp_path, counting, lines):
+def test_one_question_if_all_hosts_are_alike(tmp_path, counting, lines):
     options = config(tmp_path, *lines)
     assert settings(options, Questions(counting)) == settings(options, ask_ssh)
     assert len(counting.asked) == 1
@@ -75,7 +75,7 @@ def test_once_where_all_hosts_are_alike(tmp_path, counting, lines):
         ("Include INCLUDED",),
     ],
 )
-def test_each_where_they_may_differ(tmp_path, counting, lines):
+def test_one_question_per_host_if_they_may_differ(tmp_path, counting, lines):
     included = tmp_path / "included"
     included.write_text("Host n2\n  User ada\n")
     options = config(tmp_path, *(line.replace("INCLUDED", str(included)) for line in lines))
@@ -83,7 +83,7 @@ def test_each_where_they_may_differ(tmp_path, counting, lines):
     assert len(counting.asked) == len(NAMES)
 
 
-def test_what_is_included_counts_as_well(tmp_path, counting):
+def test_included_files_count_too(tmp_path, counting):
     (tmp_path / "included").write_text("Host *\n  User ada\n")
     options = config(tmp_path, f"Include {tmp_path}/incl*")
     found = settings(options, Questions(counting))
@@ -99,7 +99,7 @@ def test_other_words_are_another_question(tmp_path, counting):
     assert len(counting.asked) == 2
 
 
-def test_a_configuration_that_is_wrong_is_told_to_each_as_without(tmp_path, counting):
+def test_a_bad_configuration_is_reported_for_each_host(tmp_path, counting):
     options = config(tmp_path, "NoSuchSetting yes")
     ask = Questions(counting)
     for name in ("n1", "n2"):
@@ -130,7 +130,7 @@ def test_a_time_out_is_told_to_each():
             ask(["-G", "n1"], 1.0)
 
 
-def test_who_waited_for_another_answer_has_less_time_left():
+def test_waiting_for_another_question_uses_up_time():
     """Hosts begin together: where the first question takes all the time, the others are not asked one after the other."""
     asked, begun = [], threading.Event()
 

@@ -38,7 +38,7 @@ def kubexec(tmp_path):
     return script
 
 
-def test_what_a_command_reads_and_prints_goes_through(kubexec):
+def test_stdin_and_stdout_pass_through_the_agent(kubexec):
     connection = connect_by_agent(str(kubexec), Host("pod-0"))
     assert (connection.local_address, connection.remote_address) == ("", "")
     channel = connection.run("exec /bin/sh -c 'head -c 6; exit 3'")

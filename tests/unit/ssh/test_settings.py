@@ -278,7 +278,7 @@ def test_many_threads_at_once(config):
     assert found == {f"n{i}": f"n{i}.example" for i in range(64)}
 
 
-def test_what_a_local_job_imports():
+def test_imports_of_a_local_job():
     code = (
         "import sys, hvlaunch.ssh.config.settings, hvlaunch.ssh.pipes, hvlaunch.ssh.trust.keyring;"
         "assert not {'paramiko', 'cryptography'} & set(sys.modules)"

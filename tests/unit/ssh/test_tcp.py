@@ -79,7 +79,7 @@ def test_an_unknown_name(settings):
 
 
 @pytest.mark.parametrize("name", ["x" * 64, "a..b"])
-def test_a_name_that_can_be_none(settings, name):
+def test_an_impossible_name(settings, name):
     with pytest.raises(UnknownHost):
         dial("node", settings(hostname=name), soon())
 
@@ -124,7 +124,7 @@ def test_no_time_left(settings):
         dial("node", settings(hostname="127.0.0.1"), time.monotonic())
 
 
-def test_what_is_not_acknowledged_is_sent_again_each_second_and_given_up_as_late_as_ever() -> None:
+def test_unacknowledged_data_is_resent_each_second() -> None:
     with socket.socket() as sock:
         if not persist(sock):
             pytest.skip("TCP_RTO_MAX_MS: Linux 6.15")
@@ -133,7 +133,7 @@ def test_what_is_not_acknowledged_is_sent_again_each_second_and_given_up_as_late
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="a kernel that does not tell")
-def test_how_long_the_other_side_has_acknowledged_nothing(settings) -> None:
+def test_silence_counts_from_the_last_acknowledgement(settings) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with dial("a", settings(hostname="127.0.0.1", port=port), soon()) as sock, server.accept()[0]:

@@ -18,7 +18,9 @@ def transport() -> Iterator[SSHTransport]:
 
 
 @pytest.mark.parametrize("error", [InvalidTag(), IndexError("index out of range"), ValueError("no such key")])
-def test_what_paramiko_stumbles_over_is_the_hosts_doing(transport: SSHTransport, error: Exception) -> None:
+def test_unexpected_exceptions_of_paramiko_are_the_hosts_fault(
+    transport: SSHTransport, error: Exception
+) -> None:
     transport.saved_exception = error
     found = transport.get_exception()
     assert isinstance(found, SSHException)

@@ -16,7 +16,7 @@ from .conftest import PATIENCE, read_all
 @pytest.mark.parametrize(
     ("client", "kind"), [("paramiko", ParamikoConnection), ("openssh", OpenSSHConnection)]
 )
-def test_the_client_that_was_asked_for(sshd, client, kind):
+def test_the_requested_client(sshd, client, kind):
     with closing(Ways(sshd.options(client=client), timeout=PATIENCE)) as ways:
         for _ in range(2):
             with closing(ways.connect(sshd.host())) as connection:

@@ -37,7 +37,7 @@ def differences(recorded):
     }
 
 
-def test_all_is_as_with_horovod():
+def test_results_equal_horovods():
     recorded = json.loads(RECORDED.read_text())
     assert recorded["horovod"] == "0.28.1"
     assert differences(recorded) == {}
@@ -70,7 +70,7 @@ def test_all_names_are_there_and_take_what_horovods_take():
         (lambda: hvd.init(cast("Any", [0, 1])), r"use add_process_set\(\)"),
     ],
 )
-def test_what_is_not_there_says_what_to_use(call, hint):
+def test_missing_functions_name_a_replacement(call, hint):
     with pytest.raises(NotOffered, match=hint):
         call()
 
@@ -86,7 +86,7 @@ def test_how_torch_was_built_is_told_in_horovods_words():
     assert not hvd.mpi_threads_supported()
 
 
-def test_what_groups_tensors_and_what_waits_has_its_own_name_and_parameters():
+def test_grouped_and_async_functions_have_horovods_parameters():
     """Each is written out, so that the reference has it."""
     assert str(inspect.signature(hvd.grouped_allgather)).startswith(
         "(tensors: 'Sequence[torch.Tensor]', name:"

@@ -163,7 +163,7 @@ def some(rank):
 @pytest.mark.parametrize(
     "what", [reductions, polled, gathers, exchanges, gradients, some], ids=lambda what: what.__name__
 )
-def test_all_is_as_it_must_be(what):
+def test_collectives_return_the_expected_values(what):
     in_worlds(SIZE, what)
 
 

@@ -37,7 +37,7 @@ def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaph
 
 
 @pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py", handles.__file__])
-def test_who_waits_in_a_collective_starts_over(file):
+def test_a_thread_stuck_in_a_collective_starts_over(file):
     started_over = threading.Event()
     thread, way_out = waiting(TORCH / file, started_over, threading.Semaphore(0))
     assert started_over.wait(LONG)
@@ -51,7 +51,7 @@ def spin(seconds):
 
 
 @pytest.mark.parametrize("uses_gpu", [True, False])
-def test_who_spins_at_one_place_while_its_gpu_waits_starts_over(uses_gpu):
+def test_a_thread_spinning_for_its_gpu_starts_over(uses_gpu):
     started_over = threading.Event()
     deadline = time.monotonic() + (LONG if uses_gpu else 0.5)
     with Escape(lambda: None, started_over.set, look=0.02, uses_gpu=lambda: uses_gpu) as escape:
@@ -63,7 +63,7 @@ def test_who_spins_at_one_place_while_its_gpu_waits_starts_over(uses_gpu):
     assert started_over.is_set() == uses_gpu
 
 
-def test_who_waits_for_something_else_is_left_in_peace():
+def test_a_thread_waiting_elsewhere_does_not_start_over():
     started_over = threading.Event()
     with Escape(lambda: None, started_over.set, look=0.02, uses_gpu=lambda: True) as escape:
         escape.begin()
@@ -78,7 +78,7 @@ def dive(depth):
         spin(0.001)
 
 
-def test_who_goes_on_after_its_gpu_has_let_it_go_is_left_in_peace():
+def test_a_thread_released_by_its_gpu_does_not_start_over():
     started_over = threading.Event()
     with Escape(lambda: None, started_over.set, look=0.05, uses_gpu=lambda: True) as escape:
         escape.begin()
@@ -91,7 +91,7 @@ def test_who_goes_on_after_its_gpu_has_let_it_go_is_left_in_peace():
 
 
 @pytest.mark.parametrize("file", ["serialization.py", "distributed/checkpoint/filesystem.py", "/train.py"])
-def test_who_does_something_else_may_finish_it_while_connections_are_ended_again_and_again(file):
+def test_a_busy_thread_may_finish_while_connections_are_shut_down(file):
     started_over, pressed = threading.Event(), threading.Semaphore(0)
     thread, way_out = waiting(TORCH / file, started_over, pressed)
     for _ in range(4):

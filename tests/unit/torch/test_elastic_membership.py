@@ -114,7 +114,7 @@ def test_a_cut_costs_no_worker_that_asks_or_waits_for_its_place(server, membersh
     assert failures == ([], [])
 
 
-def test_who_finds_another_server_than_the_jobs_does_not_ask_for_ever(membership, monkeypatch):
+def test_a_foreign_server_ends_the_worker(membership, monkeypatch):
     fail_once(monkeypatch, "put", WrongCertificate("its certificate is not the expected one"))
     with pytest.raises(RendezvousUnreachable):
         membership.ask(3, None)

@@ -189,7 +189,7 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
     assert state.commits == 1  # saved each time: nothing is lost
 
 
-def test_what_collectives_of_a_broken_round_have_brought_is_not_saved():
+def test_results_of_a_broken_round_are_not_saved():
     class Broken:
         def see_whole(self):
             raise CollectiveFailed("rank 1 is gone")
@@ -239,7 +239,7 @@ def test_the_version_of_a_modules_state_survives():
     assert join(saved.skeleton, saved.tensors)._metadata == state_dict._metadata
 
 
-def test_at_first_all_get_rank_0s_state_and_later_only_those_who_lack_the_newest():
+def test_sync_sends_rank_0s_state_first_and_later_only_to_workers_without_the_newest():
     def work(rank):
         state = trained(rank)
         state.sync()
@@ -272,7 +272,7 @@ def test_a_training_begins_with_rank_0s_state_whatever_was_saved_before():
     assert in_worlds(2, work) == [(0, 7), (0, 7)]
 
 
-def test_where_all_have_the_newest_nothing_is_sent():
+def test_sync_sends_nothing_if_all_have_the_newest():
     def work(rank):
         state = ObjectState(epoch=0)
         state.sync()

@@ -94,7 +94,7 @@ def test_survivors_of_a_hung_worker_leave_their_collective_when_the_round_is_bro
     assert results == {number: (rank, 12.0, [3, 3, 2, 2, 2], 12) for rank, number in enumerate(rest)}
 
 
-def test_who_waits_in_vain_leaves_by_itself_once_the_groups_say_that_it_took_too_long(job, monkeypatch):
+def test_a_collective_timeout_breaks_the_round(job, monkeypatch):
     """As with NCCL, whose collectives have no end of their own."""
     hung = mmap.mmap(-1, 1)
     monkeypatch.setattr("hvlaunch.torch.elastic.training._LOOK", 0.05)
@@ -153,7 +153,7 @@ def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
     assert json.loads(started.until("done")) == [sender.pid, "committed", 2]
 
 
-def test_a_thread_that_is_stuck_holds_up_nobody_who_got_out(job):
+def test_a_stuck_thread_does_not_delay_the_others(job):
     """The message is never received, and nothing ends it; the next round begins all the same."""
 
     def main():
@@ -174,7 +174,7 @@ def test_a_thread_that_is_stuck_holds_up_nobody_who_got_out(job):
     assert started.result()[0] == 0
 
 
-def test_who_joins_gets_the_state_and_nothing_is_done_twice(job):
+def test_a_new_worker_gets_the_state_and_no_step_is_repeated(job):
     def grow():
         if me() == 0:
             mark("here")
@@ -218,7 +218,7 @@ def test_a_worker_that_is_not_wanted_any_more_leaves_well(job):
     assert started.workers[0].exitcode == 0
 
 
-def test_an_error_of_the_script_once_its_collectives_were_ended_is_none_of_its_own(job):
+def test_an_error_after_aborted_collectives_is_not_the_scripts(job):
     """On a GPU such a collective does not fail: the script goes on, with garbage."""
 
     def doubt():
@@ -250,7 +250,7 @@ def test_an_error_of_the_script_is_its_own(job):
     assert started.workers[0].exitcode == 1
 
 
-def test_an_error_of_the_script_is_its_own_though_its_peers_fail_of_it(job):
+def test_the_scripts_own_error_is_raised_though_peers_fail_too(job):
     """Torch's errors are RuntimeErrors too: whose it was must be known before the peers lose their groups."""
 
     def fail():
@@ -267,7 +267,7 @@ def test_an_error_of_the_script_is_its_own_though_its_peers_fail_of_it(job):
     assert started.result() == (1, (0, 4.0, [2, 1, 1], 4))
 
 
-def test_one_training_may_follow_another_and_none_goes_on_within_another(job):
+def test_trainings_may_follow_but_not_nest(job):
     """Their groups are run()'s own: with one more, workers that join later would wait for ranks that never come."""
 
     def main():

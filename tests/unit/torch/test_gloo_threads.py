@@ -44,11 +44,11 @@ def gloo_thread(work: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def test_without_gloo_nobody_waits() -> None:
+def test_without_gloo_there_is_no_wait() -> None:
     assert wait_until_idle(sleep=must_not_sleep)
 
 
-def test_where_there_is_no_proc_nobody_waits(tmp_path: Path) -> None:
+def test_without_proc_there_is_no_wait(tmp_path: Path) -> None:
     assert wait_until_idle(tasks=tmp_path / "none", sleep=must_not_sleep)
 
 

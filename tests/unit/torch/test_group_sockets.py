@@ -90,7 +90,7 @@ def test_survivors_leave_a_collective_whose_peer_is_silent_and_the_next_group_wo
     assert all((one == 2).all() for one in in_threads(*(lambda one=one: all_reduce(one) for one in again)))
 
 
-def test_while_groups_are_made_all_that_is_new_ends_and_what_is_older_stays(other):
+def test_a_shutdown_while_groups_form_spares_older_sockets(other):
     near, far = other
     sockets = GroupSockets()
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, closing(socket.socket()) as own:
@@ -103,7 +103,7 @@ def test_while_groups_are_made_all_that_is_new_ends_and_what_is_older_stays(othe
     assert far.recv(1) == b"x"
 
 
-def test_what_is_ended_can_still_send_and_peers_may_until_release_though_its_owner_closes_it():
+def test_shut_down_sockets_can_send_until_release():
     """Gloo forgets whoever waits for a message that can't be sent: a peer may still answer what we sent it before."""
     sockets = GroupSockets()
     with closing(socket.create_server(("127.0.0.1", 0))) as listener, sockets.watch():
@@ -122,7 +122,7 @@ def test_what_is_ended_can_still_send_and_peers_may_until_release_though_its_own
                 peer.sendall(b"x")
 
 
-def test_nothing_to_end():
+def test_shutdown_without_sockets():
     sockets = GroupSockets()
     with sockets.watch():
         pass
@@ -144,7 +144,7 @@ os._exit(0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may forget a connection (TCP_REPAIR)")
-def test_a_collective_ends_on_a_connection_that_the_peer_has_no_more(tmp_path):
+def test_a_collective_ends_if_the_peer_lost_the_connection(tmp_path):
     """A firewall has reset it at the peer's end, which waits for others meanwhile, and they for us."""
     sockets = GroupSockets()
     command = [sys.executable, "-c", FORGETS, str(tmp_path / "store")]

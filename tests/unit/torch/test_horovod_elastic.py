@@ -92,7 +92,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_step_is_lost_alone(job):
     assert results[1][3] == [0, 1, 2]
 
 
-def test_who_joins_has_what_the_others_have_and_their_new_learning_rate(job):
+def test_a_new_worker_gets_state_and_learning_rate(job):
     def wait(state):
         if me() == 0 and (state.epoch, state.batch) == (1, 0) and hvd.size() == 2:
             mark("here")
@@ -108,7 +108,7 @@ def test_who_joins_has_what_the_others_have_and_their_new_learning_rate(job):
     assert results[0][2] == results[1][2] == results[2][2]
 
 
-def test_a_round_that_breaks_before_anybody_trains_is_left_for_the_next(job):
+def test_a_round_broken_before_training_is_left(job):
     def main():
         hvd.init()
         first = hvd.size()

@@ -20,7 +20,7 @@ def no_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_in_a_job_the_environment_tells_all(rendezvous: tuple[str, str], monkeypatch):
+def test_in_a_job_the_environment_suffices(rendezvous: tuple[str, str], monkeypatch):
     url, token = rendezvous
     monkeypatch.setenv("HVLAUNCH_RENDEZVOUS", url)
     monkeypatch.setenv("HVLAUNCH_TOKEN", token)
@@ -87,7 +87,7 @@ def test_errors_are_torchs_and_say_what_the_client_says(rendezvous: tuple[str, s
     assert isinstance(unreachable.value.__cause__, RendezvousUnreachable)
 
 
-def test_two_who_compare_and_set_at_once_do_not_undo_each_other(rendezvous: tuple[str, str]):
+def test_concurrent_compare_and_set_is_atomic(rendezvous: tuple[str, str]):
     def count(_rank):
         store = HTTPStore(*rendezvous, scope="counter")
         for _ in range(20):

@@ -98,11 +98,11 @@ def left_behind(rank):
     [uneven, each_function, training, asked_for_a_broadcast, left_behind],
     ids=lambda what: what.__name__,
 )
-def test_all_take_part_until_all_have_joined_or_fail(what):
+def test_joined_workers_take_part_until_all_have_joined(what):
     in_worlds(SIZE, what)
 
 
-def test_who_has_run_ahead_and_joins_first_is_followed():
+def test_a_worker_that_ran_ahead_and_joined_first_is_followed():
     """A root may be done with its broadcast before anybody takes part, and the last to join lacks it."""
 
     def run(rank):
@@ -113,11 +113,11 @@ def test_who_has_run_ahead_and_joins_first_is_followed():
     assert set(in_worlds(2, run)) <= {0, 1}
 
 
-def test_alone_there_is_nobody_to_wait_for():
+def test_joining_alone_does_not_wait():
     assert in_worlds(1, lambda _: hvd.join()) == [0]
 
 
-def test_who_waits_in_join_leaves_a_round_that_breaks(job):
+def test_join_leaves_a_broken_round(job):
     def main():
         @hvd.elastic.run
         def train(state):
@@ -138,7 +138,7 @@ def test_who_waits_in_join_leaves_a_round_that_breaks(job):
     assert started.result() == (0, 0)
 
 
-def test_where_rank_0_ends_first_the_others_write_nothing_of_its_store(rendezvous):
+def test_an_early_end_of_rank_0_writes_no_store_errors(rendezvous):
     """As a script of Horovod's, which calls no shutdown(); whether anybody joins is looked for as long as there is a store, and no more."""
     text = """
 import threading, torch, hvlaunch.torch as hvd
@@ -168,7 +168,7 @@ if hvd.rank():
     assert [(worker.returncode, words) for worker, words in zip(workers, said, strict=True)] == [(0, "")] * 2
 
 
-def test_a_process_ends_well_while_it_looks_whether_others_join():
+def test_a_process_ends_well_while_its_watcher_runs():
     """Python would abort if it ended while a thread is in torch; a hundred threads that look all the time make that likely."""
     text = """
 import torch, hvlaunch.torch as hvd

@@ -142,7 +142,7 @@ def test_a_taken_master_port_is_an_error_of_rank_0():
             meet(place(0, 2, launcher="torchrun", port=port), LONG, None)
 
 
-def test_one_alone_meets_nobody():
+def test_a_single_worker_meets_at_once():
     store = meet(place(0, 1, addr=None), LONG, None)
     store.set("a", "1")
     assert store.get("a") == b"1"
@@ -170,7 +170,7 @@ def test_a_range_whose_ports_are_taken_is_an_error():
 
 
 @pytest.mark.parametrize("text", ["http", "5-", "9-5", "0-5", "1-70000", "1-2-3"])
-def test_what_is_no_range_of_ports_is_an_error(text):
+def test_an_invalid_range_of_ports_is_an_error(text):
     with pytest.raises(BadPlace, match="is not a range of ports"):
         port_range({"HVLAUNCH_WORKER_PORTS": text})
 

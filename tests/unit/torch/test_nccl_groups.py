@@ -19,7 +19,7 @@ class AbortableGroup:
         self._end()
 
 
-def test_all_end_at_once_since_one_may_wait_for_another():
+def test_groups_are_aborted_concurrently():
     both = threading.Barrier(2)
     groups = [AbortableGroup(lambda: both.wait(LONG)), AbortableGroup(lambda: both.wait(LONG))]
     Aborts(LONG).abort(groups)
@@ -27,7 +27,7 @@ def test_all_end_at_once_since_one_may_wait_for_another():
     assert [group.aborted for group in groups] == [1, 1]
 
 
-def test_each_ends_once_though_it_takes_long_and_those_that_came_since_end_too():
+def test_each_group_is_aborted_once_and_new_groups_too():
     hold = threading.Event()
     stuck, later = AbortableGroup(lambda: hold.wait(LONG)), AbortableGroup(lambda: None)
     aborts = Aborts(0.01)
@@ -39,7 +39,7 @@ def test_each_ends_once_though_it_takes_long_and_those_that_came_since_end_too()
     hold.set()
 
 
-def test_where_gloo_alone_is_nothing_is_ended():
+def test_gloo_groups_are_not_aborted():
     def work(rank):
         import torch
         from torch import distributed as dist

@@ -23,7 +23,7 @@ def total(url, own, **options):
     return int(mine)
 
 
-def test_inside_a_job_the_address_is_all(rendezvous, monkeypatch):
+def test_inside_a_job_the_bare_address_suffices(rendezvous, monkeypatch):
     url, token = rendezvous
 
     def work(rank):
@@ -92,7 +92,7 @@ def test_from_anywhere_by_address_rank_and_size(rendezvous, monkeypatch):
         ),
     ],
 )
-def test_what_is_wrong_is_said(monkeypatch, url, kind, text):
+def test_invalid_addresses_are_explained(monkeypatch, url, kind, text):
     for name in ("RANK", "HVLAUNCH_RANK", "HVLAUNCH_RENDEZVOUS"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(kind, match=text):
@@ -131,7 +131,7 @@ def test_two_ranks_in_two_threads_of_a_worker(rendezvous, monkeypatch):
             assert found[1][0].get("key") == b"value"
 
 
-def test_in_a_worker_of_another_launcher_it_needs_an_address(monkeypatch):
+def test_under_another_launcher_an_address_is_required(monkeypatch):
     monkeypatch.delenv("HVLAUNCH_RANK", raising=False)
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")

@@ -36,7 +36,7 @@ def test_a_skeleton_without_its_tensors_is_small_and_what_was_made_of_it_shares_
 @pytest.mark.parametrize(
     "kept", [defaultdict(list, a=[1]), frozenset({1}), torch.eye(2).to_sparse(), torch.Size([1, 2])]
 )
-def test_what_is_no_plain_container_or_dense_tensor_is_kept_whole(kept):
+def test_other_objects_are_kept_whole(kept):
     skeleton, tensors = split([kept])
     assert tensors == []
     (back,) = join(skeleton, [])

@@ -128,7 +128,7 @@ def test_wait_has_a_timeout_of_its_own(store):
 
 
 @pytest.mark.parametrize("how", ["get", "wait", "multi_get"])
-def test_who_waits_for_a_key_gets_it_when_it_is_set(store, how):
+def test_a_waiting_get_returns_when_the_key_is_set(store, how):
     other = store.clone()
     got = []
     calls = {
@@ -170,7 +170,7 @@ def test_a_wait_in_vain_says_so_in_the_words_of_torchs_stores(rendezvous: tuple[
 
 
 @pytest.mark.parametrize("ask", ["list_keys", "queue_push", "queue_len"])
-def test_what_torch_lets_no_store_in_python_do_through_a_prefix_store(rendezvous: tuple[str, str], ask):
+def test_limits_of_python_stores_in_a_prefix_store(rendezvous: tuple[str, str], ask):
     """docs/torch.md names it; where torch passes it on one day, this test fails, and the page can say less."""
     prefixed = dist.PrefixStore("prefix", HTTPStore(*rendezvous, scope="prefixed"))
     arguments = {"list_keys": (), "queue_push": ("q", "1"), "queue_len": ("q",)}[ask]
@@ -196,7 +196,7 @@ def test_a_queue_gives_back_in_order(store):
 
 
 @not_prefixed
-def test_who_waits_for_an_item_gets_it_when_it_is_pushed(store):
+def test_a_waiting_pop_returns_when_an_item_is_pushed(store):
     other = store.clone()
     got = []
     waiting = [threading.Thread(target=lambda: got.append(store.clone().queue_pop("q"))) for _ in range(2)]

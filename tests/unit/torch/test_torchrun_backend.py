@@ -39,7 +39,7 @@ def test_the_same_bytes_have_a_new_token(backend):
     assert backend.set_state(b"other", first) == (b"same", second, False)
 
 
-def test_what_is_no_token_of_ours_sets_nothing(backend):
+def test_a_foreign_token_sets_nothing(backend):
     assert backend.set_state(b"x", object()) is None
     _, token, _ = backend.set_state(b"one")
     assert backend.set_state(b"x", object()) == (b"one", token, False)

@@ -49,7 +49,7 @@ def test_survivors_do_not_wait_for_a_last_call():
     assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == FormRound()
 
 
-def test_nobody_starts_before_all_have_left_the_old_round():
+def test_a_new_round_waits_until_all_have_left_the_old_one():
     state = JobState(epoch="e", round=3, placed=("a", "b", "c"), active=("c",), waiting=("b", "a"))
     assert barrier(NodePlace("e", 3, 0, 3)).next(state, 0.0) == WaitForChange(100.0)
 
@@ -82,11 +82,11 @@ def test_the_place_is_of_a_new_round_only():
     assert barrier(NodePlace("earlier", 3, 1, 2)).next(state, 0.0) == NodePlace("e", 3, 1, 2)
 
 
-def test_who_was_taken_for_lost_while_it_waited_joins_again():
+def test_a_waiting_node_taken_for_lost_joins_again():
     assert barrier().next(JobState(epoch="e", waiting=("b",)), 0.0) == JoinWaiting()
 
 
-def test_the_end_of_the_job_is_told_to_who_belongs_to_it():
+def test_the_jobs_end_reaches_its_members():
     state = JobState(epoch="e", round=0, placed=("b",), active=("b",), outcome="done", cause="b")
     told = Ended("done", "b")
     assert barrier(NodePlace("e", 0, 0, 1)).next(state, 0.0) == told

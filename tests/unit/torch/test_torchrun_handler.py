@@ -122,7 +122,7 @@ def test_a_node_lost_while_it_trains_calls_the_others_back(nodes, client):
     assert nodes.round(survivor)[0].world_size == 1
 
 
-def test_who_was_taken_for_lost_comes_back(nodes, client):
+def test_a_node_taken_for_lost_comes_back(nodes, client):
     node = nodes.make(last_call=0.0)
     nodes.round(node)
     state = node._keeper.state
@@ -178,7 +178,7 @@ def test_a_failed_job_ends_for_all(nodes):
     assert other.is_closed()
 
 
-def test_a_job_that_is_done_calls_nobody_back_from_the_end_of_its_training(nodes):
+def test_a_finished_job_calls_no_node_back(nodes):
     one, two = nodes.make(), nodes.make("127.0.0.2")
     stores = [info.store for info in nodes.round(one, two)]
     assert one.shutdown()
@@ -286,7 +286,7 @@ class TestRoundOver:
         assert store.multi_get(keys) == [b"mine", b"mine", b"theirs"]
         assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [1, 3, 1, 3]
 
-    def test_what_is_there_is_had_all_the_same(self, store):
+    def test_available_keys_are_returned_although_the_round_is_over(self, store):
         self.over = True
         store.set("there", "x")
         assert store.get("there") == b"x"

@@ -4,7 +4,7 @@ from hvlaunch.torch.torchrun.keeper import Leases, watched
 from hvlaunch.torch.torchrun.state import JobState
 
 
-def test_who_is_silent_for_a_lease_is_lost_and_who_is_not_is_not():
+def test_a_node_silent_for_a_lease_is_lost():
     leases = Leases(lease=3.0, interval=1.0)
     assert leases.update({"a": b"0", "b": b"0"}, 10.0) == []
     assert leases.update({"a": b"1", "b": b"0"}, 11.0) == []
@@ -13,21 +13,21 @@ def test_who_is_silent_for_a_lease_is_lost_and_who_is_not_is_not():
     assert leases.alive == {"a"}
 
 
-def test_who_never_gave_a_sign_is_lost_too():
+def test_a_node_without_any_sign_is_lost():
     leases = Leases(lease=2.0, interval=1.0)
     assert leases.update({"a": None}, 0.0) == []
     assert leases.update({"a": None}, 1.0) == []
     assert leases.update({"a": None}, 2.0) == ["a"]
 
 
-def test_a_time_without_the_rendezvous_makes_nobody_lost():
+def test_an_unreachable_rendezvous_loses_no_node():
     leases = Leases(lease=6.0, interval=1.0)
     leases.update({"a": b"0"}, 0.0)
     assert leases.update({"a": b"0"}, 1000.0) == []
     assert leases.update({"a": b"1"}, 1001.0) == []
 
 
-def test_who_comes_into_view_later_is_seen_from_then_on():
+def test_a_new_nodes_silence_counts_from_its_arrival():
     leases = Leases(lease=2.0, interval=1.0)
     leases.update({"a": b"0"}, 0.0)
     assert leases.update({"a": b"1", "b": b"0"}, 1.0) == []
@@ -51,7 +51,7 @@ def test_everyone_is_looked_at_by_somebody_even_when_the_first_few_die_at_once()
         state = JobState(epoch="e", placed=nodes[:6], active=nodes[:6], waiting=nodes[6:])
 
 
-def test_the_looks_of_all_grow_with_their_number_and_not_with_its_square():
+def test_watching_effort_is_linear_in_the_nodes():
     nodes = tuple(map(str, range(1000)))
     state = JobState(epoch="e", placed=nodes, active=nodes)
     assert sum(len(watched(state, node)) for node in nodes) < 7 * len(nodes)

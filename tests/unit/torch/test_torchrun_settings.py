@@ -28,7 +28,7 @@ def test_the_defaults():
     assert (found.interval, found.lease, found.address) == (1.0, 6.0, "here")
 
 
-def test_what_rdzv_conf_says():
+def test_settings_of_rdzv_conf():
     conf = {
         "join_timeout": "5",
         "last_call_timeout": "0",
@@ -40,7 +40,7 @@ def test_what_rdzv_conf_says():
     assert (found.interval, found.lease, found.read_timeout) == (0.5, 2.0, 7.0)
 
 
-def test_what_is_for_torchs_own_backends_is_let_pass():
+def test_settings_of_torchs_backends_are_ignored():
     conf = {"is_host": "1", "store_type": "tcp", "close_timeout": "30", "heartbeat_timeout": "5"}
     assert TorchrunSettings.of(parameters(**conf), TOKEN).lease == 6.0
 
@@ -108,7 +108,7 @@ def test_the_nodes_address_is_the_one_on_the_way_to_the_rendezvous():
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "no-such-host.invalid:1"])
-def test_where_that_tells_nothing_it_is_the_nodes_name(endpoint):
+def test_the_fallback_address_is_the_nodes_name(endpoint):
     assert TorchrunSettings.of(parameters(endpoint, local_addr=None), TOKEN).address == socket.getfqdn()
 
 

@@ -17,18 +17,18 @@ def test_the_first_to_come_begins_a_job():
     assert joined(state, "b", "other") == JobState(epoch="e", waiting=("a", "b"))
 
 
-def test_where_all_are_gone_a_new_job_begins_with_rounds_of_its_own():
+def test_without_nodes_a_new_job_begins():
     empty = JobState(epoch="old", round=3, placed=("x",), outcome="failed", cause="x")
     assert joined(empty, "a", "new") == JobState(epoch="new", waiting=("a",))
 
 
-def test_who_joins_leaves_the_round_that_it_was_in_and_thereby_ends_it():
+def test_a_joining_node_ends_its_old_round():
     state = joined(running("a", "b"), "b", "unused")
     assert (state.active, state.waiting, state.running) == (("a",), ("b",), False)
     assert state.calls_back("a", 2) == 1
 
 
-def test_nobody_joins_a_job_that_ended():
+def test_no_node_joins_an_ended_job():
     state = running("a", outcome="done")
     assert joined(state, "b", "e2") == state
 
@@ -69,7 +69,7 @@ def test_new_nodes_are_in_the_order_of_their_addresses_numbers_by_value():
     ],
     ids=["all is well", "one more", "a spare", "one is lost", "taken for lost", "done", "failed"],
 )
-def test_what_calls_a_node_back_from_training(state, node, calls):
+def test_reasons_to_leave_training(state, node, calls):
     assert state.calls_back(node, 3) == calls
 
 
@@ -86,6 +86,6 @@ def test_written_and_read_it_is_the_same():
 @pytest.mark.parametrize(
     "data", [b"", b"\x80\x04N.", b"[]", b"null", b'{"epoch": "e"}', b'{"placed": 1}', b"\xff"]
 )
-def test_what_is_no_state_is_refused_and_not_unpickled(data):
+def test_an_invalid_state_is_refused(data):
     with pytest.raises(ValueError):
         decode(data)

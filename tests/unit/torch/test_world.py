@@ -129,7 +129,7 @@ def test_two_rounds_in_the_same_processes(environment):
     ]
 
 
-def test_a_worker_that_is_gone_keeps_nobody_from_shutting_down(environment):
+def test_a_lost_worker_does_not_block_shutdown(environment):
     def work(rank):
         environment(rank, 44, "aab")
         hvt.init(timeout=60)
@@ -220,7 +220,7 @@ def test_parameters_and_states_of_all_types_are_given_to_all(environment):
     assert [wrong for _, wrong in results] == [[], []]
 
 
-def test_ranks_that_claim_the_same_place_are_named_and_leave_no_group(environment):
+def test_clashing_ranks_are_named_and_leave_no_group(environment):
     def work(rank):
         environment(rank, 45, "ab")
         os.environ["HVLAUNCH_HOST"] = "the same"
@@ -302,7 +302,7 @@ def test_members_of_uneven_hosts():
     assert members(place(3, 5, 1, "b"), told) == ((2, 3, 4), (1, 3))
 
 
-def test_members_where_the_ranks_go_round_the_hosts():
+def test_members_with_ranks_dealt_round_the_hosts():
     told = [(ord(host), local_rank) for host, local_rank in zip("abab", (0, 0, 1, 1), strict=True)]
     assert members(place(2, 4, 1, "a"), told) == ((0, 2), (2, 3))
 
