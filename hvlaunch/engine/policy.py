@@ -2,13 +2,12 @@
 
 import signal
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.health import Health
 from hvlaunch.engine.life import Trigger
 from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
 from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState, may_be_consequence
@@ -18,6 +17,9 @@ from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import AT_ONCE, Worker, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+
+if TYPE_CHECKING:
+    from hvlaunch.engine.health import Health
 
 __all__ = ["Decision", "Ending", "Policy"]
 
@@ -216,7 +218,7 @@ class Policy:
             self._waits.begin(Wait.LEAVING, None, now + self._elastic.reset_timeout)
         return Decision()
 
-    def watch(self, health: Health, now: float) -> "Decision":
+    def watch(self, health: "Health", now: float) -> "Decision":
         """Find the workers of a running round that hang.
 
         All are killed before one of them is judged: no host is excluded because others seem to have the state, and are killed too.
