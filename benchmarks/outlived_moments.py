@@ -74,7 +74,7 @@ MOMENTS = [
     ("HostClosed", "closing"),
     ("WorkerExited", "stopping"),
     ("WorkerStarted", "running"),
-    ("HostReady", "wiring"),
+    ("HostReady", "probing"),
 ]
 """The newest kind of event in the journal, and how far its job is."""
 

@@ -15,7 +15,7 @@ from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.life import InvalidTransition
-from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Course, GroupStates, Phase
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.policy import Decision, Ending, Policy
 from hvlaunch.engine.pool import HostState, Pool, PoolHost, no_list, no_start, stuck, unfit
@@ -27,15 +27,15 @@ from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobSpec
 
-__all__ = ["Engine", "lull", "pass_over", "tally"]
+__all__ = ["Engine", "apply_idle_summary", "idle_summary", "idle_tally"]
 
 
-def tally(waits: Waits) -> tuple[int, int]:
+def idle_tally(waits: Waits) -> tuple[int, int]:
     """What a Tick may change before anything is due: then its turn is not idle."""
     return len(waits.all_of(Wait.DRAINING)), len(waits.all_of(Wait.COOLDOWN))
 
 
-def lull(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None) -> Lull:
+def idle_summary(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None) -> Lull:
     """All that idle turns can have changed."""
     current = rounds.round
     commit_at = waits.since(Wait.COMMIT)
@@ -45,7 +45,7 @@ def lull(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None
     return Lull(signs, current.commit, commit_at, waits.until(Wait.SILENCE_LOOK), due, deadline)
 
 
-def pass_over(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
+def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
     """Be as after the turns that the event stands for."""
     for sign in event.signs:
         for worker in rounds.workers.of([(sign.host, sign.slot)]):
@@ -92,7 +92,7 @@ class Engine:
         )
         self._overdue = Overdue(self._rounds.workers, self._hearing, self.waits, is_elastic=is_elastic)
         self._draining = Draining(spec, self._pool, self._rounds, self.waits)
-        self._course = Course(spec, self._pool, self._rounds)
+        self._lifecycle = Lifecycle(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._resumed_at = -inf
         """When the driver last went on after it had been stopped."""
@@ -105,12 +105,12 @@ class Engine:
         self._due: float | None = None
         """The same, but for looks for silent workers."""
         self.is_idle = False
-        """Whether the last event has changed nothing but what lull() has."""
+        """Whether the last event has changed nothing but what idle_summary() has."""
 
     @property
     def phase(self) -> Phase:
         """How far the job is."""
-        return self._course.phase
+        return self._lifecycle.phase
 
     @property
     def workers(self) -> Workers:
@@ -134,20 +134,20 @@ class Engine:
             return self._life_sign(event, now)
         if isinstance(event, on.Lull):
             timeout = self._elastic and self._elastic.commit_timeout
-            pass_over(event, self._rounds, self.waits, timeout or inf)
+            apply_idle_summary(event, self._rounds, self.waits, timeout or inf)
             self._due, self.deadline, self.is_idle = event.due, event.deadline, True
             return []
         due = self._due if self._goes_on else self.deadline
         is_early = isinstance(event, on.Tick) and (due is None or now < due)
-        before = tally(self.waits) if is_early else None
+        before = idle_tally(self.waits) if is_early else None
         actions = self._handle(event, now)
         if self.deadline is not None and now >= self.deadline:
             actions += self._tick(now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
             has_workers = self._rounds.workers.size > 0
-            self._group.tell(actions, self._course.final, self._rounds.round, has_workers=has_workers)
-        self.is_idle = is_early and not actions and before == tally(self.waits)
+            self._group.tell(actions, self._lifecycle.final, self._rounds.round, has_workers=has_workers)
+        self.is_idle = is_early and not actions and before == idle_tally(self.waits)
         return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
@@ -155,7 +155,7 @@ class Engine:
         try:
             return self.handle(event, now)
         except InvalidTransition as defect:
-            actions = self._course.end_for(defect.problem, now)
+            actions = self._lifecycle.end_for(defect.problem, now)
         self.deadline = self._next_deadline(now)
         return actions
 
@@ -164,15 +164,15 @@ class Engine:
             case on.Tick() | on.HostStage() | on.Lull():
                 return []
             case on.Interrupted(number):
-                return self._course.interrupt(number, now)
+                return self._lifecycle.interrupt(number, now)
             case on.ThreadFailed(problem):
-                return [] if self.phase is Phase.DONE else self._course.end_for(problem, now)
+                return [] if self.phase is Phase.DONE else self._lifecycle.end_for(problem, now)
             case on.UserSignal(number):
-                return [do.Signal(host, number) for host in self._course.hosts_with_workers()]
+                return [do.Signal(host, number) for host in self._lifecycle.hosts_with_workers()]
             case on.JobHangs() | on.JobGoesOn():
                 return self._judged(event, now)
             case on.StacksTaken(name, number):
-                return [*self._rounds.inspection.taken(name, number, now)]
+                return [*self._rounds.stacks.taken(name, number, now)]
             case on.WorkerAsked() | on.WorkerSuspended():
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
@@ -182,7 +182,7 @@ class Engine:
                 self._rounds.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.HostAway() | on.HostBack():
-                self._rounds.wiring.hears(event)
+                self._rounds.probing.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
                 awake, self._resumed_at = now - seconds - self._resumed_at, now
@@ -233,7 +233,7 @@ class Engine:
     def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
         self.waits.end(Wait.FIRST_LIST)
         if not self._is_pool_known:
-            return self._course.end(Ending(error=problem), now) if self.phase in AT_WORK else []
+            return self._lifecycle.end(Ending(error=problem), now) if self.phase in AT_WORK else []
         if str(problem) == self._discovery_error:
             return []
         self._discovery_error = str(problem)
@@ -256,7 +256,7 @@ class Engine:
             if host.state is not HostState.READY or self._rounds.workers.on(host.name):
                 continue
             if host.name not in names and (self.phase is Phase.RUNNING or not host.is_usable(now)):
-                actions += self._course.release(host, now)
+                actions += self._lifecycle.release(host, now)
         return actions
 
     # Hosts
@@ -278,7 +278,7 @@ class Engine:
                 self._rounds.reached(name)
                 return actions + self._proceed(now)
             case on.HostProbed():
-                self._rounds.wiring.add(event)
+                self._rounds.probing.add(event)
                 return self._proceed(now, is_minor=True)
             case on.HostFailed(_, problem) | on.HostGone(_, problem):
                 return self._host_failed(host, problem, now)
@@ -330,10 +330,10 @@ class Engine:
     def _lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         if self.phase in AT_WORK and host.state is not HostState.PARTING:
             return self._policy.host_lost(host, problem, now)
-        return Decision([tell.HostLostAtEnd(problem)] if self._course.ending.error is None else [])
+        return Decision([tell.HostLostAtEnd(problem)] if self._lifecycle.ending.error is None else [])
 
     def _parting(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
-        self._course.parting(host, now)
+        self._lifecycle.parting(host, now)
         self._pool.errors[host.name] = problem
         if self.phase in AT_WORK:
             return self._follow(self._policy.host_lost(host, problem, now), now)
@@ -384,7 +384,7 @@ class Engine:
             return []
         if self.phase is not Phase.RUNNING:
             self._policy.record_end(worker, event, now)
-            return self._course.close_if_over(now)
+            return self._lifecycle.close_if_over(now)
         decision = self._policy.worker_ended(worker, event, now)
         if decision.is_empty and self._rounds.awaits_ends:
             return []
@@ -396,15 +396,15 @@ class Engine:
         """Carry out a decision, and whatever has to be done as things stand then."""
         actions = [*decision.actions]
         if self.phase in AT_WORK and decision.ending is not None:
-            return actions + self._course.end(decision.ending, now)
+            return actions + self._lifecycle.end(decision.ending, now)
         if self.phase in AT_WORK and decision.is_done:
-            self._course.phase = Phase.FINISHING
+            self._lifecycle.phase = Phase.FINISHING
         return actions + self._proceed(now)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
         """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
         if self.phase not in AT_WORK:
-            return self._course.close_if_over(now) + self._course.finish_if_closed()
+            return self._lifecycle.close_if_over(now) + self._lifecycle.finish_if_closed()
         decision = Decision()
         while decision.ending is None:
             step, problem = self._advance(now, is_minor=is_minor)
@@ -415,8 +415,8 @@ class Engine:
             is_minor = False
         actions = [*decision.actions]
         if decision.ending is not None:
-            return actions + self._course.end(decision.ending, now)
-        return actions + self._course.close_if_over(now)
+            return actions + self._lifecycle.end(decision.ending, now)
+        return actions + self._lifecycle.close_if_over(now)
 
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
         """Towards the next round; why there can be none, if that is certain."""
@@ -441,7 +441,7 @@ class Engine:
         """When the only round of a static job is planned, its other hosts are let go; then it starts."""
         current = self._rounds.round
         if current is not None:
-            self._course.phase = Phase.RUNNING
+            self._lifecycle.phase = Phase.RUNNING
         if self._elastic is not None or self._has_released:
             return []
         used = set(self._rounds.next_hosts if current is None else current.hosts)
@@ -449,7 +449,7 @@ class Engine:
         if not used or may_replace:
             return []
         self._has_released = True
-        return self._course.let_go([host for host in self._pool if host.name not in used], now)
+        return self._lifecycle.let_go([host for host in self._pool if host.name not in used], now)
 
     def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> list[Action]:
         """The job hangs, or does no more."""
@@ -470,7 +470,7 @@ class Engine:
     def _prolong(self, seconds: float, now: float) -> None:
         """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
         self.waits.prolong(seconds)
-        self._rounds.wiring.forget_silence()
+        self._rounds.probing.forget_silence()
         self._hearing.hears_all(now)
 
     def _tick(self, now: float) -> list[Action]:
@@ -480,7 +480,7 @@ class Engine:
         late = [*self._pool.late(Wait.PARTING, now), *self._pool.late(Wait.CLOSING, now)]
         for host in late:
             self._gone(host, now)
-        actions += self._course.give_up_closing([host.name for host in late]) if late else []
+        actions += self._lifecycle.give_up_closing([host.name for host in late]) if late else []
         if self.waits.is_over(Wait.FIRST_LIST, now):
             actions += self._discovery_failed(no_list(), now)
         decision = Decision(actions)
@@ -506,9 +506,9 @@ class Engine:
         """Whether a round of an elastic job does, and may be all that happens."""
         return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
 
-    def lull(self) -> on.Lull:
+    def idle_summary(self) -> on.Lull:
         """What the newest turns come to that were idle."""
-        return lull(self._rounds, self.waits, self._due, self.deadline)
+        return idle_summary(self._rounds, self.waits, self._due, self.deadline)
 
     def _next_deadline(self, now: float) -> float | None:
         self._due = None

@@ -15,7 +15,7 @@ from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState
 from hvlaunch.engine.starting import Plan, Starter, hand_over, in_order, seated
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Inspection, Worker, Workers, gently
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, gently
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
 from hvlaunch.hosts.placement import place, seats
 from hvlaunch.job import ElasticOptions, JobSpec
@@ -139,10 +139,10 @@ class FreshWorkers(Forming):
         workers: Workers,
         starter: Starter,
         waits: Waits,
-        inspection: Inspection,
+        stacks: StacksBeforeKill,
     ) -> None:
         super().__init__(spec, pool, workers, starter, waits)
-        self._inspection = inspection
+        self._stacks = stacks
 
     def is_busy(self, current: Round | None) -> bool:
         return current is not None and self._workers.size > 0
@@ -250,7 +250,7 @@ class FreshWorkers(Forming):
         return [tell.RoundEnding(current.number, cause), *stops] if stops else []
 
     def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        stops = self._inspection.stop(self._workers.living, gently(self._spec.grace), now)
+        stops = self._stacks.stop(self._workers.living, gently(self._spec.grace), now)
         return [tell.RoundEnding(current.number, cause), *stops] if stops else []
 
     def has_trained(self, worker: Worker, *, is_member: bool) -> bool:

@@ -17,7 +17,7 @@ from hvlaunch.engine.workers import AT_ONCE, gently, passing_on
 from hvlaunch.errors import GaveUp, Problem
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["AT_WORK", "WITH_WORKERS", "Course", "GroupStates", "Phase", "final_state", "outcome"]
+__all__ = ["AT_WORK", "WITH_WORKERS", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
 
 
 def outcome(
@@ -125,7 +125,7 @@ AT_WORK = (Phase.CONNECTING, Phase.RUNNING)
 WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
 
 
-class Course:
+class Lifecycle:
     """The phases of a job, in their order; from each one the job may go straight to CLOSING."""
 
     def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
@@ -197,12 +197,12 @@ class Course:
             return self.stop(steps, now)
         self.phase = Phase.STOPPING
         workers = [worker for worker in self._rounds.workers if worker.state is not State.HANGING]
-        return self._rounds.inspection.stop(workers, steps, now)
+        return self._rounds.stacks.stop(workers, steps, now)
 
     def stop(self, steps: tuple[Step, ...], now: float) -> list[Action]:
         hosts = self.hosts_with_workers()
         self.phase = Phase.STOPPING
-        self._rounds.inspection.cancel()
+        self._rounds.stacks.cancel()
         self._rounds.workers.stop(list(self._rounds.workers), steps, now)
         return [do.Stop(host, steps) for host in hosts]
 

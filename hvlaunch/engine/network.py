@@ -12,7 +12,7 @@ from hvlaunch.errors import BadUsage, Problem, Unreachable
 __all__ = [
     "LOOPBACK",
     "Network",
-    "Wiring",
+    "Probing",
     "candidates",
     "interface_of",
     "is_usable",
@@ -215,7 +215,7 @@ _RETRY_AFTER = 2.0
 """Seconds until two hosts try once more: where an agent is gone, its port refuses others before our connection to it ends."""
 
 
-class Wiring:
+class Probing:
     """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there.
 
     `lease` is the silence in seconds after which a host is lost. One that does not answer is waited for as long, since it

@@ -225,7 +225,7 @@ class Policy:
         """
         silent = health.silent(now)
         late = [worker for worker in health.stragglers(now) if worker not in silent]
-        kills = self._rounds.inspection.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
+        kills = self._rounds.stacks.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
         decision = Decision()
         for worker in silent:
             decision = decision.also(self._hangs(worker, "silent", now))
@@ -239,7 +239,7 @@ class Policy:
 
     def suspended(self, worker: Worker, now: float) -> Decision:
         """A worker was stopped by a signal, and not continued."""
-        kill = self._rounds.inspection.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        kill = self._rounds.stacks.stop([worker], AT_ONCE, now, Trigger.HANGS)
         return self._hangs(worker, "stopped", now).also(Decision(kill))
 
     def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
@@ -356,7 +356,7 @@ class Policy:
         self._workers.forget_waits(host.name, now)
         self._rounds.changed()
         there = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
-        stops = self._rounds.inspection.stop(there, gently(self._spec.grace), now)
+        stops = self._rounds.stacks.stop(there, gently(self._spec.grace), now)
         return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
     def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
@@ -430,7 +430,7 @@ class Policy:
 
         def value(host: PoolHost) -> tuple[bool, bool, bool]:
             is_first = host.name in self._rounds.next_hosts[:1]
-            return self._alone_has_state(host), not self._rounds.wiring.is_silent(host.name), is_first
+            return self._alone_has_state(host), not self._rounds.probing.is_silent(host.name), is_first
 
         return min((host for host in named if host is not None), key=value, default=None)
 

@@ -10,12 +10,12 @@ from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
 from hvlaunch.engine.forming import GATHERING_TIME, AskingWorkers, Bounds, Forming, FreshWorkers
 from hvlaunch.engine.life import State
-from hvlaunch.engine.network import Wiring, shared_machines
+from hvlaunch.engine.network import Probing, shared_machines
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Hold, Restarts, Round, RoundState
 from hvlaunch.engine.starting import Plan, Starter
 from hvlaunch.engine.waits import ROUND_WAITS, Wait, Waits
-from hvlaunch.engine.workers import Inspection, Worker, Workers
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import JobSpec
@@ -43,11 +43,11 @@ class Rounds:
         self._pool = pool
         self.bounds = Bounds.of(spec)
         self.workers = Workers(waits)
-        self.inspection = Inspection(self.workers)
-        self.wiring = Wiring(spec.network_interfaces, spec.lease, waits)
-        self._starter = Starter(self.workers, self.wiring)
+        self.stacks = StacksBeforeKill(self.workers)
+        self.probing = Probing(spec.network_interfaces, spec.lease, waits)
+        self._starter = Starter(self.workers, self.probing)
         self._hold = Hold()
-        self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, waits, self.inspection)
+        self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, waits, self.stacks)
         self.round: Round | None = None
         self.restarts = Restarts(spec.elastic)
         self._number = 0
@@ -78,11 +78,11 @@ class Rounds:
     def lost(self, host: str) -> None:
         """The host is gone, or going."""
         self.changed()
-        self.wiring.forget(host)
+        self.probing.forget(host)
 
     def hears(self, event: HostQuiet | HostAnswers) -> None:
         """A host does not answer, or does again."""
-        self.wiring.hears(event)
+        self.probing.hears(event)
         self._waits.end(Wait.LEAVING_UNHEARD)
 
     @property
@@ -171,19 +171,19 @@ class Rounds:
             except HvlaunchError as error:
                 return Settled(actions, error.problem)
             if self._plan is None:
-                self.wiring.end()
+                self.probing.end()
                 return self._wait_for_more(now)
             if self.round is None and not self.workers.size:
                 actions += [tell.SharedMachine(names) for names in shared_machines(self._plan.facts)]
-            actions += self.wiring.want(self._plan.facts, now)
+            actions += self.probing.want(self._plan.facts, now)
         plan = self._plan
-        if not self.wiring.is_settled(now, others=not plan.unreached):
+        if not self.probing.is_settled(now, others=not plan.unreached):
             return Settled(actions)
-        network = self.wiring.network
+        network = self.probing.network
         problem = network.problem() if network is not None else None
         if problem is not None:
             return self._doubt(problem, plan, actions, now)
-        self.wiring.end()
+        self.probing.end()
         self._plan = None
         self._waits.end(Wait.SLOTS)
         self._waits.end(Wait.GATHERING)
@@ -193,17 +193,17 @@ class Rounds:
         """Hosts of the plan can't work together, as it seems."""
         host, other = problem.host, problem.other
         if host is not None and other is not None:
-            if self._elastic is not None and not self.wiring.is_certain(host, other, now):
-                return Settled([*actions, *self.wiring.want(plan.facts, now)])
-            self.wiring.ask_again(host, other)
-        self.wiring.end()
+            if self._elastic is not None and not self.probing.is_certain(host, other, now):
+                return Settled([*actions, *self.probing.want(plan.facts, now)])
+            self.probing.ask_again(host, other)
+        self.probing.end()
         return Settled(actions, problem)
 
     def _ask_again(self) -> None:
         """Where the last round failed and nobody is the cause, the ways between its hosts are looked at once more."""
         last = self.round
         if last is not None and last.take_doubt():
-            self.wiring.doubt()
+            self.probing.doubt()
 
     @property
     def _is_beginning(self) -> bool:

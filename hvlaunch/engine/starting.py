@@ -8,7 +8,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostAddress, HostNetwork
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.life import State
-from hvlaunch.engine.network import Wiring
+from hvlaunch.engine.network import Probing
 from hvlaunch.engine.pool import PoolHost
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.workers import Worker, Workers
@@ -90,12 +90,12 @@ def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[Po
 class Starter:
     """Brings workers into rounds whose hosts have found each other."""
 
-    def __init__(self, workers: Workers, wiring: Wiring) -> None:
+    def __init__(self, workers: Workers, probing: Probing) -> None:
         self._workers = workers
-        self._wiring = wiring
+        self._probing = probing
 
     def _network(self, host: PoolHost, port: int, hosts: tuple[HostAddress, ...] = ()) -> HostNetwork:
-        network = self._wiring.network
+        network = self._probing.network
         assert network is not None  # noqa: S101 (a plan has one)
         return HostNetwork(
             master_addr=network.address(host.name),
@@ -107,7 +107,7 @@ class Starter:
         )
 
     def _addresses(self, plan: Plan) -> tuple[HostAddress, ...]:
-        network = self._wiring.network
+        network = self._probing.network
         assert network is not None  # noqa: S101 (a plan has one)
         return tuple(
             HostAddress(name, network.own_address(name), len(launches))

@@ -14,7 +14,7 @@ from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
 
-__all__ = ["AT_ONCE", "TIME", "Inspection", "Orders", "Worker", "Workers", "gently", "passing_on"]
+__all__ = ["AT_ONCE", "TIME", "Orders", "StacksBeforeKill", "Worker", "Workers", "gently", "passing_on"]
 
 AT_ONCE = (Step(signal.SIGKILL, 0.0),)
 
@@ -326,7 +326,7 @@ class _Order(NamedTuple):
     steps: tuple[Step, ...]
 
 
-class Inspection:
+class StacksBeforeKill:
     """One at a time: whoever is to be killed while one goes on is inspected with the others, until the same time."""
 
     def __init__(self, workers: Workers) -> None:

@@ -14,14 +14,14 @@ from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.life import State
-from hvlaunch.engine.lifecycle import AT_WORK, Course, Phase
-from hvlaunch.engine.network import Network, Wiring
+from hvlaunch.engine.lifecycle import AT_WORK, Lifecycle, Phase
+from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.pool import Cooldown, Pool
 from hvlaunch.engine.round import Restarts, RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Inspection, Worker, Workers
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers
 from hvlaunch.job import ElasticOptions
 
 __all__ = ["BUGS", "Bug"]
@@ -193,16 +193,16 @@ def lost_hosts_are_never_tried_again(patch: Patch) -> None:
 
 
 def the_network_is_taken_untried(patch: Patch) -> None:
-    patch.setattr(Wiring, "is_settled", lambda self, now, *, others: self.network is not None)
+    patch.setattr(Probing, "is_settled", lambda self, now, *, others: self.network is not None)
     patch.setattr(Network, "problem", lambda self: None)
 
 
 def hosts_never_try_each_other_again(patch: Patch) -> None:
-    patch.setattr(Wiring, "doubt", lambda self: None)
+    patch.setattr(Probing, "doubt", lambda self: None)
 
 
 def what_was_not_found_at_first_is_believed(patch: Patch) -> None:
-    patch.setattr(Wiring, "is_certain", lambda *_: True)
+    patch.setattr(Probing, "is_certain", lambda *_: True)
 
 
 def who_tries_has_only_so_much_time(patch: Patch) -> None:
@@ -361,13 +361,19 @@ def who_outlives_sigkill_is_waited_for_at_the_end(patch: Patch) -> None:
 
 def an_agent_that_ends_is_waited_for(patch: Patch) -> None:
     afterwards(
-        patch, Course, "parting", lambda _, self, host, _now: self._pool._waits.end(Wait.PARTING, host.name)
+        patch,
+        Lifecycle,
+        "parting",
+        lambda _, self, host, _now: self._pool._waits.end(Wait.PARTING, host.name),
     )
 
 
 def an_agent_that_does_not_close_is_waited_for(patch: Patch) -> None:
     afterwards(
-        patch, Course, "release", lambda _, self, host, _now: self._pool._waits.end(Wait.CLOSING, host.name)
+        patch,
+        Lifecycle,
+        "release",
+        lambda _, self, host, _now: self._pool._waits.end(Wait.CLOSING, host.name),
     )
 
 
@@ -392,14 +398,14 @@ def who_is_starting_is_not_stopped_at_the_end(patch: Patch) -> None:
 def a_second_interrupt_is_not_heard(patch: Patch) -> None:
     instead(
         patch,
-        Course,
+        Lifecycle,
         "interrupt",
         lambda right, self, *args: [] if self.phase is Phase.STOPPING else right(self, *args),
     )
 
 
 def the_others_are_not_stopped_at_the_end(patch: Patch) -> None:
-    patch.setattr(Course, "hosts_with_workers", lambda self: [])
+    patch.setattr(Lifecycle, "hosts_with_workers", lambda self: [])
 
 
 # Inspections
@@ -410,7 +416,7 @@ def stacks_are_waited_for_as_long_as_it_takes(patch: Patch) -> None:
 
 
 def stacks_that_are_there_release_nobody(patch: Patch) -> None:
-    patch.setattr(Inspection, "taken", lambda *_: [])
+    patch.setattr(StacksBeforeKill, "taken", lambda *_: [])
 
 
 BUGS: Sequence[Bug] = (

@@ -29,7 +29,7 @@ class Pair:
         self._now = 0.0
 
     def handle(self, event: on.Event, now: float) -> list[do.Action]:
-        lull = json.dumps(encode(on.Event, self.whole.lull())) if self._idle else ""
+        lull = json.dumps(encode(on.Event, self.whole.idle_summary())) if self._idle else ""
         actions = self.whole.handle(event, now)
         if self.whole.is_idle:
             self._idle, self._now = self._idle + 1, now

@@ -210,7 +210,7 @@ class Wired(Play):
             self.journal.tear(self.random.random())
             raise Killed
         if self.engine.is_idle:
-            self.journal.fold(self.engine.lull())
+            self.journal.fold(self.engine.idle_summary())
         self.continuity.kept(event, wanted, self._origin)
         self._acts_left = kill if isinstance(kill, int) else None
         self._note(event, wanted, self._origin)

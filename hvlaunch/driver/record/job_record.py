@@ -116,7 +116,7 @@ class JobRecord:
     def compact(self, engine: "Engine") -> None:
         """Let one turn take the place of idle turns, if they are many. All turns of the engine are written."""
         if self._journal is not None and self._journal.should_compact(engine.workers.size):
-            self._journal.compact(engine.lull())
+            self._journal.compact(engine.idle_summary())
 
     def close(self) -> None:
         """Close the files when the job has ended. They stay until its end is on disk: see forget()."""
