@@ -1,4 +1,4 @@
-"""What decides: events in, actions out, without I/O, clock, threads or chance. replay() takes a journal through it again."""
+"""The engine decides: events in, actions out, without I/O, clock, threads or randomness. replay() repeats a journal."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["replay"]
 
 
 def __getattr__(name: str) -> Any:
-    """What no job needs is imported when it is asked for."""
+    """Import replay() on first use: no job needs it."""
     if name != "replay":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hvlaunch.engine.entries import replay  # noqa: PLC0415 (see the docstring)

@@ -1,4 +1,4 @@
-"""What the engine wants done: all that the driver's loop ever carries out. Facts, which go with it, are in facts.py."""
+"""Actions of the engine: everything that the driver's loop carries out. facts.py has the facts among them."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class HostAddress(NamedTuple):
-    """Where the other hosts of a round reach one of them, and how many workers it has."""
+    """The address of one host of a round for the others, and its number of workers."""
 
     name: str
     address: str
@@ -39,23 +39,23 @@ class HostAddress(NamedTuple):
 
 
 class HostNetwork(NamedTuple):
-    """What the workers of one host are told of the network."""
+    """Network settings for the workers of one host."""
 
     master_addr: str
-    """Rank 0's host, as the other hosts reach it."""
+    """Address of rank 0's host for the other hosts."""
     master_port: int
     interface: str | None
     """This host's interface towards the others; None leaves the choice to the libraries."""
     rendezvous: tuple[str, int] | None
-    """Address and port of the driver's rendezvous, as this host reaches it; None where it can't."""
+    """Address and port of the driver's rendezvous for this host; None if it is out of reach."""
     address: str = ""
-    """This host, as the others reach it; empty where no round was planned yet."""
+    """Address of this host for the others; empty before the first plan of a round."""
     hosts: tuple[HostAddress, ...] = ()
     """All hosts of the round, in order of rank."""
 
 
 class Step(NamedTuple):
-    """A signal to a worker that is to end, `after` seconds from the order, if it still lives then."""
+    """A signal that ends a worker, `after` seconds from the order."""
 
     signal: int
     after: float
@@ -66,7 +66,7 @@ class Connect(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Let the host try the addresses of another host's beacon; `agent` counts the agents that the target has had."""
+    """Let the host probe the addresses of another host's beacon; `agent` counts the agents of the target."""
 
     host: str
     target: str
@@ -76,7 +76,7 @@ class Probe(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start workers of one host: those of a round, or some that will ask for their place."""
+    """Start workers of one host: those of a round, or workers that will ask for places."""
 
     host: str
     round: int
@@ -86,7 +86,7 @@ class Start(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Tell a worker that has asked its place in a round. `root` is the rank that has the newest commit."""
+    """Give an asking worker its place in a round. `root` is the rank with the newest commit."""
 
     round: int
     launch: Launch
@@ -95,7 +95,7 @@ class Assign(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Tell a worker that it is not wanted any more, and shall end well."""
+    """Tell a worker to end well, since there is no place for it."""
 
     host: str
     slot: int
@@ -104,14 +104,14 @@ class Leave(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Tell a round's workers to leave their collectives at once, to roll back, and to ask again."""
+    """Make a round's workers leave their collectives at once, roll back, and ask again."""
 
     round: int
     cause: Cause
 
 
 class Change(NamedTuple):
-    """Tell a round's workers to ask again at their next commit."""
+    """Make a round's workers ask again at their next commit."""
 
     round: int
     cause: Cause
@@ -125,7 +125,7 @@ class Signal(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End workers of a host (slots None: all), by these steps, which replace those of an earlier Stop."""
+    """End workers of a host (slots None: all) by these steps, which replace those of an earlier Stop."""
 
     host: str
     steps: tuple[Step, ...]
@@ -133,7 +133,7 @@ class Stop(NamedTuple):
 
 
 class TakeStacks(NamedTuple):
-    """Let the host say what these workers are doing, before they are killed; StacksTaken with this number is the answer."""
+    """Take the workers' stacks before they are killed; StacksTaken with this number is the answer."""
 
     host: str
     number: int
@@ -141,19 +141,19 @@ class TakeStacks(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Nothing more for this host: its agent ends what is left there, and itself."""
+    """Release the host: its agent ends what is left there, and itself."""
 
     host: str
 
 
 class Abandon(NamedTuple):
-    """Close the way to the host at once; its agent notices and ends."""
+    """Close the connection to the host at once; its agent notices and ends."""
 
     host: str
 
 
 class GroupState(NamedTuple):
-    """How the workers of an elastic job are, all together, in torch.distributed.elastic's words."""
+    """The state of an elastic job's workers in the words of torch.distributed.elastic."""
 
     state: str
     """INIT, HEALTHY, UNHEALTHY, STOPPED, SUCCEEDED, FAILED or UNKNOWN."""
@@ -161,7 +161,7 @@ class GroupState(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The job is over, and nothing of it is left on any host that can be reached."""
+    """The job is over, and nothing of it is left on any reachable host."""
 
     result: JobResult
 

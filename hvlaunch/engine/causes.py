@@ -1,6 +1,6 @@
-"""Why the engine does what it does: why a round ends, a host is excluded, a worker dismissed, the job given up.
+"""Reasons for the engine's decisions: the end of a round or job, an excluded host, a dismissed worker.
 
-They are data. hvlaunch/watch/sentences.py has the words for them.
+They are data; hvlaunch/watch/sentences.py puts them into words.
 """
 
 from typing import Literal, NamedTuple
@@ -41,40 +41,40 @@ class WorkerEnded(NamedTuple):
 
 
 class WorkerHangs(NamedTuple):
-    """A worker does not do what it should: it is silent, stopped (SIGSTOP, a debugger), or still in a round that ended."""
+    """A worker hangs: it is silent, stopped (SIGSTOP, a debugger), or still in a round that ended."""
 
     rank: int
     host: str
     how: Literal["silent", "stopped", "late"]
     seconds: float | None
-    """For how long, at least; None where it is late."""
+    """Its least duration; None if the worker is late."""
 
 
 class WorkerLeft(NamedTuple):
-    """A worker left its round by itself, before it was known that the round had failed."""
+    """A worker left its round by itself, before the failure of the round was known."""
 
     rank: int
     host: str
     words: str
-    """The worker's own, cut."""
+    """The worker's own words, cut."""
 
 
 class NoCommit(NamedTuple):
-    """No worker of the round has committed anything for so long."""
+    """No worker of the round has committed for so long."""
 
     seconds: float
 
 
 class JobHung(NamedTuple):
-    """No worker of the round has got on for so long (--hang-timeout)."""
+    """No worker of the round has made progress for so long (--hang-timeout)."""
 
     seconds: float
     detail: str
-    """Who waits for whom, and where."""
+    """The waiting ranks, and where they wait."""
 
 
 class NotMet(NamedTuple):
-    """These workers of a round have not met the others within so many seconds."""
+    """These workers of a round did not meet the others in time."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -82,26 +82,26 @@ class NotMet(NamedTuple):
 
 
 class HostProblem(NamedTuple):
-    """Something is wrong with a host."""
+    """A problem of a host."""
 
     problem: Problem
 
 
 class WorkersFail(NamedTuple):
-    """The workers of a host fail again and again, the last one for this cause."""
+    """The host's workers fail repeatedly; `cause` is the newest failure."""
 
     cause: WorkerEnded | WorkerHangs
 
 
 class RankDone(NamedTuple):
-    """The rank has ended well with which the job is to end (--end-with-rank)."""
+    """The rank of --end-with-rank has ended well."""
 
     rank: int
     host: str
 
 
 class TrainingDone(NamedTuple):
-    """The job's work is done."""
+    """The training is done."""
 
 
 class NewTraining(NamedTuple):
@@ -109,31 +109,31 @@ class NewTraining(NamedTuple):
 
 
 class SlotGone(NamedTuple):
-    """The worker's slot has left the pool, or its host has."""
+    """The worker's slot or host has left the pool."""
 
     host: str
 
 
 class WorkersToLeave(NamedTuple):
-    """The slots of workers on these hosts have left the pool."""
+    """Slots of workers on these hosts have left the pool."""
 
     hosts: tuple[str, ...]
 
 
 class MoreWorkers(NamedTuple):
-    """The next round can have so many more."""
+    """The next round can have this many more workers."""
 
     workers: int
 
 
 class RestartsUsedUp(NamedTuple):
-    """As many failures were made up for as --max-restarts says."""
+    """More failures than --max-restarts."""
 
     limit: int
 
 
 class NoProgress(NamedTuple):
-    """So many rounds in a row failed before their workers had done anything."""
+    """So many rounds in a row failed before their workers made progress."""
 
     times: int
 

@@ -1,8 +1,8 @@
-"""Events, actions, and what a job begins with, as data for JSON and back: one way for all, which follows their fields' types.
+"""Encode events, actions and job specifications for JSON, and decode them, by the types of their fields.
 
-A named tuple or dataclass is an object with all of its fields by name; where it may be one of several
-classes, `is` has the class. Tuples and ranges are arrays, paths strings, and so are the numbers that JSON lacks. What
-is decoded equals what was encoded. Nothing else is let through, in either direction.
+A named tuple or dataclass becomes an object with all of its fields; if it may be one of several classes, `is` has the
+class. Tuples and ranges become arrays; paths and numbers that JSON lacks become strings. Decoding returns an equal
+value. Both directions refuse everything else.
 """
 
 import math
@@ -19,7 +19,7 @@ _TAG = "is"
 
 
 class BadData(ValueError):
-    """What can't be encoded or decoded. `where` leads there, from the outside in: `event.facts.cpus`."""
+    """A value that can't be encoded or decoded. `where` is its path from the outside: `event.facts.cpus`."""
 
     def __init__(self, cause: str, where: str = "") -> None:
         super().__init__(f"{where}: {cause}" if where else cause)
@@ -27,22 +27,22 @@ class BadData(ValueError):
         self.where = where
 
     def within(self, name: str) -> "BadData":
-        """The same, as seen from outside of what has that name."""
+        """Return the same error, seen from the enclosing value's field `name`."""
         return BadData(self.cause, f"{name}.{self.where}" if self.where else name)
 
 
 def encode(kind: Any, value: object) -> Any:
-    """The value, of a type or a union of types, as what JSON has. Raises BadData."""
+    """Encode the value, of a type or a union of types, for JSON. Raises BadData."""
     return _coder(kind).encode(value)
 
 
 def decode(kind: Any, data: object) -> Any:
-    """What encode() was given. Raises BadData."""
+    """Decode the result of encode(). Raises BadData."""
     return _coder(kind).decode(data)
 
 
 def prepare(kind: Any) -> None:
-    """Look at all types of this kind now, and not when the first value of each comes."""
+    """Inspect all types below this one now, instead of at the first value of each."""
     kinds, seen = [kind], set()
     while kinds:
         each = kinds.pop()
@@ -82,7 +82,7 @@ def _coder(kind: Any) -> _Coder:
 
 
 def _is(value: object, kind: type) -> bool:
-    """Whether it is of that kind, and no bool where that is a number."""
+    """True if the value is of that kind; a bool is not a number."""
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -154,7 +154,7 @@ def _array(data: object, kind: type, size: int | None = None) -> Iterable[Any]:
 
 
 def _many(item: _Coder) -> _Coder:
-    """A tuple of any length."""
+    """Code a tuple of any length."""
     return _Coder(
         lambda value: [item.encode(one) for one in _array(value, tuple)],
         lambda data: tuple(item.decode(one) for one in _array(data, list)),
@@ -162,7 +162,7 @@ def _many(item: _Coder) -> _Coder:
 
 
 def _some(items: list[_Coder]) -> _Coder:
-    """A tuple with a type for each place."""
+    """Code a tuple with a type for each element."""
     size = len(items)
     return _Coder(
         lambda value: [item.encode(one) for item, one in zip(items, _array(value, tuple, size), strict=True)],
@@ -182,7 +182,7 @@ def _mapping(item: _Coder) -> _Coder:
 
 
 def _union(kinds: tuple[Any, ...]) -> _Coder:
-    """None or one type; or one of several classes, told apart by their names."""
+    """Code an optional type, or one of several classes told apart by name."""
     some = [kind for kind in kinds if kind is not NoneType]
     code = _coder(some[0]) if len(some) == 1 else _tagged(some)
     if len(some) == len(kinds):
@@ -212,14 +212,14 @@ def _tagged(kinds: list[type]) -> _Coder:
 
 
 class _Object:
-    """A named tuple or dataclass. Its fields' types are looked at when first needed: they may lead back to it."""
+    """Codes a named tuple or dataclass. Its field types are inspected on first use: they may refer to it."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
 
     @cached_property
     def kinds(self) -> dict[str, Any]:
-        """The types of its fields."""
+        """Types of its fields."""
         hints = get_type_hints(self._kind)
         names = (
             [field.name for field in fields(self._kind)] if is_dataclass(self._kind) else self._kind._fields  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""What is to be done about what happens: the whole course of a job, without I/O, clock or threads.
+"""The engine of a job: events in, actions out, without I/O, clock, threads or randomness.
 
-`Engine.handle(event, now)` returns the actions; `deadline` is when it wants a Tick. A job goes
-through the phases in their order, and from any of them straight to CLOSING. A static job is an
-elastic one with one round: all of its hosts must be there, and no failure is made up for.
+`Engine.handle(event, now)` returns the actions; `deadline` is when it needs a Tick. A job passes through its phases in
+order, and may go from any of them straight to CLOSING. A static job is an elastic job with one round: it needs all of
+its hosts, and no failure leads to another round.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,12 +31,12 @@ __all__ = ["Engine", "apply_idle_summary", "idle_summary", "idle_tally"]
 
 
 def idle_tally(waits: Waits) -> tuple[int, int]:
-    """What a Tick may change before anything is due: then its turn is not idle."""
+    """Return the counts that an early Tick may change; if it changes one, its turn is not idle."""
     return len(waits.all_of(Wait.DRAINING)), len(waits.all_of(Wait.COOLDOWN))
 
 
 def idle_summary(rounds: Rounds, waits: Waits, due: float | None, deadline: float | None) -> Lull:
-    """All that idle turns can have changed."""
+    """Summarize a run of idle turns in one event."""
     current = rounds.round
     commit_at = waits.since(Wait.COMMIT)
     if current is None or commit_at is None:
@@ -46,7 +46,7 @@ def idle_summary(rounds: Rounds, waits: Waits, due: float | None, deadline: floa
 
 
 def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
-    """Be as after the turns that the event stands for."""
+    """Bring the engine to the state after the idle turns that the event stands for."""
     for sign in event.signs:
         for worker in rounds.workers.of([(sign.host, sign.slot)]):
             worker.commit, worker.beat_at = sign.commit, sign.beat_at
@@ -61,15 +61,15 @@ def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout
 
 
 _START_MARGIN = 0.5
-"""Seconds that a host's own, better explained, timeout has before ours."""
+"""Seconds by which a host's own timeout, which explains more, comes before ours."""
 _LIST_MARGIN = 5.0
-"""The same for a script that finds hosts."""
+"""Seconds by which a discovery script's own timeout comes before ours."""
 _RESUMING = 5.0
-"""Seconds until what is long true has been heard; but half of the time since the last stop, if that is less: so all waits end."""
+"""Seconds to catch up with old news after a stop; at most half of the time since the last stop, so that all waits end."""
 
 
 class Engine:
-    """Runs one job. `rendezvous_port` is the port of the driver's rendezvous."""
+    """Decides what one job does. `rendezvous_port` is the port of the driver's rendezvous."""
 
     def __init__(self, spec: JobSpec, rendezvous_port: int) -> None:
         self._spec = spec
@@ -95,40 +95,40 @@ class Engine:
         self._lifecycle = Lifecycle(spec, self._pool, self._rounds)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._resumed_at = -inf
-        """When the driver last went on after it had been stopped."""
+        """Time of the driver's last continuation after a stop."""
         self._discovery_error = ""
         self._has_released = False
         self._group = GroupStates()
         self.hang: on.JobHangs | None = None
-        """As long as the job hangs."""
+        """The newest report of a hang, as long as the job hangs."""
         self.deadline: float | None = None
         self._due: float | None = None
-        """The same, but for looks for silent workers."""
+        """The deadline without the look for silent workers."""
         self.is_idle = False
-        """Whether the last event has changed nothing but what idle_summary() has."""
+        """True if the last event changed only what idle_summary() contains."""
 
     @property
     def phase(self) -> Phase:
-        """How far the job is."""
+        """The phase that the job has reached."""
         return self._lifecycle.phase
 
     @property
     def workers(self) -> Workers:
-        """All that live."""
+        """All living workers."""
         return self._rounds.workers
 
     @property
     def pool(self) -> Pool:
-        """The hosts."""
+        """The pool of hosts."""
         return self._pool
 
     @property
     def round(self) -> Round | None:
-        """The newest that began."""
+        """The newest round that has begun."""
         return self._rounds.round
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
-        """What to do about `event` at `now` (seconds of the driver's clock)."""
+        """Return the actions for `event` at `now` (seconds of the driver's clock)."""
         self.is_idle = False
         if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
             return self._life_sign(event, now)
@@ -151,7 +151,7 @@ class Engine:
         return actions
 
     def handle_or_end(self, event: on.Event, now: float) -> list[Action]:
-        """As handle(), but that a defect of hvlaunch, found in its own records, ends the job in order."""
+        """Like handle(); but end the job in order if the engine's own records are contradictory, a defect of hvlaunch."""
         try:
             return self.handle(event, now)
         except InvalidTransition as defect:
@@ -248,7 +248,7 @@ class Engine:
         return actions
 
     def _tend_pool(self, now: float) -> list[Action]:
-        """Connect to the hosts that are actions, and let go of those that are not."""
+        """Connect to the hosts that are needed, and release the others."""
         usable = self._policy.needed_hosts(now)
         actions = self._connect([host for host in usable if host.state is HostState.NONE], now)
         names = {host.name for host in usable}
@@ -307,7 +307,7 @@ class Engine:
         return actions + self._proceed(now)
 
     def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
-        """It did not get ready, or was ready and is gone."""
+        """Handle a host that did not get ready, or was ready and is lost."""
         before = host.state
         if before is not HostState.CLOSING:
             self._pool.errors[host.name] = problem
@@ -321,7 +321,7 @@ class Engine:
         return self._follow(decision, now)
 
     def _gone(self, host: PoolHost, now: float) -> None:
-        """Nothing of the host is there any more."""
+        """Forget the connection to a host, and its workers."""
         self._pool.gone(host)
         self._rounds.workers.lose(host.name, now)
         if self.phase in AT_WORK:
@@ -351,7 +351,7 @@ class Engine:
     def _life_sign(
         self, event: on.WorkerBeat | on.WorkerStarted | on.WorkerAlone, now: float
     ) -> list[Action]:
-        """There are thousands of these, and nothing is to be done about them."""
+        """Handle frequent events that need no action: there are thousands of them."""
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None:
             return []
@@ -393,7 +393,7 @@ class Engine:
     # What follows
 
     def _follow(self, decision: Decision, now: float) -> list[Action]:
-        """Carry out a decision, and whatever has to be done as things stand then."""
+        """Carry out a decision, and then everything that the new situation needs."""
         actions = [*decision.actions]
         if self.phase in AT_WORK and decision.ending is not None:
             return actions + self._lifecycle.end(decision.ending, now)
@@ -402,7 +402,7 @@ class Engine:
         return actions + self._proceed(now)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
-        """Whatever has to be done as things stand; when `is_minor`, hosts and workers are what they were."""
+        """Do everything that the situation needs. `is_minor`: hosts and workers did not change."""
         if self.phase not in AT_WORK:
             return self._lifecycle.close_if_over(now) + self._lifecycle.finish_if_closed()
         decision = Decision()
@@ -419,7 +419,7 @@ class Engine:
         return actions + self._lifecycle.close_if_over(now)
 
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
-        """Towards the next round; why there can be none, if that is certain."""
+        """Work towards the next round; also return why no round is possible, if that is certain."""
         if self._elastic is None:
             is_hopeless = bool(self._pool.errors) and not self._spec.skip_bad_hosts
             if is_hopeless and not self._pool.connecting and not self._rounds.has_begun:
@@ -438,7 +438,7 @@ class Engine:
         return Decision(actions, hopeless), settled.problem
 
     def _note_start(self, now: float) -> list[Action]:
-        """When the only round of a static job is planned, its other hosts are let go; then it starts."""
+        """Release the unused hosts of a static job once its round is planned, and note the start."""
         current = self._rounds.round
         if current is not None:
             self._lifecycle.phase = Phase.RUNNING
@@ -452,7 +452,7 @@ class Engine:
         return self._lifecycle.let_go([host for host in self._pool if host.name not in used], now)
 
     def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> list[Action]:
-        """The job hangs, or does no more."""
+        """Handle the verdict that the job hangs, or does not hang any more."""
         if self.phase not in (Phase.RUNNING, Phase.FINISHING):
             return []
         if isinstance(event, on.JobGoesOn):
@@ -468,7 +468,7 @@ class Engine:
     # Time
 
     def _prolong(self, seconds: float, now: float) -> None:
-        """Nobody could hear for so long, nor do anything: whatever was due in that time has as long again."""
+        """Extend all waits: for `seconds` the driver could neither hear nor do anything."""
         self.waits.prolong(seconds)
         self._rounds.probing.forget_silence()
         self._hearing.hears_all(now)
@@ -491,7 +491,7 @@ class Engine:
         return self._follow(decision.also(Decision(self._give_up_stuck(now))), now)
 
     def _give_up_stuck(self, now: float) -> list[Action]:
-        """Wait no longer for workers that live on after SIGKILL: their hosts are lost, or tell of them when they close."""
+        """Give up waiting for workers that survive SIGKILL: their hosts are lost, or report them when they close."""
         actions: list[Action] = []
         for name in self._overdue.hosts(now) if self.phase in WITH_WORKERS else ():
             if self.phase in AT_WORK:
@@ -503,11 +503,11 @@ class Engine:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether a round of an elastic job does, and may be all that happens."""
+        """True if an elastic job's round runs, so that idle turns may be compacted."""
         return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
 
     def idle_summary(self) -> on.Lull:
-        """What the newest turns come to that were idle."""
+        """Return one event that stands for the newest run of idle turns."""
         return idle_summary(self._rounds, self.waits, self._due, self.deadline)
 
     def _next_deadline(self, now: float) -> float | None:
@@ -523,7 +523,7 @@ class Engine:
         return min((due for due in (self._due, look) if due is not None), default=None)
 
     def _open_waits(self) -> Iterator[Wait]:
-        """The waits that count as things stand, but for looks for silent workers. Others may count again later."""
+        """Return the waits that count in this situation, except looks for silent workers. Other waits may count again later."""
         yield from ALWAYS
         if self.phase in AT_WORK:
             yield from AT_WORK_ALWAYS

@@ -1,7 +1,7 @@
-"""A job's journal: what its engine was begun with, then each event with what the engine made of it. Pure.
+"""The entries of a job's journal: the engine's beginning, then each event with the resulting actions. Pure.
 
-An entry is data for JSON. Nothing else has to be kept: an engine that is fed the same is in the same state, in
-another process too. Random words are none of an engine's business, so none are here, and no key of the job is.
+An entry is data for JSON. Nothing else needs to be kept: an engine that gets the same events is in the same state, in
+another process too. The entries contain neither random words nor keys of the job, which the engine never sees.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,26 +17,26 @@ from hvlaunch.job import JobSpec
 __all__ = ["FORMAT", "Begin", "Diverged", "Entry", "Turn", "begin_entry", "begin_of", "replay", "turn_entry"]
 
 FORMAT = 1
-"""Of the entries; another one is not read."""
+"""Version of the format; other versions are refused."""
 
 Entry = Mapping[str, Any]
 
 
 class Begin(NamedTuple):
-    """What the engine was begun with, and whose journal this is."""
+    """The engine's arguments, and the owner of the journal."""
 
     format: int
     version: str
-    """Of hvlaunch: another one's engine may decide otherwise."""
+    """Version of hvlaunch; the engine of another version may decide differently."""
     job_id: str
     spec: JobSpec
     rendezvous_port: int
     cwd: str = ""
-    """Where the driver itself was."""
+    """The driver's working directory."""
 
 
 class Turn(NamedTuple):
-    """One event at a time (seconds of the driver's clock), and what the engine wanted done."""
+    """One event, its time (seconds of the driver's clock), and the engine's actions."""
 
     at: float
     event: Event
@@ -44,7 +44,7 @@ class Turn(NamedTuple):
 
 
 class Diverged(Exception):
-    """An engine wants something else done than the journal has. `number` counts turns from 0."""
+    """The engine's actions differ from the journal's. `number` counts turns from 0."""
 
     def __init__(self, number: int, turn: Turn, actions: Sequence[Action]) -> None:
         pairs = zip_longest(turn.actions, actions)
@@ -58,21 +58,21 @@ class Diverged(Exception):
 
 
 def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, cwd: str = "") -> Entry:
-    """The first entry. Raises BadData."""
+    """Make the first entry. Raises BadData."""
     found: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
     return found
 
 
 def turn_entry(event: Event, actions: Sequence[Action], now: float) -> Entry:
-    """A further one. Raises BadData."""
+    """Make a further entry. Raises BadData."""
     found: Entry = encode(Turn, Turn(now, event, tuple(actions)))
     return found
 
 
 def replay(entries: Iterable[Entry]) -> Engine:
-    """The engine as it is after all of these: it is fed each event again, and must want the same done.
+    """Return the engine after these entries: it gets each event again, and must return the same actions.
 
-    Raises Diverged where it does not, BadData where the entries are none.
+    Raises Diverged if it does not, and BadData if an entry is malformed.
     """
     rest = iter(entries)
     begin = begin_of(next(rest, None))
@@ -86,7 +86,7 @@ def replay(entries: Iterable[Entry]) -> Engine:
 
 
 def begin_of(entry: Entry | None) -> Begin:
-    """What begin_entry() was given. Raises BadData."""
+    """Return the arguments of begin_entry(). Raises BadData."""
     if entry is None:
         raise BadData("a journal without entries")
     if entry.get("format") != FORMAT:
@@ -96,5 +96,5 @@ def begin_of(entry: Entry | None) -> Begin:
 
 
 def _are_equal(one: Action | None, other: Action | None) -> bool:
-    """As data: named tuples themselves do not mind of which class they are."""
+    """Compare actions as data: named tuples of different classes may be equal."""
     return bool(encode(Action | None, one) == encode(Action | None, other))

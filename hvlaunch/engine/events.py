@@ -1,7 +1,7 @@
-"""What happens to a job: all that the engine is ever told. Times are seconds of the driver's monotonic clock.
+"""Events of a job: everything that the engine is told. Times are seconds of the driver's monotonic clock.
 
-Named tuples, since making the class of a frozen dataclass costs half a millisecond, and every start
-of hvlaunch would pay for thirty. They are told apart by their class, never by comparing.
+They are named tuples: making a class of a frozen dataclass costs half a millisecond, and every start of hvlaunch would
+pay for thirty. Code tells them apart by class, never by comparison.
 """
 
 from collections.abc import Mapping
@@ -53,33 +53,33 @@ __all__ = [
 
 
 class HostFacts(NamedTuple):
-    """The facts that an agent tells of its host."""
+    """An agent's facts about its host."""
 
     addresses: Mapping[str, tuple[str, ...]]
-    """By interface name."""
+    """Addresses by interface name."""
     cpus: int
     gpus: int | None
-    """None where they were not asked for."""
+    """None if the agent was not asked to count them."""
     scratch: str
-    """The job's private directory there."""
+    """The job's private directory on the host."""
     beacon_port: int
-    """Where the agent answers other hosts' probes."""
+    """Port at which the agent answers other hosts' probes."""
     master_port: int
     """A free port, kept for rank 0's store until its workers start."""
     peer_address: str | None
-    """Where the driver connected to, empty if not known; None where the host is the driver's own machine."""
+    """Address that the driver connected to, empty if unknown; None for the driver's own machine."""
     python: str | None = None
-    """The version of the agent's interpreter."""
+    """Version of the agent's interpreter."""
     cwd_error: str | None = None
-    """Why the working directory can't be entered."""
+    """Why the working directory is inaccessible."""
     trouble: str | None = None
     """What the host's kernel lacks."""
     boot_id: str | None = None
-    """What the kernel calls itself since it booted."""
+    """The kernel's name for its current boot."""
 
 
 class Began(NamedTuple):
-    """The job is to start."""
+    """The job begins."""
 
 
 class HostsDiscovered(NamedTuple):
@@ -89,13 +89,13 @@ class HostsDiscovered(NamedTuple):
 
 
 class DiscoveryFailed(NamedTuple):
-    """Nobody knows which hosts there are now."""
+    """Discovery failed, so that the current hosts are unknown."""
 
     problem: Problem
 
 
 class HostStage(NamedTuple):
-    """How far the connection to a host is."""
+    """Progress of the connection to a host."""
 
     host: str
     stage: str
@@ -103,13 +103,13 @@ class HostStage(NamedTuple):
 
 
 class HostConnected(NamedTuple):
-    """SSH is through; the agent was sent."""
+    """SSH is connected, and the agent was sent."""
 
     host: str
 
 
 class HostReady(NamedTuple):
-    """The agent said hello."""
+    """The agent sent its hello."""
 
     host: str
     facts: HostFacts
@@ -123,90 +123,90 @@ class HostFailed(NamedTuple):
 
 
 class HostGone(NamedTuple):
-    """A host that was ready is gone."""
+    """A ready host is lost."""
 
     host: str
     problem: Problem
 
 
 class HostParting(NamedTuple):
-    """The agent ends on its own account: it still tells how its workers end, and then closes."""
+    """The agent ends by itself: it still reports its workers' ends, and then closes."""
 
     host: str
     problem: Problem
     traceback: str = ""
-    """Where it ends for an error of its own."""
+    """Traceback of the agent's own error."""
 
 
 class HostClosed(NamedTuple):
-    """The agent has said bye and the channel is closed: `left` processes could not be ended."""
+    """The agent sent bye, and the channel is closed; `left` processes could not be killed."""
 
     host: str
     left: int = 0
     pids: tuple[int, ...] = ()
-    """Of some of them."""
+    """Process ids of some of them."""
 
 
 class HostNoise(NamedTuple):
-    """Something else on the host still prints into the agent's channel. It is skipped, and told once."""
+    """Another program on the host prints into the agent's channel. Its output is skipped, and reported once."""
 
     host: str
     text: str
-    """Its first line."""
+    """First line of its output."""
 
 
 class HostAway(NamedTuple):
-    """The connection to a host's agent is lost, and another is being made; workers go on meanwhile."""
+    """The connection to a host's agent is lost, and another is being made; its workers continue."""
 
     host: str
     cause: str
 
 
 class HostBack(NamedTuple):
-    """There is another connection, after so many seconds, and nothing of what was said is lost."""
+    """A new connection was made after so many seconds; no message is lost."""
 
     host: str
     seconds: float
 
 
 class HostQuiet(NamedTuple):
-    """The host's agent has not answered the last ping: what its workers send may not come through either."""
+    """The agent has not answered the last ping, so its workers' messages may not arrive either."""
 
     host: str
 
 
 class HostAnswers(NamedTuple):
-    """It does again; or it is lost, and nobody asks any more."""
+    """The host answers again; or it is lost, and nothing more is asked of it."""
 
     host: str
 
 
 class DriverReplaced(NamedTuple):
-    """Another driver goes on with the job. Nothing was heard or done since the last event, so many seconds ago."""
+    """Another driver continues the job, so many seconds after the last event."""
 
     seconds: float
 
 
 class DriverStopped(NamedTuple):
-    """The driver was stopped (Ctrl-Z), or had no processor: it goes on so many seconds later than it wanted to."""
+    """The driver was stopped (Ctrl-Z), or had no processor: it continues so many seconds late."""
 
     seconds: float
 
 
 class RendezvousReached(NamedTuple):
-    """Where the host reaches the driver's rendezvous; None: at none of `tried`."""
+    """Address at which the host reaches the driver's rendezvous; None: at none of `tried`."""
 
     host: str
     address: str | None
     tried: tuple[str, ...] = ()
     relay_port: int | None = None
-    """The port there, where it is the host's own agent that relays."""
+    """Port of the host's own agent, if that relays."""
 
 
 class HostProbed(NamedTuple):
-    """The host reaches another host, `target`, at `address`; None: no more addresses will follow.
+    """The host reaches the host `target` at `address`; None: no more addresses will follow.
 
-    `agent` is that of the question.
+    `agent` is the number in the request.
     """
 
     host: str
@@ -216,14 +216,14 @@ class HostProbed(NamedTuple):
 
 
 class MasterPort(NamedTuple):
-    """The host keeps another port for rank 0's store, since the one before was given to a round."""
+    """The host keeps another port for rank 0's store, since a round took the earlier one."""
 
     host: str
     port: int
 
 
 class WorkerStarted(NamedTuple):
-    """`round` is the one it was started for; `start` counts the workers that the slot has had."""
+    """A worker runs. `round` is the round that it was started for; `start` counts the workers of the slot."""
 
     host: str
     round: int
@@ -253,17 +253,17 @@ class WorkerExited(NamedTuple):
     max_rss: int | None = None
     oom_killed: bool = False
     port_taken_by: int | None = None
-    """The uid of another user whose program listens where this worker, rank 0, was to: on MASTER_PORT."""
+    """Uid of another user whose program listens on MASTER_PORT, which this worker, rank 0, needs."""
     error_file: str | None = None
     start: int = 0
     look: Look = "silent"
-    """What its end looks like, by what it wrote last."""
+    """Kind of its end, by its last output."""
     port_holder: PortHolder | None = None
-    """The program of that user in more detail."""
+    """That user's program in more detail."""
 
 
 class WorkerAlone(NamedTuple):
-    """The worker is about to end well, and was never seen to meet others, for which it has a library."""
+    """The worker is about to end well, and never met others, though it has a library for that."""
 
     host: str
     round: int
@@ -273,14 +273,14 @@ class WorkerAlone(NamedTuple):
 
 
 class StacksTaken(NamedTuple):
-    """What the host has to say for TakeStacks is there, or it has nothing to say."""
+    """The host's answer to TakeStacks is complete, or it has none."""
 
     host: str
     number: int
 
 
 class WorkerSuspended(NamedTuple):
-    """The worker is stopped (SIGSTOP, a debugger), and has been for --worker-timeout."""
+    """The worker has been stopped (SIGSTOP, a debugger) for --worker-timeout."""
 
     host: str
     round: int
@@ -289,61 +289,61 @@ class WorkerSuspended(NamedTuple):
 
 
 class WorkerAsked(NamedTuple):
-    """The worker wants a place in a round newer than `round`, the last that it was in (-1: none)."""
+    """The worker wants a place in a round after `round`, its newest (-1: none)."""
 
     host: str
     slot: int
     start: int
     round: int
     commit: int
-    """The newest that it has; -1 where there is none."""
+    """Its newest commit; -1 without any."""
     cause: str | None = None
-    """Why it left that round by itself, in its own words; None where it was told to, or its training is done."""
+    """Why it left that round by itself, in its own words; None if it was told to, or its training is done."""
 
 
 class WorkerBeat(NamedTuple):
-    """The worker lives, and has got as far as `commit`."""
+    """The worker lives; `commit` is its newest."""
 
     host: str
     slot: int
     start: int
     commit: int
     is_last: bool = False
-    """It will be silent from here on."""
+    """No further beats will come."""
     round: int = -1
-    """The newest round in which it has met the others (-1: none)."""
+    """Newest round in which the worker has met the others (-1: none)."""
     is_done: bool = False
-    """Whether its training has come to its end."""
+    """True if its training is done."""
 
 
 class Interrupted(NamedTuple):
-    """The user, or whoever runs hvlaunch, wants the job to end: SIGINT, SIGTERM, SIGHUP, or SIGPIPE of the console."""
+    """The user or the environment ends the job: SIGINT, SIGTERM, SIGHUP, or SIGPIPE of the console."""
 
     signal: int
 
 
 class UserSignal(NamedTuple):
-    """A signal that is meant for the workers: SIGUSR1, SIGUSR2."""
+    """A signal for the workers: SIGUSR1, SIGUSR2."""
 
     signal: int
 
 
 class JobHangs(NamedTuple):
-    """No rank has got on for so long, by what their hosts say: hvlaunch/telemetry/hang.py."""
+    """No rank has made progress for so long, by hvlaunch/telemetry/hang.py."""
 
     seconds: float
     ranks: tuple[int, ...]
-    """Those that the others wait for."""
+    """Ranks that the others wait for."""
     text: str
-    """Who waits for whom, and where."""
+    """The waiting ranks, and where they wait."""
 
 
 class JobGoesOn(NamedTuple):
-    """A job that was said to hang does not."""
+    """A job that was reported to hang makes progress again."""
 
 
 class ThreadFailed(NamedTuple):
-    """A thread of the driver has ended for a defect of hvlaunch."""
+    """A defect of hvlaunch has ended a thread of the driver."""
 
     problem: Problem
 
@@ -353,7 +353,7 @@ class Tick(NamedTuple):
 
 
 class Sign(NamedTuple):
-    """What beats have told of a worker."""
+    """Newest heartbeat of a worker."""
 
     host: str
     slot: int
@@ -362,11 +362,11 @@ class Sign(NamedTuple):
 
 
 class Lull(NamedTuple):
-    """In place of many turns one after the other in which nothing happened: what they came to."""
+    """Idle compaction: the sum of a run of idle turns."""
 
     signs: tuple[Sign, ...] = ()
     commit: int = -1
-    """The round's newest."""
+    """Newest commit of the round."""
     commit_at: float = 0.0
     next_check: float | None = None
     due: float | None = None

@@ -1,6 +1,6 @@
-"""What the engine lets those who look on know, besides what it wants done: a fact each, with its parts.
+"""Facts that the engine reports to observers, beside its actions.
 
-Nothing is done about them. hvlaunch/gloo/watch has the words for the user (sentences.py) and the records for programs.
+The driver carries none of them out. hvlaunch/watch has the words for the user (sentences.py) and the records for programs.
 """
 
 from typing import NamedTuple
@@ -47,11 +47,11 @@ class HostNotUsable(NamedTuple):
     retry_in: float | None
     """Seconds; None: it is not tried again."""
     goes_on: bool
-    """Whether the other hosts have enough slots for the job to go on without it."""
+    """True if the other hosts have enough slots for the job to continue."""
 
 
 class HostSkipped(NamedTuple):
-    """A host failed before the workers started, and the job goes on without it (--skip-bad-hosts)."""
+    """A host failed before the workers started, and the job continues without it (--skip-bad-hosts)."""
 
     problem: Problem
 
@@ -65,35 +65,35 @@ class HostExcluded(NamedTuple):
 
 
 class HostLostAtEnd(NamedTuple):
-    """A host was lost when the job was ending anyway."""
+    """A host was lost while the job was ending anyway."""
 
     problem: Problem
 
 
 class HostNotClosing(NamedTuple):
-    """A host was let go of, and does not answer."""
+    """A released host does not answer."""
 
     host: str
 
 
 class HostLeftOver(NamedTuple):
-    """So many of the job's processes live on there after SIGKILL."""
+    """So many of the job's processes survive SIGKILL on the host."""
 
     host: str
     left: int
     pids: tuple[int, ...] = ()
-    """Of some of them."""
+    """Process ids of some of them."""
 
 
 class KernelLacks(NamedTuple):
-    """A host's kernel lacks what the guardian needs: what a worker detaches there may outlive the job."""
+    """The host's kernel lacks a feature that the guardian needs: detached processes may outlive the job."""
 
     host: str
     what: str
 
 
 class RendezvousUnreachable(NamedTuple):
-    """A host reaches the driver's rendezvous at none of these addresses; its workers do without."""
+    """A host reaches the driver's rendezvous at none of these addresses; its workers do without it."""
 
     host: str
     tried: tuple[str, ...]
@@ -110,19 +110,19 @@ class SharedMachine(NamedTuple):
 
 
 class PoolEmpty(NamedTuple):
-    """The pool has no hosts: those of the last list are kept, or the first ones are waited for."""
+    """The list of hosts is empty: the job keeps the earlier hosts, or waits for the first ones."""
 
     keeps_hosts: bool
 
 
 class KeepingHosts(NamedTuple):
-    """Nobody knows which hosts there are now: those of the last list are kept."""
+    """Discovery failed: the job keeps the earlier hosts."""
 
     problem: Problem
 
 
 class SlotsLacking(NamedTuple):
-    """There are too few slots for a round; hvlaunch waits for others, `seconds` at most."""
+    """There are too few slots for a round; the job waits for more, `seconds` at most."""
 
     least: int
     available: int
@@ -133,7 +133,7 @@ class SlotsLacking(NamedTuple):
 
 
 class SlotsAssumed(NamedTuple):
-    """These hosts get one worker each, because nobody has given a number of slots, and they have no GPU."""
+    """These hosts get one worker each, since their number of slots is unknown and they have no GPU."""
 
     hosts: tuple[str, ...]
 
@@ -150,7 +150,7 @@ class RoundStarting(NamedTuple):
 
 
 class RoundFormed(NamedTuple):
-    """Workers that asked have their places. `cause` is why the round before ended; None where there was none."""
+    """Asking workers got their places. `cause` ended the round before; None for the first round."""
 
     round: int
     workers: int
@@ -159,27 +159,27 @@ class RoundFormed(NamedTuple):
 
 
 class RoundEnding(NamedTuple):
-    """The workers of a round are stopped, to be started anew for the next."""
+    """The workers of a round are stopped, and started anew for the next."""
 
     round: int
     cause: Cause
 
 
 class WorkerKilled(NamedTuple):
-    """A worker hangs, and is killed for it."""
+    """A hanging worker is killed."""
 
     cause: WorkerHangs
 
 
 class WorkerEndedEarly(NamedTuple):
-    """A worker ended with 0, which ends the training, and had not come to the end of its own."""
+    """A worker ended with 0, which ends the training, before the end of its own."""
 
     rank: int
     host: str
 
 
 class WorkerStartFailed(NamedTuple):
-    """A worker ended before it asked for a place; the slot gets the next one in so many seconds."""
+    """A worker ended before it asked for a place; the slot gets another one in so many seconds."""
 
     end: WorkerEnded
     slot: int
@@ -190,11 +190,11 @@ class WorkerStartFailed(NamedTuple):
 
 
 class WorkersAlone(NamedTuple):
-    """All workers have ended well, and none was seen to meet another: they may have been as many single jobs."""
+    """All workers ended well without meeting another worker: they may have been single jobs."""
 
     workers: int
     libraries: tuple[str, ...]
-    """Those that they had loaded."""
+    """The libraries that they had loaded."""
 
 
 class Interrupting(NamedTuple):
@@ -205,21 +205,21 @@ class Interrupting(NamedTuple):
 
 
 class JobHanging(NamedTuple):
-    """No rank has got on for so many seconds."""
+    """No rank has made progress for so many seconds."""
 
     seconds: float
     ranks: tuple[int, ...]
-    """Those that the others wait for."""
+    """Ranks that the others wait for."""
     detail: str
-    """Who waits for whom, and where."""
+    """The waiting ranks, and where they wait."""
 
 
 class JobGoingOn(NamedTuple):
-    """A job that was said to hang does not."""
+    """A job that was reported to hang makes progress again."""
 
 
 class JobEnding(NamedTuple):
-    """Failures are made up for no longer."""
+    """No failure leads to another round any more."""
 
     cause: Cause
 

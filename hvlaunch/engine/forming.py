@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002 (the two ways have the same questions, and not each needs all that is asked with)
-"""The two ways in which rounds come about: workers are started anew for each, or ask for their places. Pure."""
+"""The two ways to form a round: start all workers anew, or place workers that ask. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -23,13 +23,13 @@ from hvlaunch.job import ElasticOptions, JobSpec
 __all__ = ["GATHERING_TIME", "AskingWorkers", "Bounds", "Forming", "FreshWorkers"]
 
 GATHERING_TIME = 5.0
-"""Seconds that hosts or workers on their way are waited for when there are enough others."""
+"""Seconds to wait for hosts or workers on their way if there are enough others."""
 _FIRST_GATHERING_TIME = 30.0
-"""The same for the workers of the first round, which may take long to import."""
+"""Seconds to wait for the first round's workers, whose imports may take long."""
 
 
 class Bounds(NamedTuple):
-    """How many workers a round must have, and may have."""
+    """Least and largest number of workers in a round."""
 
     least: int
     most: float
@@ -42,12 +42,12 @@ class Bounds(NamedTuple):
 
 
 class Forming(ABC):
-    """How rounds are formed. `current` is the round that there is, or was."""
+    """A way to form rounds. `current` is the newest round."""
 
     sees_commits: bool
-    """Whether its workers tell of their commits."""
+    """True if its workers report their commits."""
     stops_at_failure: bool
-    """Whether the workers of a round that has failed are stopped, whatever they are doing."""
+    """True if the workers of a failed round are stopped whatever they are doing."""
 
     def __init__(self, spec: JobSpec, pool: Pool, workers: Workers, starter: Starter, waits: Waits) -> None:
         self._spec = spec
@@ -59,7 +59,7 @@ class Forming(ABC):
         self._bounds = Bounds.of(spec)
 
     def _gather(self, now: float, seconds: float) -> None:
-        """Wait for others from now on, if that has not begun."""
+        """Begin to wait for others, if that has not begun."""
         if not self._waits.has(Wait.GATHERING):
             self._waits.begin(Wait.GATHERING, None, now + seconds)
 
@@ -67,15 +67,15 @@ class Forming(ABC):
 
     @abstractmethod
     def is_busy(self, current: Round | None) -> bool:
-        """Whether there can be no other round before its workers have left this one."""
+        """True if its workers must leave the current round before another one is possible."""
 
     @abstractmethod
     def choose(self, current: Round | None, now: float) -> Plan | None:
-        """The next round; None: there are too few for one as yet. Raises HvlaunchError where there can be none."""
+        """Return the next round's plan; None if there are too few workers yet. Raises HvlaunchError if no round is possible."""
 
     @abstractmethod
     def newest_commit(self, plan: Plan) -> int:
-        """The newest that any worker of the planned round has; -1: none."""
+        """Return the newest commit of the planned workers; -1 without any."""
 
     @abstractmethod
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
@@ -89,44 +89,44 @@ class Forming(ABC):
 
     @abstractmethod
     def gain(self, current: Round, now: float) -> int:
-        """By how many workers the next round could be larger."""
+        """Return by how many workers the next round could be larger."""
 
     @property
     @abstractmethod
     def has_more_coming(self) -> bool:
-        """Whether others are on their way, for whom a larger round may wait a little."""
+        """True if a larger round may wait a little for others on their way."""
 
     @abstractmethod
     def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
-        """Whether the round is to end where these are to leave it."""
+        """True if the round may end so that these workers can leave."""
 
     @abstractmethod
     def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        """Let the round's workers leave it where nothing is lost."""
+        """Make the workers leave the round without loss of work."""
 
     @abstractmethod
     def break_off(self, current: Round, cause: Cause, now: float) -> list[Action]:
-        """Let the round's workers leave it at once."""
+        """Make the workers leave the round at once."""
 
     @abstractmethod
     def has_trained(self, worker: Worker, *, is_member: bool) -> bool:
-        """Whether the training is done when this worker ends well."""
+        """True if the training is done when this worker ends well."""
 
     # What need not be looked at
 
     def awaits_asks(self, current: Round | None) -> bool:
-        """Whether there can be no round before other workers have asked too, or some time has passed."""
+        """True if no round is possible before more workers ask, or some time passes."""
         return False
 
     def awaits_ends(self, current: Round | None) -> bool:
-        """Whether there can be no round before other workers have ended."""
+        """True if no round is possible before more workers end."""
         return False
 
 
 class FreshWorkers(Forming):
-    """Workers that never ask: all are started anew for each round, with what they need in their environment.
+    """Starts all workers anew for each round, with their places in the environment.
 
-    A static job is of this kind; it needs all of its hosts, and has one round.
+    A static job forms its only round in this way, and needs all of its hosts.
     """
 
     sees_commits = False
@@ -151,7 +151,7 @@ class FreshWorkers(Forming):
         return self._choose_all(now) if self._elastic is None else self._choose_slots(current, now)
 
     def _choose_all(self, now: float) -> Plan | None:
-        """The round of a static job: every host must have got ready, or as many as it needs."""
+        """Plan the round of a static job: all of its hosts must be ready, or as many as it needs."""
         hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
         if hosts is None:
             return None
@@ -166,17 +166,16 @@ class FreshWorkers(Forming):
         return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
 
     def _all(self, now: float) -> list[PoolHost] | None:
-        """All hosts; None while some are not ready."""
+        """Return all hosts; None until all are ready."""
         if self._pool.connecting or self._pool.errors:
             return None
         return [host for host in self._pool if host.is_usable(now)]
 
     def _enough(self, now: float) -> list[PoolHost] | None:
-        """The first hosts that have slots enough, without those that failed; None while some of them are not ready.
+        """Return the first hosts with enough slots, without those that failed; None until they are ready.
 
-        By node, as many as there are workers: each has one before any has two.
-
-        Raises HvlaunchError where the slots are too few.
+        With --map-by node these are as many hosts as workers: each gets one before any gets two. Raises HvlaunchError if there
+        are too few slots.
         """
         hosts: list[PoolHost] = []
         slots, least = 0, self._spec.np or 1
@@ -192,12 +191,12 @@ class FreshWorkers(Forming):
         return hosts
 
     def _too_few(self, error: BadUsage) -> HvlaunchError:
-        """The error; and why hosts were skipped, without which there may be slots enough."""
+        """Add to the error why hosts were skipped: with them the slots might suffice."""
         failures = self._pool.failures
         return HostsFailed([*failures, error.problem]) if failures else error
 
     def _choose_slots(self, current: Round | None, now: float) -> Plan | None:
-        """As many as there are slots."""
+        """Plan a round with all usable slots."""
         hosts = in_order((host for host in self._pool if host.is_usable(now)), current)
         total = min(self._pool.capacity(hosts), self._bounds.most)
         if total < self._bounds.least or not self._has_gathered(current, total, now):
@@ -210,7 +209,7 @@ class FreshWorkers(Forming):
         return Plan.of(hosts, [self._workers.next_launch(seat, at) for seat, at in seats(counts).items()])
 
     def _has_gathered(self, current: Round | None, total: float, now: float) -> bool:
-        """Whether to begin with so many workers, or to wait for hosts that are still connecting."""
+        """True if the round may begin with this many workers; False to wait for connecting hosts."""
         if not self._pool.connecting or total >= self._bounds.most or current is not None:
             return True
         if total >= (self._spec.np or self._bounds.least):
@@ -229,7 +228,7 @@ class FreshWorkers(Forming):
         return told + self._starter.start(plan, current, now)
 
     def _assumed(self, plan: Plan) -> tuple[str, ...]:
-        """The hosts whose number of slots nobody has given or found."""
+        """Return the hosts whose number of slots is a guess."""
         if self._spec.slots_per_host is not None:
             return ()
         return tuple(host.name for host in plan.hosts if host.host.slots is None and not host.gpus)
@@ -262,7 +261,7 @@ class FreshWorkers(Forming):
 
 
 class AskingWorkers(Forming):
-    """Workers that ask for their places at the rendezvous, and go from round to round."""
+    """Places workers that ask at the rendezvous, and that move from round to round."""
 
     sees_commits = True
     stops_at_failure = False
@@ -280,13 +279,13 @@ class AskingWorkers(Forming):
         self._options = elastic
 
     def is_busy(self, current: Round | None) -> bool:
-        """Whether the round is to change at its next commit, which none of its workers has reached yet."""
+        """True if the round is changing, and no worker has reached its next commit."""
         return (
             current is not None and current.state is RoundState.CHANGING and not self._waits.has(Wait.LEAVING)
         )
 
     def choose(self, current: Round | None, now: float) -> Plan | None:
-        """A round of those who have asked, once all survivors of the last one have."""
+        """Plan a round of the workers that have asked, once all survivors of the last round have."""
         if self._workers.count(State.WORKING):
             return None
         waiting = self._workers.waiting
@@ -302,7 +301,7 @@ class AskingWorkers(Forming):
         return Plan.of(*seated(hosts, chosen))
 
     def _is_first_complete(self, waiting: Collection[Worker], now: float) -> bool:
-        """Whether a round of none but new workers may begin while others are still starting."""
+        """True if a round of new workers alone may begin while others still start."""
         if any(worker.has_state for worker in waiting) or len(waiting) >= self._bounds.most:
             return True
         self._gather(now, _FIRST_GATHERING_TIME)
@@ -343,7 +342,7 @@ class AskingWorkers(Forming):
         return starts
 
     def _free_slots(self, hosts: Sequence[PoolHost], now: float) -> Mapping[str, Sequence[int]]:
-        """Where a worker may be started, by host, as far as more are of use."""
+        """Return free slots by host, as far as more workers are useful."""
         room = self._bounds.most + self._options.spares - len(self._workers.living)
         free: dict[str, list[int]] = {}
         for host in hosts:
@@ -365,7 +364,7 @@ class AskingWorkers(Forming):
         return self._workers.count(State.STARTING) > 0
 
     def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
-        """Not where nobody would be left that has what others need."""
+        """True if workers with the state remain for the others."""
         return len(leaving) < len(members)
 
     def change(self, current: Round, cause: Cause, now: float) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Which workers hang: silent ones, those that do not leave a round that has ended, those that do not end. Pure."""
+"""Workers that hang or have to leave: silent ones, stragglers, and those that survive their signals. Pure."""
 
 from math import inf
 
@@ -18,40 +18,40 @@ __all__ = ["Draining", "Health", "Hearing", "Overdue"]
 _CHECKS_PER_TIMEOUT = 8
 _END_CHECK = 5.0
 _MARGIN = 2.0
-"""Seconds, of who has not heard of an end: a host's silence is known of a little later than it begins."""
+"""Seconds after which the driver knows of a host's silence, which delays news of a worker's end."""
 _STATIC_MARGIN = 15.0
 _LATE = 1.0
-"""Seconds after which a check that comes late means that this process was stopped itself."""
+"""Seconds by which a late check shows that this process itself was stopped."""
 
 
 class Hearing:
-    """Which hosts answer. `lease` is the silence in seconds after which a host is lost.
+    """Knows which hosts answer. `lease` is the silence in seconds after which a host is lost.
 
-    As long as a host does not answer, the driver's link or the host's may be cut, and its words and its workers' can't come,
-    nor can they hear ours: their time begins anew when it answers again.
+    While a host does not answer, either network link may be cut. Neither its workers' messages nor ours arrive, so their
+    time begins anew when the host answers again.
     """
 
     def __init__(self, lease: float) -> None:
         self._lease = lease
         self._answers: dict[str, float] = {}
-        """Since when each host has answered that once did not; for ever to come while it does not."""
+        """Time since which a host that was silent answers again; infinite while it is silent."""
 
     def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
-        """A host does not answer, or does again."""
+        """Note that a host does not answer, or answers again."""
         self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
 
     def hears_all(self, now: float) -> None:
-        """Which hosts do not answer has to be found out anew."""
+        """Reset the silence of all hosts: nobody could be heard."""
         self._answers = dict.fromkeys(self._answers, now)
 
     def until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
-        """Until when what the worker owes since then may come; `most` is for a host that answers, and does not, again and again."""
+        """Return how long a worker's answer may take; `most` bounds the time on a host that answers only now and then."""
         answers = self._answers.get(worker.host, since)
         return min(max(since, answers) + timeout, since + self._lease + most)
 
 
 class Health:
-    """Watches the workers of an elastic job. What is found of one is found once, if it is told to end then."""
+    """Watches the workers of an elastic job. Each finding is reported once if the worker is stopped for it."""
 
     def __init__(self, options: ElasticOptions, hearing: Hearing, rounds: Rounds, waits: Waits) -> None:
         self._waits = waits
@@ -60,7 +60,7 @@ class Health:
         self._rounds = rounds
 
     def beat(self, worker: Worker, commit: int, now: float, *, is_last: bool = False) -> float:
-        """The worker lives; after its last beat nobody expects another. When to look after those that may not."""
+        """Note a worker's heartbeat; its last one ends the watch. Returns the time of the next look for silence."""
         is_news = worker.beat(commit, None if is_last else now)
         current = self._rounds.round
         is_member = current is not None and worker.round == current.number
@@ -73,9 +73,10 @@ class Health:
         return look
 
     def silent(self, now: float) -> list[Worker]:
-        """Those that were not heard of for --worker-timeout, and had been before.
+        """Return workers that beat before, and are silent for --worker-timeout.
 
-        If all fell silent at once, and there are several, they have twice the time: it may be the driver, and nobody else has the state.
+        If several workers fell silent at the same time, they get twice the time: the driver itself may be the reason, and
+        they may be the only ones with the state.
         """
         look = self._waits.until(Wait.SILENCE_LOOK)
         if look is None or now < look:
@@ -100,18 +101,18 @@ class Health:
         ]
 
     def _silent_by(self, worker: Worker, newest: float, *, is_alone: bool) -> float:
-        """When it will have been silent for too long; `newest` is the newest beat of all."""
+        """Return when the worker's silence is too long; `newest` is the newest beat of all."""
         since, timeout = worker.beat_at or 0.0, self._options.worker_timeout
         are_all_silent = not is_alone and newest - since < timeout / 2
         return self._hearing.until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
 
     def is_without_commit(self, now: float) -> bool:
-        """Whether the running round has gone on for --commit-timeout without one."""
+        """True if the running round has lasted for --commit-timeout without a commit."""
         return self._waits.is_over(Wait.COMMIT, now) and self.may_lack_commits
 
     @property
     def may_lack_commits(self) -> bool:
-        """Not where nobody is left in it: who waits for the next round, or is done, can't commit."""
+        """True unless all members of the round wait for the next one or are done, and so can't commit."""
         current = self._rounds.round
         if current is None or self._options.commit_timeout is None:
             return False
@@ -119,7 +120,7 @@ class Health:
         return sees_commits and not all(worker.is_done for worker in self._rounds.workers.working)
 
     def absent(self, now: float) -> list[Worker]:
-        """Those of the round who have not met the others in time."""
+        """Return members of the round that have not met the others in time."""
         current = self._rounds.round
         until = self._waits.until(Wait.MEETING)
         if current is None or until is None or now < until:
@@ -135,7 +136,7 @@ class Health:
         return absent
 
     def stragglers(self, now: float) -> list[Worker]:
-        """Those that have not left the round in time."""
+        """Return workers that have not left the round in time."""
         leave_by = self._waits.until(Wait.LEAVING)
         if leave_by is None or now < max(leave_by, self._waits.until(Wait.LEAVING_UNHEARD) or 0.0):
             return []
@@ -154,7 +155,7 @@ class Health:
 
 
 class Overdue:
-    """Watches the workers that were told to end, of a job of any kind. A static job has more time: nothing waits for it."""
+    """Watches stopped workers in any job. A static job has more time, since no round waits for them."""
 
     def __init__(self, workers: Workers, hearing: Hearing, waits: Waits, *, is_elastic: bool) -> None:
         self._waits = waits
@@ -163,18 +164,18 @@ class Overdue:
         self._margin = _MARGIN if is_elastic else _STATIC_MARGIN
 
     def hosts(self, now: float) -> list[str]:
-        """Those where workers do not end, whatever they are sent."""
+        """Return hosts with workers that do not end, whatever they are sent."""
         return sorted({worker.host for worker in self._workers.within(*ENDING) if now >= self._due(worker)})
 
     def _due(self, worker: Worker) -> float:
-        """Until when its end may come."""
+        """Return the time by which the news of the worker's end must come."""
         ends_by = self._waits.until(Wait.ENDING, worker)
         if ends_by is None:
             return inf
         return self._hearing.until(worker, ends_by, self._margin, self._margin)
 
     def plan_look(self, now: float) -> None:
-        """Set when to look again, as long as workers are to end."""
+        """Set the next look, as long as workers are to end."""
         if not self._waits.all_of(Wait.ENDING):
             self._waits.end(Wait.ENDING_LOOK)
         elif (self._waits.until(Wait.ENDING_LOOK) or now) <= now:
@@ -182,7 +183,7 @@ class Overdue:
 
 
 class Draining:
-    """Lets those of a round reach a commit, and ends who is left after --drain-timeout."""
+    """Lets workers without a slot reach their next commit, and stops them after --drain-timeout."""
 
     def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> None:
         self._waits = waits
@@ -193,7 +194,7 @@ class Draining:
         self._workers = rounds.workers
 
     def go_on(self, now: float) -> list[Action]:
-        """Whatever is due for workers whose slot is gone; those whose slot is back may stay."""
+        """Drain workers whose slot is gone; workers whose slot is back may stay."""
         if self._elastic is None:
             return []
         actions: list[Action] = []
@@ -208,7 +209,7 @@ class Draining:
         return actions
 
     def _drain(self, worker: Worker, now: float, *, is_due: bool) -> list[Action]:
-        """Let the worker go, if nothing is lost by it or its time is over."""
+        """Stop the worker if no work is lost by it, or its time is over."""
         cause = why.SlotGone(worker.host)
         if worker.state is State.WAITING:
             if not (is_due or not worker.has_state or self._has_survivors(now)):
@@ -224,7 +225,7 @@ class Draining:
         return actions
 
     def _has_survivors(self, now: float) -> bool:
-        """Whether any worker that may stay has what new ones need."""
+        """True if a worker that may stay has the state that new ones need."""
         return any(
             worker.has_state and self._pool.has_slot(worker.seat, now) for worker in self._workers.living
         )

@@ -1,6 +1,6 @@
-"""A worker's life: its states, and every way from one to another. What is not in the table is a defect. Pure.
+"""The life of a worker: its states and transitions. A transition that is not in the table is a defect. Pure.
 
-The form is that of h11's `_state.py`; the story that an InvalidTransition tells is dask's idea.
+The form is that of h11's `_state.py`; the story of an InvalidTransition is dask's idea.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class State(Enum):
 
 
 class Trigger(Enum):
-    """What changes a worker's state."""
+    """Causes of a change of a worker's state."""
 
     ASKED = "it asked for a place"
     PLACED = "it was given a place in a round"
@@ -43,11 +43,11 @@ _FROM_NOW_ON: Mapping[Trigger, State] = {
     Trigger.ENDED: State.ENDED,
     Trigger.LOST: State.ENDED,
 }
-"""What may come to every worker that was not told to end."""
+"""Possible transitions of every worker that was not told to end."""
 
 
 def _to_the_end(state: State) -> Mapping[Trigger, State]:
-    """What may come to a worker that was told to end: it stays what it is, until it is no more."""
+    """Return the transitions of a worker that was told to end: it keeps its state until it has ended."""
     return {
         Trigger.STOPPED: state,
         Trigger.TAKEN_BACK: state,
@@ -79,9 +79,9 @@ TRANSITIONS: dict[State, Mapping[Trigger, State]] = {
 }
 
 LIVING = (State.STARTING, State.WAITING, State.WORKING)
-"""Of workers that were not told to end."""
+"""States of workers that were not told to end."""
 ENDING = (State.DISMISSED, State.STOPPING, State.HANGING)
-"""Of those that were told to end, and have not ended."""
+"""States of workers that were told to end, and have not ended."""
 
 
 S = TypeVar("S", bound=Enum)
@@ -89,7 +89,7 @@ T = TypeVar("T", bound=Enum)
 
 
 class Transition(NamedTuple):
-    """One step of a life, at `when` (seconds of the driver's clock)."""
+    """One transition, at `when` (seconds of the driver's clock)."""
 
     when: float
     before: Enum
@@ -98,7 +98,7 @@ class Transition(NamedTuple):
 
 
 class InvalidTransition(Defect):
-    """A table has no such transition. `name` says whose life it is, `story` has its last transitions."""
+    """The table lacks this transition. `name` says whose life it is, `story` has its last transitions."""
 
     def __init__(
         self, name: str, state: Enum, trigger: Enum, now: float, story: Sequence[Transition]
@@ -117,7 +117,7 @@ class InvalidTransition(Defect):
 
 
 class Life(Generic[S, T]):
-    """The state of a worker or round, and its last transitions. Only the table's transitions are possible.
+    """The state of a worker or round, with its last transitions. Only the table's transitions are possible.
 
     `name` is for messages.
     """
@@ -127,7 +127,7 @@ class Life(Generic[S, T]):
         self._table = table
         self.state = state
         self.story: tuple[Transition, ...] = ()
-        """The last transitions, the oldest first."""
+        """The last transitions, oldest first."""
 
     def go(self, trigger: T, now: float) -> S:
         """Make the table's transition for the trigger, and return the new state. Raises InvalidTransition."""

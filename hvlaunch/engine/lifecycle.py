@@ -1,4 +1,4 @@
-"""How far the job is, and how it comes to its end: workers are stopped, hosts closed. Pure."""
+"""The phases of a job and its end: workers are stopped, hosts are closed, the result is made. Pure."""
 
 import signal
 from collections.abc import Iterable
@@ -28,9 +28,9 @@ def outcome(
     *,
     last_rank: int | None = None,
 ) -> JobResult:
-    """The result of a job whose last round, if there was any, is `last`. `interrupted` is a signal's number.
+    """Return the result of a job with its last round, `last`. `interrupted` is a signal's number.
 
-    Where the job ends with `last_rank`, what others do after its end does not count.
+    If the job ends with `last_rank`, the ends of other workers after it do not count.
     """
     exits = last.exits if last is not None else {}
     end = exits.get(last_rank) if last_rank is not None else None
@@ -70,7 +70,7 @@ def _gave_up(ending: Ending) -> Problem | None:
 
 
 class GroupStates:
-    """How the workers of an elastic job are, in torch.distributed.elastic's words: told when it changes."""
+    """Reports each change of an elastic job's state, in the words of torch.distributed.elastic."""
 
     def __init__(self) -> None:
         self._told: tuple[str, int | None] = ("", None)
@@ -78,7 +78,7 @@ class GroupStates:
     def tell(
         self, actions: list[Action], final: str | None, current: Round | None, *, has_workers: bool
     ) -> None:
-        """Add the state to a turn's actions, if it is news. Finish stays the last of them."""
+        """Add the state to a turn's actions if it changed. Finish stays the last action."""
         state = final or _group_state(current, has_workers=has_workers)
         if self._told != (state, None if current is None else current.number):
             self._told = state, None if current is None else current.number
@@ -87,7 +87,7 @@ class GroupStates:
 
 
 def _group_state(current: Round | None, *, has_workers: bool) -> str:
-    """Of a job that goes on."""
+    """Return the state of a job that has not ended."""
     if current is None:
         return "INIT"
     if not has_workers:
@@ -98,18 +98,18 @@ def _group_state(current: Round | None, *, has_workers: bool) -> str:
 
 
 def final_state(result: JobResult) -> str:
-    """The same of one that has ended."""
+    """Return the state of a job that has ended."""
     if result.interrupted is not None:
         return "STOPPED"
     return "SUCCEEDED" if result.exit_code == 0 else "FAILED"
 
 
 _NOT_TYPED = (signal.SIGHUP, signal.SIGPIPE)
-"""Signals by which nobody says that it takes too long."""
+"""Signals that no user types: they do not mean that closing takes too long."""
 _KILLING_TIME = 2.0
-"""Seconds that SIGKILL has before the user may have enough of waiting."""
+"""Seconds after the first SIGKILL before another interrupt ends the waiting."""
 _CLOSING_TIME = 25.0
-"""Seconds in which an agent that has nothing more to do has killed what is left, and is gone."""
+"""Seconds in which an idle agent kills what is left, and ends."""
 
 
 class Phase(Enum):
@@ -126,7 +126,7 @@ WITH_WORKERS = (Phase.RUNNING, Phase.FINISHING, Phase.STOPPING)
 
 
 class Lifecycle:
-    """The phases of a job, in their order; from each one the job may go straight to CLOSING."""
+    """The phases of a job. Each phase may go straight to CLOSING."""
 
     def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds) -> None:
         self._spec = spec
@@ -135,12 +135,12 @@ class Lifecycle:
         self._rounds = rounds
         self.phase = Phase.CONNECTING
         self.ending = Ending()
-        """Why the job ends before its time, if it does."""
+        """Why the job ends early, if it does."""
         self.final: str | None = None
-        """How the workers were in the end, in torch.distributed.elastic's words."""
+        """The workers' final state, in the words of torch.distributed.elastic."""
         self._interrupted: int | None = None
         self._killing_since: float | None = None
-        """When the user, for the first time, wanted the workers killed."""
+        """Time of the user's first wish to kill the workers."""
         self._ended_at = 0.0
 
     def release(self, host: PoolHost, now: float) -> list[Action]:
@@ -149,12 +149,12 @@ class Lifecycle:
         return [do.Release(host.name)]
 
     def parting(self, host: PoolHost, now: float) -> None:
-        """The host's agent ends on its own account: first its workers, who have their grace."""
+        """Note that a host's agent ends by itself: it stops its workers first, within their grace."""
         self._pool.parts(host, now + self._spec.grace + _CLOSING_TIME)
         self._rounds.changed()
 
     def let_go(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
-        """Release the hosts; those that never got ready are just dropped."""
+        """Release the hosts, and drop those that never got ready."""
         actions: list[Action] = []
         for host in hosts:
             if host.has_agent:
@@ -165,7 +165,7 @@ class Lifecycle:
         return actions
 
     def end_for(self, problem: Problem, now: float) -> list[Action]:
-        """The job ends for a defect of hvlaunch: in order where that is possible, else by what the agents do."""
+        """End the job for a defect of hvlaunch: in order if possible, otherwise by leaving it to the agents."""
         if self.phase in (*AT_WORK, Phase.FINISHING):
             try:
                 return self.end(Ending(error=problem), now)
@@ -175,7 +175,7 @@ class Lifecycle:
         return self.leave_to_agents(now)
 
     def hosts_with_workers(self) -> list[str]:
-        """Where to send what is for all workers."""
+        """Return the hosts that get what is meant for all workers."""
         if self.phase not in WITH_WORKERS:
             return []
         current = self._rounds.round
@@ -183,7 +183,7 @@ class Lifecycle:
         return [name for name in names if self._pool[name].has_agent]
 
     def end(self, ending: Ending, now: float) -> list[Action]:
-        """The job ends before its time."""
+        """End the job early."""
         self.ending = ending
         actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]
         if self.phase is Phase.CONNECTING:
@@ -191,7 +191,7 @@ class Lifecycle:
         return actions + self._stop_for(ending, now) + self.close_if_over(now)
 
     def _stop_for(self, ending: Ending, now: float) -> list[Action]:
-        """After a failure, what the workers are doing is asked first. Those that hang are being killed already."""
+        """Take the workers' stacks before they are stopped for a failure. Hanging workers are being killed already."""
         steps = gently(self._spec.grace)
         if isinstance(ending.cause, RankDone):
             return self.stop(steps, now)
@@ -227,7 +227,7 @@ class Lifecycle:
                 return []
 
     def leave_to_agents(self, now: float) -> list[Action]:
-        """Wait no longer: what does not end (its output, where nobody reads it) ends when the agents lose us."""
+        """Stop waiting. Agents end whatever is left (such as output without a reader) when their connections close."""
         self._ended_at = now
         self.phase = Phase.CLOSING
         self.final = final_state(self._result())
@@ -241,7 +241,7 @@ class Lifecycle:
         return self.close(now)
 
     def close(self, now: float) -> list[Action]:
-        """Let go of every host; those that never got ready are just dropped."""
+        """Release every host, and drop those that never got ready."""
         self._ended_at = now
         self.phase = Phase.CLOSING
         self.final = final_state(self._result())

@@ -1,4 +1,4 @@
-"""Which addresses and interfaces the workers use: who tries whom, what they find, the choice. Pure."""
+"""Addresses and interfaces for the workers: which hosts probe which, their findings, and the choice. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ __all__ = [
 
 LOOPBACK = "127.0.0.1"
 _MOST_TRIED = 64
-"""Addresses of a host that others try: a host that claims more must not make them search the network."""
+"""Most addresses of a host to probe: a host that claims more must not make others scan the network."""
 
 
 def candidates(facts: HostFacts) -> tuple[str, ...]:
-    """Addresses under which other hosts may reach this one, the likeliest first.
+    """Return the addresses at which other hosts may reach this one, the likeliest first.
 
-    First the one that the driver used, if the host really has it: an address that only leads to
-    the host (by NAT, say) comes last, since the host itself must be able to use it too.
+    The address that the driver used comes first if the host really has it. An address that only leads to the host (by NAT,
+    for example) comes last, since the host itself must be able to use it too.
     """
     own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
     own = sorted(own, key=lambda address: ":" in address)[:_MOST_TRIED]
@@ -42,7 +42,7 @@ def candidates(facts: HostFacts) -> tuple[str, ...]:
 
 
 def is_usable(address: str) -> bool:
-    """Whether another host may get anywhere by the address: not loopback, nor valid on one link alone."""
+    """True if other hosts may use the address: neither loopback nor valid on one link alone."""
     import ipaddress  # noqa: PLC0415 (a job on one host needs none of this)
 
     parsed = ipaddress.ip_address(address)
@@ -50,10 +50,10 @@ def is_usable(address: str) -> bool:
 
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
-    """The host's interface that has the address; None where naming it would mislead.
+    """Return the interface with the address; None if its name would mislead libraries.
 
-    A host that routes for itself may have its address on the loopback device, after 127.0.0.1. Libraries that
-    are told `lo` take the first, and reach nobody; told nothing, they go by the host's name.
+    A host that routes may have its address on the loopback device, after 127.0.0.1. A library that is given `lo` takes the
+    first address, and reaches no host; without a name it uses the host's name.
     """
     names = [name for name, listed in facts.addresses.items() if address in listed]
     if address != LOOPBACK:
@@ -62,7 +62,7 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 class _Target:
-    """A host that `hosts` try: its addresses in order of preference, and who got through to which."""
+    """A host that `hosts` probe: its addresses in order of preference, and the results."""
 
     def __init__(self, addresses: tuple[str, ...], hosts: Sequence[str]) -> None:
         self.addresses = addresses
@@ -77,29 +77,28 @@ class _Target:
             self._reached[address].add(host)
 
     def common(self) -> str | None:
-        """The best address that all who try got through to so far."""
+        """Return the best address that all probing hosts have reached."""
         return next((at for at in self.addresses if len(self._reached[at]) == len(self.hosts)), None)
 
     def best_for(self, host: str) -> str | None:
         return next((at for at in self.addresses if host in self._reached[at]), None)
 
     def is_tried_by(self, host: str) -> bool:
-        """Whether the host is still at it."""
+        """True if the host still probes."""
         return host in self._trying
 
     @property
     def is_best(self) -> bool:
-        """Whether waiting longer can't give a better common address."""
+        """True if waiting can't find a better common address."""
         return not self._trying or (bool(self.addresses) and self.common() == self.addresses[0])
 
 
 class Network:
-    """The hosts of a round, in order of rank, and the ways between them.
+    """The hosts of a round, in order of rank, and the paths between them.
 
-    All others try the first host, which has rank 0; each tries the next one, in a ring without the
-    last step. A connection counts where the right host answers. `only` are interfaces that the user
-    named: they are taken as they are, and nothing is tried. One host alone needs nobody, and uses its
-    loopback. With `each_other`, every host tries every other one.
+    All hosts probe the first one, which has rank 0; each probes the next one, in a ring without its last step. A connection
+    counts if the right host answers. `only` are interfaces named by the user, which are used without probing. A single
+    host uses its loopback. With `each_other`, every host probes every other one.
     """
 
     def __init__(
@@ -120,45 +119,45 @@ class Network:
         self._lack = list(self._targets.values())
 
     def tries(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-        """Who is to try whom, at which addresses."""
+        """Yield each probing host, its target and the target's addresses."""
         for name, target in self._targets.items():
             for host in target.hosts:
                 yield host, name, target.addresses
 
     def add(self, host: str, target: str, address: str | None) -> None:
-        """`host` got through to `target` at the address; None: it has tried all."""
+        """Note that `host` reached `target` at the address; None: it has probed all addresses."""
         tried = self._targets.get(target)
         if tried is not None and host in tried.hosts:
             tried.add(host, address)
 
     @property
     def is_best(self) -> bool:
-        """Whether waiting longer can't give a better choice."""
+        """True if waiting can't lead to a better choice."""
         while self._may_improve and self._may_improve[-1].is_best:
             self._may_improve.pop()  # it stays so: thousands of findings must not ask every host each time
         return not self._may_improve
 
     @property
     def is_final(self) -> bool:
-        """Whether what is lacking will not be found any more."""
+        """True if no missing path can be found any more."""
         return not any(self._targets[target].is_tried_by(host) for host, target in self.lacks())
 
     @property
     def is_enough(self) -> bool:
-        """Whether every host can be reached by all who are to reach it, though perhaps not in the best way."""
+        """True if every path exists, though perhaps not by the best address."""
         while self._lack and self._lack[-1].common() is not None:
             self._lack.pop()
         return not self._lack
 
     def lacks(self) -> Iterator[tuple[str, str]]:
-        """Who has got through to whom at no address."""
+        """Yield pairs of hosts without a path."""
         for name, target in self._targets.items():
             for host in target.hosts:
                 if target.best_for(host) is None:
                     yield host, name
 
     def problem(self) -> Problem | None:
-        """Why the hosts can't work together, when nothing more will be found: the first pair, or interface."""
+        """Return why the hosts can't work together once probing is over: the first pair, or interface."""
         for host, name in self.lacks():
             return _unreachable(host, name, self._targets[name].addresses)
         for name, facts in self._facts.items():
@@ -170,11 +169,11 @@ class Network:
         return None
 
     def _named(self, facts: HostFacts) -> str | None:
-        """The first of the user's interfaces that has an address on the host."""
+        """Return the first of the user's interfaces that has an address on the host."""
         return next((name for name in self._only if facts.addresses.get(name)), None)
 
     def address(self, host: str, target: str | None = None) -> str:
-        """At which address `host` reaches `target`, by default rank 0's host; once there is no problem()."""
+        """Return the address at which `host` reaches `target` (default: rank 0's host); valid without a problem()."""
         target = target or self.first
         named = self._named(self._facts[target])
         if named is not None:
@@ -185,12 +184,12 @@ class Network:
         return tried.common() or tried.best_for(host) or tried.addresses[0]
 
     def own_address(self, host: str) -> str:
-        """At which the others reach the host; where no address is good for all, at which the first of them does."""
+        """Return the host's address for the others; without a common one, the address for the first of them."""
         others = self._targets[host].hosts if host in self._targets else [host]
         return self.address(others[0], host)
 
     def interface(self, host: str) -> str | None:
-        """The host's own interface that the others reach it by."""
+        """Return the host's interface that the others use."""
         facts = self._facts[host]
         return self._named(facts) if self._only else interface_of(facts, self.own_address(host))
 
@@ -208,18 +207,18 @@ def _unreachable(host: str, target: str, addresses: Sequence[str]) -> Problem:
 
 _PROBING_TIME = 8.0
 _MOST_IN_DOUBT = 32
-"""Hosts that all try each other: that grows with the square of their number."""
+"""Most hosts that probe each other: the number of probes grows with the square."""
 _SETTLE = 0.3
-"""Seconds that a better address may still take when each host can be reached at some."""
+"""Seconds that a better address may take once each host is reachable."""
 _RETRY_AFTER = 2.0
-"""Seconds until two hosts try once more: where an agent is gone, its port refuses others before our connection to it ends."""
+"""Seconds until two hosts try again: a dead agent's port refuses others before our connection to it ends."""
 
 
 class Probing:
-    """Finds the network of whichever hosts are wanted now. What is known of two hosts stays known while both are there.
+    """Probes the network of the planned hosts, and keeps findings while both hosts are there.
 
-    `lease` is the silence in seconds after which a host is lost. One that does not answer is waited for as long, since it
-    may be our own link that is away.
+    `lease` is the silence in seconds after which a host is lost. Probing waits as long for a silent host, since our own
+    link may be down.
     """
 
     def __init__(self, only: Sequence[str], lease: float, waits: Waits) -> None:
@@ -227,19 +226,19 @@ class Probing:
         self._waits = waits
         self._lease = lease
         self._findings: dict[str, dict[str, list[str | None]]] = {}
-        """By who tries, then by whom; a pair without findings has been asked for."""
+        """Findings by probing host and target; an empty list means that the host was asked."""
         self._agents: Counter[str] = Counter()
-        """How many each host has had before this one: what others find of those counts no more."""
+        """Number of earlier agents of each host: findings about those do not count."""
         self._hosts: tuple[str, ...] = ()
         self._in_doubt = False
         self._quiet: set[str] = set()
         """Hosts that do not answer."""
         self._retried: dict[frozenset[str], None] = {}
-        """Pairs that could not reach each other, and try once more, or have."""
+        """Pairs without a path that try again, or have."""
         self.network: Network | None = None
 
     def want(self, facts: Mapping[str, HostFacts], now: float) -> list[Action]:
-        """These are the hosts, in order of rank: what is to be tried that was not tried before."""
+        """Set the hosts in order of rank; return probes that are new."""
         if not self._waits.has(Wait.PROBING_AGAIN):
             self._waits.begin(Wait.PROBING_AGAIN, None, now + 2 * _PROBING_TIME + self._lease)
         if self.network is not None and tuple(facts) == self._hosts:
@@ -260,7 +259,7 @@ class Probing:
         return probes
 
     def add(self, found: HostProbed) -> None:
-        """Somebody got through to a host, or has tried all of its addresses."""
+        """Note a finding of a probing host."""
         host, target, address, agent = found
         known = self._findings.get(host, {}).get(target)
         if known is None or agent != self._agents[target]:
@@ -270,7 +269,7 @@ class Probing:
             self.network.add(host, target, address)
 
     def forget(self, host: str) -> None:
-        """The host's agent is gone; if it comes back, it may have other addresses."""
+        """Forget a host whose agent is gone: it may come back with other addresses."""
         self._agents[host] += 1
         self._findings.pop(host, None)
         for targets in self._findings.values():
@@ -281,7 +280,7 @@ class Probing:
         self._look_anew()
 
     def hears(self, event: HostQuiet | HostAnswers | HostAway | HostBack) -> None:
-        """A host does not answer, or does again: whom it could not reach, and who could not reach it, are to try again."""
+        """Note silence or a new answer of a host; after an answer, its failed pairs try again."""
         if isinstance(event, HostQuiet | HostAway):
             self._quiet.add(event.host)
         else:
@@ -291,7 +290,7 @@ class Probing:
                 self._waits.begin(Wait.PROBE_RETRY, pair, 0.0)
 
     def is_silent(self, host: str) -> bool:
-        """Whether it does not answer."""
+        """True if the host does not answer."""
         return host in self._quiet
 
     def _look_anew(self) -> None:
@@ -307,7 +306,7 @@ class Probing:
         self._waits.end(Wait.PROBE_RETRY, pair)
 
     def forget_silence(self) -> None:
-        """Which hosts do not answer has to be found out anew, since nobody could be heard."""
+        """Forget which hosts are silent, since nobody could be heard."""
         self._quiet.clear()
         self._forget_retries()
 
@@ -316,9 +315,9 @@ class Probing:
         self._waits.end_all((Wait.PROBE_RETRY,))
 
     def is_certain(self, host: str, target: str, now: float) -> bool:
-        """Whether there is no way between the two, now that none was found; else they are to be wanted again.
+        """True if there is certainly no path between the two; otherwise probe them again.
 
-        Not as long as one of them does not answer, nor before they have tried once more: it may have been a cut.
+        It is not certain while one of them is silent, nor before they have tried again: the path may have been cut for a moment.
         """
         pair = frozenset((host, target))
         until = self._waits.until(Wait.PROBING_AGAIN)
@@ -340,12 +339,12 @@ class Probing:
         return False
 
     def end(self) -> None:
-        """The network was taken as it is, or can't be, or is not wanted any more."""
+        """End the probing: the network is accepted, impossible, or not needed any more."""
         self._waits.end(Wait.PROBING_AGAIN)
         self._forget_retries()
 
     def ask_again(self, host: str, target: str) -> None:
-        """There is no way between the two: when both are wanted again, it need not be so any more."""
+        """Forget the missing path between two hosts, so that they probe again when both are planned."""
         for one, other in ((host, target), (target, host)):
             found = self._findings.get(one, {}).get(other, ())
             if None in found and not any(found):
@@ -353,7 +352,7 @@ class Probing:
         self._look_anew()
 
     def doubt(self) -> None:
-        """A round failed, and nobody knows why: who reached whom may do so no more. From now on all try each other."""
+        """Distrust earlier findings after an unexplained failure: from now on all hosts probe each other."""
         self._in_doubt = True
         for targets in self._findings.values():
             for target in [target for target, found in targets.items() if None in found]:
@@ -361,7 +360,7 @@ class Probing:
         self._look_anew()
 
     def is_settled(self, now: float, *, others: bool) -> bool:
-        """Whether to take the network as it is; `others` is whether nothing else is waited for."""
+        """True if the network can be used as it is; `others`: nothing else is awaited."""
         deadline, until = self._waits.until(Wait.PROBING), self._waits.until(Wait.PROBING_AGAIN)
         if self.network is None or deadline is None or until is None:
             return False
@@ -373,9 +372,9 @@ class Probing:
 
 
 def shared_machines(facts: Mapping[str, HostFacts]) -> list[tuple[str, ...]]:
-    """The hosts of which several are one machine, in the order of the hosts.
+    """Return groups of hosts that are the same machine, in the order of the hosts.
 
-    One machine has one boot id; containers on it have that too, but not each other's addresses.
+    One machine has one boot id. Containers share it too, but not each other's addresses.
     """
     found: dict[object, list[str]] = {}
     for name, known in facts.items():

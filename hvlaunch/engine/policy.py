@@ -1,4 +1,4 @@
-"""What a worker's end, a lost host, or silence leads to: the next round, or the end of the job. Pure."""
+"""The consequences of a worker's end, a lost host or silence: the next round, or the end of the job. Pure."""
 
 import signal
 from collections.abc import Sequence
@@ -26,42 +26,42 @@ __all__ = ["Decision", "Ending", "Policy"]
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
 _QUOTED = 200
-"""Characters of a worker's own words that are told."""
+"""Longest quotation of a worker's own words, in characters."""
 _CONNECT_COOLDOWN = (5.0, 300.0)
-"""For hosts that were discovered, and may still boot."""
+"""Bounds for discovered hosts, which may still boot."""
 
 
 class Ending(NamedTuple):
-    """Why a job ends before its time: an error, or a worker's failure."""
+    """Reason for an early end of a job: an error, or a worker's failure."""
 
     error: Problem | None = None
     failure: WorkerExit | None = None
     cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | None = None
-    """Why nothing is made up for, or why the other workers are not waited for."""
+    """Why no other round follows, or why the job does not wait for its other workers."""
 
 
 class Decision(NamedTuple):
-    """What is to be done, and whether the job goes on."""
+    """Actions, and whether the job continues."""
 
     actions: Sequence[Action] = ()
     ending: Ending | None = None
-    """Where the job is to end before its time."""
+    """Set if the job is to end early."""
     is_done: bool = False
-    """Whether the training is done: the first worker has ended well."""
+    """True if the training is done: the first worker has ended well."""
 
     @property
     def is_empty(self) -> bool:
         return not (self.actions or self.ending or self.is_done)
 
     def also(self, other: "Decision") -> "Decision":
-        """Both; the job ends for what was first."""
+        """Combine two decisions; the first ending counts."""
         return Decision(
             (*self.actions, *other.actions), self.ending or other.ending, self.is_done or other.is_done
         )
 
 
 class Policy:
-    """Decides what follows when workers or hosts fail, hang or leave."""
+    """Decides the consequences when workers or hosts fail, hang or leave."""
 
     def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> None:
         self._waits = waits
@@ -81,7 +81,7 @@ class Policy:
     def record_end(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
     ) -> WorkerExit:
-        """A worker is no more."""
+        """Record a worker's end, and return it with its cause."""
         is_member = self._rounds.is_member(worker)
         current = self._round if is_member or self._has_left(worker) else None
         exit_ = worker.ended(event, self._workers.began_at or 0.0, now)
@@ -92,14 +92,14 @@ class Policy:
         return exit_
 
     def _has_left(self, worker: Worker) -> bool:
-        """Whether it was in the round that there is, or was, and has asked for a place in the next."""
+        """True if the worker has left the current round, and asked for a place in the next."""
         current = self._round
         return current is not None and worker.round is None and worker.last_round == current.number
 
     def worker_ended(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
     ) -> Decision:
-        """A worker is no more: what follows."""
+        """Record a worker's end, and decide its consequences."""
         is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
         exit_ = self.record_end(worker, event, now)
         if self._elastic is None:
@@ -115,7 +115,7 @@ class Policy:
         return Decision() if worker.has_state else self._start_failed(worker, exit_, now)
 
     def _static_ended(self, exit_: WorkerExit, now: float) -> Decision:
-        """A worker of a job that makes up for nothing is no more."""
+        """Decide the consequences in a static job."""
         if not exit_.ok:
             return self._member_failed(exit_, now)
         if exit_.rank == self._spec.end_with_rank and self._workers.living:
@@ -123,7 +123,7 @@ class Policy:
         return Decision()
 
     def _member_failed(self, exit_: WorkerExit, now: float) -> Decision:
-        """A worker of the round failed: so has the round, at once or after a short wait for the cause."""
+        """Fail the round, at once or after a short wait for the cause of the failure."""
         current = self._round
         if current is None or not may_be_consequence(exit_):
             return self._fail(_ended(exit_), now, host=exit_.host)
@@ -137,7 +137,7 @@ class Policy:
         return Decision() if others and not self._waits.is_over(Wait.SETTLING, now) else self.settle(now)
 
     def settle(self, now: float) -> Decision:
-        """If the round's failure has waited for its cause, it waits no longer."""
+        """End the wait for the cause of the round's failure, if there is one."""
         current = self._round
         if not self._waits.has(Wait.SETTLING) or current is None or current.failure is None:
             return Decision()
@@ -148,7 +148,7 @@ class Policy:
         return self._fail(suspect, now).also(Decision(self._find_culprit(now)))
 
     def _find_culprit(self, now: float) -> list[Action]:
-        """A worker that was told to end has ended: whether it was the cause, or no other can be."""
+        """After the end of a stopped worker, check whether it was the cause, or whether no other cause can come."""
         current = self._round
         if (
             current is None
@@ -168,7 +168,7 @@ class Policy:
         return actions
 
     def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
-        """Training is done: the others of the round get some time to end, everybody else ends now."""
+        """End the job after training: members of the round get time to end, the other workers are stopped now."""
         members = [worker for worker in self._workers.living if self._rounds.is_member(worker)]
         waiting = self._workers.waiting
         known = {*members, *waiting}
@@ -182,7 +182,7 @@ class Policy:
         return Decision(actions, is_done=True)
 
     def _start_failed(self, worker: Worker, exit_: WorkerExit, now: float) -> Decision:
-        """It ended before it was ever in a round."""
+        """Handle a worker that ended before it was ever in a round."""
         cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
         seconds = cooldown.begin(now, _SLOT_COOLDOWN)
         self._waits.begin(Wait.SLOT_COOLDOWN, worker.seat, cooldown.until)
@@ -200,7 +200,7 @@ class Policy:
         return Decision(failed)
 
     def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> Decision:
-        """A worker of an elastic job wants a place."""
+        """Handle an elastic worker's request for a place."""
         was_in = worker.round
         if self._elastic is None or not self._rounds.asked(worker, event.round, event.commit, now):
             return Decision()
@@ -219,9 +219,10 @@ class Policy:
         return Decision()
 
     def watch(self, health: "Health", now: float) -> "Decision":
-        """Find the workers of a running round that hang.
+        """Find the hanging workers of a running round, and decide the consequences.
 
-        All are killed before one of them is judged: no host is excluded because others seem to have the state, and are killed too.
+        All of them are killed before any of them is judged. So no host is excluded because of other workers that seem to have
+        the state, and are killed too.
         """
         silent = health.silent(now)
         late = [worker for worker in health.stragglers(now) if worker not in silent]
@@ -238,12 +239,12 @@ class Policy:
         return decision.also(Decision(kills))
 
     def suspended(self, worker: Worker, now: float) -> Decision:
-        """A worker was stopped by a signal, and not continued."""
+        """Kill a worker that was stopped by a signal and not continued."""
         kill = self._rounds.stacks.stop([worker], AT_ONCE, now, Trigger.HANGS)
         return self._hangs(worker, "stopped", now).also(Decision(kill))
 
     def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
-        """A worker does not do what it should: it is killed, and counts as failed."""
+        """Count a hanging worker, which is being killed, as failed."""
         seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
         self._rounds.changed()
@@ -258,18 +259,18 @@ class Policy:
         return Decision([tell.WorkerKilled(cause), *failed.actions], ending)
 
     def hung(self, event: on.JobHangs, now: float) -> Decision:
-        """No worker gets on, and the user does not want to wait for what may never come."""
+        """Handle a hang of the whole job that the user does not want to wait for."""
         if self._elastic is not None and self._spec.on_hang == "restart":
             return self._fail(why.JobHung(event.seconds, event.text), now)
         return Decision((), Ending(error=JobHung(event.seconds, event.text).problem))
 
     def no_commit(self, now: float) -> Decision:
-        """The round gets nowhere: whoever hangs in it will not leave it either."""
+        """Break a round without commits: a worker that hangs in it will not leave it by itself."""
         seconds = None if self._elastic is None else self._elastic.commit_timeout
         return Decision() if seconds is None else self._fail(why.NoCommit(seconds), now)
 
     def not_met(self, absent: Sequence[Worker], now: float) -> Decision:
-        """The round has begun, and not all of its workers have come together."""
+        """Break a round whose workers have not all met in time."""
         seconds = 0.0 if self._elastic is None else self._elastic.reset_timeout
         ranks = tuple(worker.rank for worker in absent)
         return self._fail(
@@ -281,7 +282,7 @@ class Policy:
     def _fail(
         self, cause: why.Cause, now: float, *, host: str | None = None, problem: Problem | None = None
     ) -> Decision:
-        """The round has failed: a worker's end (`host` is where), or the loss of a host (`problem`)."""
+        """Fail the round for a worker's end (at `host`) or for a lost host (`problem`)."""
         current = self._round
         if current is None:
             return Decision()
@@ -316,16 +317,16 @@ class Policy:
         return self.exclude(host, why.WorkersFail(cause), now)
 
     def _can_do_without(self, host: PoolHost, now: float) -> bool:
-        """Whether the other hosts have enough slots, and not only this one's workers have what the others need."""
+        """True if the other hosts have enough slots, and the host's workers are not the only ones with the state."""
         others = [other for other in self._pool if other is not host and other.is_usable(now)]
         return self._have_enough(others) and not self._alone_has_state(host)
 
     def _alone_has_state(self, host: PoolHost) -> bool:
-        """Whether only this host's workers have what the others need."""
+        """True if only this host's workers have the state that the other workers need."""
         return {worker.host for worker in self._workers.living if worker.commit >= 0} == {host.name}
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
-        """Those to be connected: where workers are, then those that are ready, then others, until the slots will do."""
+        """Return the hosts to connect, until their slots suffice: with workers first, then ready ones, then others."""
         spares = self._elastic.spares if self._elastic is not None else 0
         ranks = {HostState.READY: 1, HostState.CONNECTING: 2}
         able = [
@@ -348,7 +349,7 @@ class Policy:
     def exclude(
         self, host: PoolHost, cause: why.Cause, now: float, bounds: tuple[float, float] | None = None
     ) -> list[Action]:
-        """Use the host no more until its cool-down is over, which the options give, or else `bounds`."""
+        """Exclude the host for a cool-down with the option's bounds, or else with `bounds`."""
         own = None if self._elastic is None else self._elastic.cooldown
         bounds = own or bounds
         seconds = self._pool.exclude(host, now, bounds)
@@ -360,7 +361,7 @@ class Policy:
         return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
     def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
-        """The host could not be connected."""
+        """Handle a host that could not be connected."""
         if self._elastic is None:
             return []
         bounds = self._elastic.cooldown
@@ -371,7 +372,7 @@ class Policy:
         return [tell.HostNotUsable(problem, retry_in, self._others_do(host))]
 
     def host_lost(self, host: PoolHost, problem: Problem, now: float) -> Decision:
-        """The host is gone, or going, with all its workers; in the end its agent hears nobody, and stops them itself."""
+        """Handle the loss of a host, or its leaving. If it is lost, its agent hears no driver and stops the workers by itself."""
         has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
         if host.state is not HostState.PARTING:
             self._workers.lose(host.name, now)
@@ -384,13 +385,13 @@ class Policy:
         return Decision(excluded).also(self._fail(cause, now, problem=problem))
 
     def _exclude_lost(self, host: PoolHost, cause: why.HostProblem, now: float) -> list[Action]:
-        """A lost host without which the job can't go on is tried again: it may be our own network that was away."""
+        """Exclude a lost host; retry one that the job needs, since our own network may have failed."""
         host.was_lost = True
         bounds = None if self._can_do_without(host, now) else _CONNECT_COOLDOWN
         return self.exclude(host, cause, now, bounds)[:1]
 
     def pardon(self, now: float) -> list[Action]:
-        """Lost hosts are tried again as soon as the others are too few, though they were enough before."""
+        """Retry lost hosts as soon as the others, which were enough before, are too few."""
         lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
         if not lost or self._can_do_without(lost[0], now):
             return []
@@ -401,20 +402,20 @@ class Policy:
         return pardoned
 
     def _others_do(self, host: PoolHost) -> bool:
-        """Whether the other hosts have enough slots, those in a cool-down included that will end."""
+        """True if the other hosts have enough slots, counting those whose cool-down will end."""
         others = [other for other in self._pool if other.listed and not other.cooldown.is_for_good]
         return self._have_enough([other for other in others if other is not host])
 
     def _have_enough(self, hosts: Sequence[PoolHost]) -> bool:
-        """Whether these have slots for a round."""
+        """True if these hosts have enough slots for a round."""
         return self._pool.capacity(hosts) >= self._rounds.bounds.least
 
     def agent_ends(self, host: str, now: float) -> None:
-        """Note that the host's agent ends its workers on its own account."""
+        """Note that the host's agent ends its workers by itself."""
         self._workers.stop_by_agent(host, gently(self._spec.grace), now)
 
     def blame(self, problem: Problem, now: float) -> Decision:
-        """Hosts can't work together: one of them is excluded, or the job ends."""
+        """Exclude one of two hosts that can't work together, or end the job."""
         host = self._to_be_left_out(problem)
         if host is None or not (self._elastic or self._spec.skip_bad_hosts):
             return Decision((), Ending(error=problem))
@@ -425,7 +426,7 @@ class Policy:
         return Decision(self.exclude(host, why.HostProblem(problem), now))
 
     def _to_be_left_out(self, problem: Problem) -> PoolHost | None:
-        """Of two hosts that can't work together: who alone has the state stays, who does not answer us goes, rank 0's stays."""
+        """Choose the host to exclude: keep the one that alone has the state, else one that answers, else rank 0's."""
         named = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
 
         def value(host: PoolHost) -> tuple[bool, bool, bool]:
@@ -435,7 +436,7 @@ class Policy:
         return min((host for host in named if host is not None), key=value, default=None)
 
     def hopeless(self) -> Ending | None:
-        """Where there will never be enough slots again: how the job ends."""
+        """Return the ending of a job that will never have enough slots again."""
         if self._elastic is None or self._elastic.discovers or self._pool.connecting:
             return None
         if self._round is not None and self._round.state is RoundState.RUNNING:

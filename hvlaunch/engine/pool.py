@@ -1,4 +1,4 @@
-"""The hosts that a job may use, and how far each of them is. Pure."""
+"""The hosts that a job may use: their connections, cool-downs and failures. Pure."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -24,18 +24,15 @@ _MOST_DOUBLINGS = 30
 
 
 class Cooldown:
-    """Twice as long each time; forgotten when all was well for as long as the longest two."""
+    """A cool-down that doubles each time, until the host or slot was well for twice the longest one."""
 
     def __init__(self) -> None:
         self.until = -math.inf
         self.count = 0
-        """How often in a row it was begun."""
+        """Cool-downs in a row."""
 
     def begin(self, now: float, bounds: tuple[float, float] | None) -> float:
-        """Exclude it from `now` on: at first the lesser of the bounds, at most the greater; None is for good.
-
-        The number of seconds.
-        """
+        """Begin a cool-down at `now`, between the bounds (least, most); None excludes for good. Returns its seconds."""
         if bounds is None:
             self.until = math.inf
             return math.inf
@@ -55,45 +52,45 @@ class Cooldown:
         return self.until == math.inf
 
     def cut_short(self, now: float) -> None:
-        """End it now; the next one is still twice as long."""
+        """End the cool-down now; the next one is still twice as long."""
         self.until = min(self.until, now)
 
     def lift(self) -> None:
-        """End one that is for good."""
+        """End a cool-down that is for good."""
         if self.is_for_good:
             self.until = -math.inf
 
 
 class HostState(Enum):
-    """The connection to a host."""
+    """State of the connection to a host."""
 
     NONE = "none"
     CONNECTING = "connecting"
     READY = "ready"
     PARTING = "parting"
-    """Its agent ends on its own account."""
+    """The host's agent ends by itself."""
     CLOSING = "closing"
 
 
 class PoolHost:
-    """A host, and what is known of it."""
+    """A host and its connection."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.listed = True
-        """Whether the last list of the pool has it."""
+        """True if the newest list of hosts contains the host."""
         self.cooldown = Cooldown()
         self.strikes = 0
-        """How often in a row its workers ended a round that had not got anywhere."""
+        """Rounds in a row that made no progress and were ended by workers of this host."""
         self.was_ready = False
         self.was_lost = False
-        """Whether the last that went wrong with it was that it was lost."""
+        """True if its most recent failure was a lost connection."""
         self.gpus = 0
-        """As its agent counted them, the last time."""
+        """Number of GPUs by its agent's newest count."""
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Nothing that was true of the connection is true any more."""
+        """Reset everything that belongs to one connection."""
         self.state = HostState.NONE
         self.is_connected = False
         self.facts: HostFacts | None = None
@@ -106,25 +103,25 @@ class PoolHost:
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent is there, though it may be about to end."""
+        """True if an agent runs there, though it may be ending."""
         return self.state in (HostState.READY, HostState.PARTING)
 
     def is_usable(self, now: float) -> bool:
-        """Whether workers may be started there."""
+        """True if workers may be started there."""
         return self.state is HostState.READY and self.listed and not self.cooldown.holds(now)
 
 
 class Pool:
-    """The hosts in order: those of the last list, then those that have left it."""
+    """The hosts in order: those of the newest list, then those that have left it."""
 
     def __init__(self, hosts: Sequence[Host], slots_per_host: int | None, waits: Waits) -> None:
         self._slots_per_host = slots_per_host
         self._waits = waits
         self._hosts = {host.name: PoolHost(host) for host in hosts}
         self.open: dict[str, None] = {}
-        """All that are connected, or are to be, in the order in which that began."""
+        """Hosts that are connected or being connected, in the order of their connections."""
         self.errors: dict[str, Problem] = {}
-        """Why hosts failed, the last time that they did; nothing of those that are ready again."""
+        """Most recent failure by host; removed when the host is ready again."""
 
     def __iter__(self) -> Iterator[PoolHost]:
         return iter(self._hosts.values())
@@ -136,7 +133,7 @@ class Pool:
         return self._hosts.get(name)
 
     def update(self, hosts: Sequence[Host]) -> None:
-        """There is a new list. A host that has left and comes back is a new one, as far as its failures go for good."""
+        """Replace the list of hosts. A host that has left and comes back is not excluded for good any more."""
         listed = {host.name: host for host in hosts}
         for old in self:
             old.listed = old.name in listed
@@ -154,16 +151,16 @@ class Pool:
         self._hosts = ordered | {name: old for name, old in self._hosts.items() if name not in listed}
 
     def slots(self, host: PoolHost) -> int:
-        """As many as it has, or is said to have; 1 where only its agent can count them."""
+        """Return the host's number of slots; 1 until its agent has counted them."""
         return slots_of(host.host, self._slots_per_host, host.gpus)
 
     def has_slot(self, seat: Seat, now: float) -> bool:
-        """Whether the slot is still one of the pool's, on a host that may be used."""
+        """True if the pool has this slot, and the host may be used."""
         host = self._hosts.get(seat[0])
         return host is not None and host.is_usable(now) and seat[1] < self.slots(host)
 
     def capacity(self, hosts: Sequence[PoolHost]) -> int:
-        """All slots of these hosts."""
+        """Return the number of slots of these hosts."""
         return sum(self.slots(host) for host in hosts)
 
     def connect(self, host: PoolHost, due: float) -> None:
@@ -194,22 +191,22 @@ class Pool:
         self.open.pop(host.name, None)
 
     def connect_anew(self, ready_by: float) -> None:
-        """All that are connected are so from the beginning."""
+        """Give all hosts that are being connected a new time, since their connections begin again."""
         for name in self.connecting:
             self._waits.begin(Wait.CONNECTING, name, ready_by)
 
     @property
     def connecting(self) -> Collection[str]:
-        """The names of the hosts whose agents have not said hello yet."""
+        """Names of hosts whose agents have not said hello yet."""
         return cast("Collection[str]", self._waits.all_of(Wait.CONNECTING))
 
     @property
     def has_newcomers(self) -> bool:
-        """Whether any host is being connected that has never failed."""
+        """True if a host is being connected that has never failed."""
         return any(not self._hosts[name].cooldown.count for name in self.connecting)
 
     def has_more(self, now: float) -> bool:
-        """Whether any host may get ready soon."""
+        """True if a listed host may get ready soon."""
         return any(
             host.listed and host.state is not HostState.READY and not host.cooldown.holds(now)
             for host in self
@@ -217,29 +214,29 @@ class Pool:
 
     @property
     def failures(self) -> list[Problem]:
-        """Of the hosts that are listed, in their order."""
+        """Failures of listed hosts, in their order."""
         return [self.errors[host.name] for host in self if host.listed and host.name in self.errors]
 
     @property
     def failure(self) -> Problem | None:
-        """All of them in one, if there are any."""
+        """These failures as one problem; None without any."""
         errors = self.failures
         return HostsFailed(errors).problem if len(errors) > 1 else next(iter(errors), None)
 
     def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
-        """Begin the host's cool-down; for how many seconds, None for good."""
+        """Begin the host's cool-down; return its seconds, None if it is for good."""
         seconds = host.cooldown.begin(now, bounds)
         if host.listed:
             self._waits.begin(Wait.COOLDOWN, host.name, host.cooldown.until)
         return None if host.cooldown.is_for_good else seconds
 
     def late(self, wait: Wait, now: float) -> list[PoolHost]:
-        """Return the hosts for which this wait is over."""
+        """Return the hosts whose wait is over."""
         return [self._hosts[cast("str", name)] for name in self._waits.due(wait, now)]
 
 
 def no_list() -> Problem:
-    """Nobody says which hosts there are, not even that it can't be found out."""
+    """Make the error for discovery that does not answer."""
     return DiscoveryFailed(
         "what finds the hosts does not answer",
         hint="look whether the hostfile or the script is on a file system that hangs",
@@ -247,7 +244,7 @@ def no_list() -> Problem:
 
 
 def _no_directory(host: str, path: str, cause: str) -> Problem:
-    """The workers' directory is not there, or can't be entered."""
+    """Make the error for a missing or inaccessible working directory."""
     return WorkingDirectoryMissing(
         f"working directory {path}: {cause}",
         host=host,
@@ -257,7 +254,7 @@ def _no_directory(host: str, path: str, cause: str) -> Problem:
 
 
 def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
-    """It is not ready in time."""
+    """Make the error for a host that is not ready in time."""
     reached = "its agent does not answer" if is_connected else "no connection"
     return StartTimeout(
         f"{reached} within {seconds:g} s",
@@ -267,7 +264,7 @@ def no_start(host: str, seconds: float, *, is_connected: bool) -> Problem:
 
 
 def stuck(host: str) -> Problem:
-    """Its workers live on after SIGKILL."""
+    """Make the error for a host whose workers survive SIGKILL."""
     return HostLost(
         "lost: its workers do not end, even after SIGKILL",
         host=host,
@@ -276,7 +273,7 @@ def stuck(host: str) -> Problem:
 
 
 def unfit(host: str, facts: HostFacts, slots: int, spec: JobSpec) -> Problem | None:
-    """Why no worker can be started on a host with these slots."""
+    """Return why no worker can be started on a host with these slots, if so."""
     if facts.cwd_error is not None:
         return _no_directory(host, spec.cwd, facts.cwd_error)
     if spec.force_slots or facts.gpus is not None:

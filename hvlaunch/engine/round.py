@@ -1,4 +1,4 @@
-"""One round: its workers, who has left it, who has ended and how, who failed first; and whether another may follow. Pure."""
+"""One round: its state, its workers' ends and their cause, and whether another round may follow. Pure."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,17 +36,17 @@ _OWN, _OWN_WHEN_STOPPED, _UNCLEAR, _CONSEQUENCE = range(4)
 
 
 def may_be_consequence(end: WorkerExit) -> bool:
-    """Whether another worker may be the cause of this failure, by what its end looks like."""
+    """True if another worker may have caused this failure, judging by the worker's last output."""
     return _weight(end) > _OWN
 
 
 def first_failed(ends: Iterable[WorkerExit]) -> WorkerExit | None:
-    """By the time of its end, not by when the news came: hosts are at different distances."""
+    """Return the first failure by the time of the worker's end; news of it may arrive in another order."""
     return min(_failures(ends), key=lambda end: (end.when, end.rank), default=None)
 
 
 def cause_of(ends: Iterable[WorkerExit]) -> WorkerExit | None:
-    """The first of those whose own error it was, even if hvlaunch had stopped it; else the first that failed."""
+    """Return the first worker with an error of its own, even if hvlaunch had stopped it; otherwise the first failure."""
     ends = tuple(ends)
     suspects = _failures(ends)
     if suspects:
@@ -73,12 +73,12 @@ def _weight(end: WorkerExit) -> int:
 
 
 FRUITFUL = 15.0
-"""Seconds after which a round counts as one that got somewhere, commits or not."""
+"""Seconds after which a round counts as fruitful even without a commit."""
 FRUITLESS_IN_A_ROW = 5
 
 
 class Restarts:
-    """Failures that were made up for. Those older than --restart-window are forgotten; a static job makes up for none."""
+    """Counts failures that led to another round, within --restart-window. In a static job none does."""
 
     def __init__(self, options: ElasticOptions | None) -> None:
         self._limit = 0 if options is None else options.max_restarts
@@ -87,11 +87,11 @@ class Restarts:
         self._fruitless = 0
 
     def gained(self) -> None:
-        """A round got somewhere, as is known now; or something was done about the last failure after all."""
+        """Note that a round was fruitful, or that something was done about the last failure after all."""
         self._fruitless = 0
 
     def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
-        """A round failed, after it had got somewhere or not (None: that tells nothing). Why the job ends, if it does."""
+        """Count a failure, and return why the job ends, if it does. `fruitful` is None if nobody knows."""
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
         self._failed.append(now)
@@ -105,7 +105,7 @@ class Restarts:
 
 
 class RoundState(Enum):
-    """How far a round is."""
+    """State of a round."""
 
     RUNNING = "its workers are in it"
     CHANGING = (
@@ -116,7 +116,7 @@ class RoundState(Enum):
 
 
 class RoundTrigger(Enum):
-    """What changes a round's state."""
+    """Causes of a change of state."""
 
     CHANGED = "a larger round can follow, or workers have to leave, or a new training begins"
     FAILED = "a worker or a host has failed, or the round makes no progress"
@@ -138,7 +138,7 @@ ROUND_TRANSITIONS: dict[RoundState, Mapping[RoundTrigger, RoundState]] = {
     },
     RoundState.LEFT: {},
 }
-"""A failure that waits for its cause (Wait.SETTLING) is no state of its own: a round that changes may have one too."""
+"""A failure that waits for its cause (Wait.SETTLING) is not a state: a changing round may have one too."""
 
 
 class Round:
@@ -153,7 +153,7 @@ class Round:
         self.started_at = now
         self._life = Life(f"round {number}", RoundState.RUNNING, ROUND_TRANSITIONS)
         self.cause: Cause | None = None
-        """Why the round ended, or is to end; at first why the one before it did."""
+        """Why the round ended, or is to end; at first, why the round before it did."""
         self._broken_at: float | None = None
         self.culprit: str | None = None
         """The host whose failure ended the round."""
@@ -168,13 +168,13 @@ class Round:
         self.met: set[int] = set()
         """Ranks that have met the others."""
         self.exits: dict[int, WorkerExit] = {}
-        """By rank."""
+        """Ends of workers, by rank."""
         self.started: set[int] = set()
         """Ranks that are known to have been started."""
         self.hosts = list(dict.fromkeys(launch.host for launch in launches))
-        """In order of rank."""
+        """Names in order of rank."""
         self.alone: dict[int, str] = {}
-        """The ranks that never met others, and the library of each."""
+        """Library of each rank that never met others."""
         self._first_commit = self.commit = commit
 
     @property
@@ -189,22 +189,22 @@ class Round:
         self.cause = cause
 
     def break_off(self, cause: Cause, now: float) -> None:
-        """Let the workers leave the round at once."""
+        """Make the workers leave the round at once."""
         self._life.go(RoundTrigger.FAILED, now)
         self.cause, self._broken_at = cause, now
 
     def leave(self, now: float) -> None:
-        """Another round takes its place."""
+        """Note that another round takes its place."""
         self._life.go(RoundTrigger.FOLLOWED, now)
 
     def inherit(self, before: "Round") -> None:
-        """Take over why the round before this one ended: its places are given for that."""
+        """Take over the cause that ended the round before this one."""
         self.cause = before.cause
 
     # Cause
 
     def fail(self, cause: Cause, *, host: str | None, is_host_lost: bool) -> bool:
-        """Note a failure; True if `host` is the first that is known to have caused one."""
+        """Note a failure; True if `host` is the first known cause."""
         self.is_unknown = self.is_unknown or is_host_lost
         is_first = self.state is not RoundState.BROKEN
         is_told_by_victim = isinstance(cause, WorkerLeft | NotMet | NoCommit | JobHung)
@@ -218,16 +218,16 @@ class Round:
         return True
 
     def suspect_first(self, end: WorkerEnded) -> None:
-        """Take this failure for the cause, unless a worker that is being stopped turns out to have failed for one of its own."""
+        """Take this failure for the cause until a worker that is being stopped shows another."""
         self.suspect = end
 
     def convict(self, cause: WorkerEnded) -> None:
-        """Take this failure for the cause: no other can come any more, or it is another than the suspect."""
+        """Settle on this failure as the cause."""
         self.is_unexplained = cause == self.suspect
         self.culprit, self.suspect = cause.host, None
 
     def take_doubt(self) -> bool:
-        """True, once, if nothing explains the failure, and the hosts may not reach each other."""
+        """Return True once if nothing explains the failure, so that the network is in doubt."""
         is_doubtful = self.is_unexplained and len(self.hosts) > 1
         self.is_unexplained = self.is_unexplained and not is_doubtful
         return is_doubtful
@@ -248,7 +248,7 @@ class Round:
         self.started.update(range(self.size))
 
     def note_alone(self, rank: int, library: str) -> None:
-        """Note that the worker never met others, for which it has this library."""
+        """Note the library of a worker that never met others."""
         self.alone[rank] = library
 
     def has_met(self, rank: int) -> bool:
@@ -274,12 +274,12 @@ class Round:
 
     @property
     def never_started(self) -> tuple[int, ...]:
-        """Ranks of whose start nothing was ever heard."""
+        """Ranks without any news of their start."""
         return tuple(rank for rank in range(self.size) if rank not in self.started)
 
     @property
     def failure(self) -> WorkerExit | None:
-        """The worker that is the cause, if any has failed."""
+        """The worker that caused the round's failure, if any has failed."""
         return cause_of(self.exits.values())
 
 
@@ -287,9 +287,9 @@ _MOST = 240.0
 
 
 class Hold:
-    """A round that was given up before it got anywhere lets the next ones be kept, each twice as long.
+    """Holds rounds for a while after a round that ended early for a change; twice as long each time.
 
-    So a pool that flaps does not restart its workers for ever: sooner or later they have the time to begin. Times are
+    A pool that flaps would otherwise restart its workers without end, and they would never have time to begin. Times are
     seconds of the driver's clock.
     """
 
@@ -298,15 +298,15 @@ class Hold:
 
     @property
     def seconds(self) -> float:
-        """For how long a round that begins now is kept."""
+        """Seconds for which a new round is held."""
         return self._seconds
 
     def keeps(self, current: Round, now: float, *, is_costly: bool) -> bool:
-        """Whether the round may not yet end for a change that may wait; `is_costly` is whether its workers are stopped."""
+        """True if the round must not end for an optional change yet. `is_costly`: its workers would be stopped."""
         return is_costly and now < current.started_at + self._seconds
 
     def change(self, current: Round, now: float) -> None:
-        """The round ends for a change."""
+        """Note that the round ends for a change."""
         if now >= current.started_at + max(FRUITFUL, 2 * self._seconds):
             self._seconds = 0.0
         else:

@@ -1,4 +1,4 @@
-"""The round that there is, and the next one: when it is planned, when its hosts have found each other, when it begins. Pure."""
+"""The current round and the next one: planning it, probing its network, beginning and ending it. Pure."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -24,16 +24,16 @@ __all__ = ["Rounds", "Settled"]
 
 
 class Settled(NamedTuple):
-    """What is to be done for the next round; `problem` is why there can be none, if that is certain."""
+    """Actions for the next round; `problem` says why none is possible, if that is certain."""
 
     actions: list[Action]
     problem: Problem | None = None
 
 
 class Rounds:
-    """The workers, the round that they are in, and the next one.
+    """The workers, their round and the next round.
 
-    settle() is to be called after whatever may change who can be in a round.
+    Call settle() after each change of the workers and hosts that a round may have.
     """
 
     def __init__(self, spec: JobSpec, pool: Pool, waits: Waits) -> None:
@@ -56,47 +56,47 @@ class Rounds:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the workers of the first round were started."""
+        """True once the workers of the first round were started."""
         return self.round is not None
 
     @property
     def awaits_asks(self) -> bool:
-        """Whether there can be no round before other workers have asked too, or some time has passed."""
+        """True if no round is possible before more workers ask, or some time passes."""
         return self.forming.awaits_asks(self.round)
 
     @property
     def awaits_ends(self) -> bool:
-        """Whether there can be no round before other workers have ended."""
+        """True if no round is possible before more workers end."""
         return self.forming.awaits_ends(self.round)
 
     # What the engine tells
 
     def changed(self) -> None:
-        """Hosts or workers came or went: the plan for the next round is to be made anew."""
+        """Discard the plan for the next round: hosts or workers came or went."""
         self._plan = None
 
     def lost(self, host: str) -> None:
-        """The host is gone, or going."""
+        """Forget a host that is lost or leaving."""
         self.changed()
         self.probing.forget(host)
 
     def hears(self, event: HostQuiet | HostAnswers) -> None:
-        """A host does not answer, or does again."""
+        """Note that a host does not answer, or answers again."""
         self.probing.hears(event)
         self._waits.end(Wait.LEAVING_UNHEARD)
 
     @property
     def next_hosts(self) -> list[str]:
-        """The hosts of the planned round, in order of rank."""
+        """Names of the planned round's hosts, in order of rank."""
         return [host.name for host in self._plan.hosts] if self._plan is not None else []
 
     def reached(self, host: str) -> None:
-        """The host has said where it reaches the rendezvous."""
+        """Note that the host has reported how it reaches the rendezvous."""
         if self._plan is not None:
             self._plan.unreached.discard(host)
 
     def asked(self, worker: Worker, last_round: int, commit: int, now: float) -> bool:
-        """The worker wants a place in a round newer than that; False where it has one already."""
+        """Note a worker's request for a place in a round after `last_round`; False if it has one already."""
         if isinstance(self.forming, FreshWorkers):
             self._take_back(now)
         if worker.round is not None and last_round != worker.round:
@@ -106,7 +106,7 @@ class Rounds:
         return True
 
     def _take_back(self, now: float) -> None:
-        """The first worker asks: so the round that they were started for is one to come, and none that there is."""
+        """Replace the first round by one that is still to come, since its workers turn out to ask for their places."""
         elastic = self._elastic
         assert elastic is not None  # noqa: S101 (only workers of elastic jobs are listened to)
         self.forming = AskingWorkers(
@@ -121,17 +121,17 @@ class Rounds:
         self._waits.end_all(ROUND_WAITS)
 
     def started(self, worker: Worker) -> None:
-        """The worker's process is there."""
+        """Note that the worker's process runs."""
         if self.round is not None and self.is_member(worker):
             self.round.note_started(worker.rank)
 
     def is_alone(self, worker: Worker, library: str) -> None:
-        """The worker never met others, though it has this library."""
+        """Note that the worker never met others, though it has this library."""
         if self.round is not None and self.is_member(worker):
             self.round.note_alone(worker.rank, library)
 
     def beat(self, worker: Worker, event: WorkerBeat) -> bool:
-        """What the worker says of its round, and of its training; whether that is news."""
+        """Note a worker's reports on its round and training; True if they are news."""
         is_news = worker.is_done is not event.is_done
         worker.is_done = event.is_done
         if self.round is not None and event.round == self.round.number and self.is_member(worker):
@@ -141,13 +141,13 @@ class Rounds:
         return is_news
 
     def is_member(self, worker: Worker) -> bool:
-        """Whether the worker is in the round that there is, or was when it was told to end."""
+        """True if the worker is in the current round, or was when it was stopped."""
         return self.round is not None and worker.round == self.round.number
 
     # The next round
 
     def settle(self, now: float) -> Settled:
-        """What is to be done for the next round, or for the one that there is."""
+        """Return the actions for the next round, or for the current one."""
         if self.is_running:
             return Settled([] if self._elastic is None else self._grow(now))
         if self.has_begun and self.forming.is_busy(self.round):
@@ -159,7 +159,7 @@ class Rounds:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a round, which goes on."""
+        """True if there is a round, and it is running."""
         return self.round is not None and self.round.state is RoundState.RUNNING
 
     def _form(self, now: float) -> Settled:
@@ -190,7 +190,7 @@ class Rounds:
         return Settled(actions + self._enter(plan, now))
 
     def _doubt(self, problem: Problem, plan: Plan, actions: list[Action], now: float) -> Settled:
-        """Hosts of the plan can't work together, as it seems."""
+        """Handle hosts of the plan that apparently can't work together."""
         host, other = problem.host, problem.other
         if host is not None and other is not None:
             if self._elastic is not None and not self.probing.is_certain(host, other, now):
@@ -200,18 +200,18 @@ class Rounds:
         return Settled(actions, problem)
 
     def _ask_again(self) -> None:
-        """Where the last round failed and nobody is the cause, the ways between its hosts are looked at once more."""
+        """Probe the hosts of the last round again if nothing explains its failure."""
         last = self.round
         if last is not None and last.take_doubt():
             self.probing.doubt()
 
     @property
     def _is_beginning(self) -> bool:
-        """Whether hosts that the job begins with have yet to get ready, for which they have a time of their own."""
+        """True while the job's first hosts connect; they have a time limit of their own."""
         return self.round is None and self._pool.has_newcomers
 
     def _wait_for_more(self, now: float) -> Settled:
-        """There are too few for a round."""
+        """Wait for slots: there are too few for a round."""
         if self._elastic is None:
             return Settled([])
         slots = self._pool.capacity([host for host in self._pool if host.is_usable(now)])
@@ -247,18 +247,18 @@ class Rounds:
         return self.round
 
     def _enter(self, plan: Plan, now: float) -> list[Action]:
-        """The planned round begins."""
+        """Begin the planned round."""
         current = self._begin(plan.launches, now, self.forming.newest_commit(plan))
         return self.forming.enter(plan, current, now)
 
     # Its end
 
     def fill(self, now: float) -> list[Action]:
-        """Start workers that will ask, in free slots: for rounds to come, and as spares."""
+        """Start workers that will ask in free slots, for later rounds and as spares."""
         return self.forming.fill(self.round, self._number, now)
 
     def _grow(self, now: float) -> list[Action]:
-        """Let the running round end where a larger one, or one without those that are to leave, can follow."""
+        """End the running round if a larger one can follow, or one without workers that have to leave."""
         current = self.round
         if current is None or self._hold.keeps(current, now, is_costly=self.forming.stops_at_failure):
             return []
@@ -279,7 +279,7 @@ class Rounds:
         return self.change(why.MoreWorkers(more), now)
 
     def change(self, cause: why.Cause, now: float) -> list[Action]:
-        """Let the running round end where its workers lose nothing."""
+        """End the running round without loss of work."""
         self._waits.end(Wait.GATHERING)
         if self.round is None:
             return []
@@ -288,7 +288,7 @@ class Rounds:
         return self.forming.change(self.round, cause, now)
 
     def break_off(self, cause: why.Cause, now: float) -> list[Action]:
-        """Let the round end at once, if another may follow."""
+        """End the round at once, if another may follow."""
         current = self.round
         if current is None or self._elastic is None or current.state is RoundState.BROKEN:
             return []
@@ -300,7 +300,7 @@ class Rounds:
     # Waits
 
     def open_waits(self) -> Iterator[Wait]:
-        """The waits for a next round, and of the one that there is, that count as things stand."""
+        """Return the waits of this round and the next that count in this situation."""
         if self.forming.sees_commits:
             yield Wait.SLOT_COOLDOWN
         if self._plan is not None:

@@ -1,4 +1,4 @@
-"""How a round begins: workers are started in their slots, or those that have asked are told their places. Pure."""
+"""The plan of a round and its beginning: workers are started in their slots, or get their places. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -18,35 +18,35 @@ __all__ = ["Plan", "Starter", "by_host", "hand_over", "in_order", "seated"]
 
 
 class Plan(NamedTuple):
-    """The next round, which waits until its hosts have found each other."""
+    """The next round, which waits until its hosts have probed each other."""
 
     hosts: list[PoolHost]
     """In order of rank."""
     launches: Sequence[Launch]
-    """Likewise."""
+    """In order of rank."""
     unreached: set[str]
-    """Those that have not said yet where they reach the rendezvous."""
+    """Hosts that have not reported yet how they reach the rendezvous."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the hosts."""
+        """Names of the hosts."""
         return tuple(host.name for host in self.hosts)
 
     @property
     def facts(self) -> dict[str, HostFacts]:
-        """Of the hosts, by name."""
+        """Facts by host name."""
         return {host.name: host.facts for host in self.hosts if host.facts is not None}
 
     @classmethod
     def of(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":
-        """A round on those of the hosts that the launches are on."""
+        """Plan a round on the hosts that the launches name."""
         names = {launch.host for launch in launches}
         used = [host for host in hosts if host.name in names]
         return cls(used, launches, {host.name for host in used if not host.has_tried_rendezvous})
 
 
 def by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
-    """The launches of each host, in their order."""
+    """Return the launches of each host, in their order."""
     found: dict[str, list[Launch]] = {}
     for launch in launches:
         found.setdefault(launch.host, []).append(launch)
@@ -54,13 +54,13 @@ def by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
 
 
 def in_order(hosts: Iterable[PoolHost], current: Round | None) -> list[PoolHost]:
-    """The hosts: those of the last round first, in their order; then as given."""
+    """Sort the hosts: those of the last round first, in its order, then the others as given."""
     before = {name: index for index, name in enumerate(current.hosts)} if current is not None else {}
     return sorted(hosts, key=lambda host: before.get(host.name, len(before)))
 
 
 def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
-    """Workers that are to leave, but have what the new ones need: the one with the newest commit goes first."""
+    """Order workers so that a leaving one with the newest commit comes first, and gives it to the new ones."""
     if not leaving:
         return new
     newest = max(leaving, key=lambda worker: worker.commit)
@@ -72,10 +72,10 @@ def _seniority(worker: Worker) -> tuple[bool, int]:
 
 
 def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[PoolHost], list[Launch]]:
-    """The hosts in use and who sits where on them, in order of rank.
+    """Return the used hosts and the launches on them, in order of rank.
 
-    Hosts with survivors come first, else in the order given; so do survivors on each host, in the order of their
-    ranks, and then the others slot by slot. So rank 0 is the oldest survivor, if there is one.
+    Hosts with survivors come first, then the others as given. On each host survivors come first, in the order of their
+    ranks, then the other workers by slot. So rank 0 is the oldest survivor, if there is one.
     """
     on: dict[str, list[Worker]] = {}
     for worker in sorted(chosen, key=_seniority):
@@ -88,7 +88,7 @@ def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[Po
 
 
 class Starter:
-    """Brings workers into rounds whose hosts have found each other."""
+    """Brings workers into rounds whose hosts have probed each other."""
 
     def __init__(self, workers: Workers, probing: Probing) -> None:
         self._workers = workers
@@ -135,7 +135,7 @@ class Starter:
         state: State,
         now: float,
     ) -> list[Action]:
-        """Start these workers of a host: WORKING in the round, or STARTING to ask for a place in one from there on."""
+        """Start these workers of a host: WORKING in the round, or STARTING to ask for a place from that round on."""
         if host.facts is None:
             return []
         for launch in launches:
@@ -143,7 +143,7 @@ class Starter:
         return [do.Start(host.name, number, tuple(launches), network, host.facts)]
 
     def place(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
-        """Tell those who asked their places; `newest` is the one of them that has the newest commit."""
+        """Place the workers that asked; `newest` is the one with the newest commit."""
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
         for launch in plan.launches:
             self._workers.place(launch, current.number, now)

@@ -1,4 +1,4 @@
-"""All waits of a job, in one table: what is waited for, until when, and what follows when the time is over. Pure."""
+"""All waits of a job in one table: the thing, the time limit, and the consequence. Pure."""
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ __all__ = ["ALWAYS", "AT_WORK_ALWAYS", "ROUND_WAITS", "Wait", "Waits"]
 
 @unique
 class Wait(Enum):
-    """What a job may wait for. Each has the end that is hoped for, the bound, and what follows when it is over."""
+    """A kind of wait: the thing, what ends it, the bound, and the consequence of reaching it."""
 
     FIRST_LIST = (
         "the first list of hosts",
@@ -110,9 +110,9 @@ class Wait(Enum):
         self.then = then
         self.index = len(type(self).__members__)
         self.is_prolonged = True
-        """False if nobody has to be heard for it: it is over at its time, whether the driver was stopped or not."""
+        """False if the wait is over at its time whether the driver was stopped or not, since it is for no message."""
         self.may_pass = False
-        """True if nothing has to be done at once when it is over."""
+        """True if nothing must follow at once when the time is over."""
 
 
 _OF_TIME_ALONE = frozenset(
@@ -159,14 +159,14 @@ AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN)
 
 
 class Waits(Mapping[tuple[Wait, Hashable], float]):
-    """The waits that have begun, each with the time when it is over. Times are seconds of the driver's clock.
+    """The current waits and their time limits, in seconds of the driver's clock.
 
-    `of` is the host, worker, seat or pair of hosts that is waited for; None where there can be only one.
+    `of` is the host, worker, seat or pair of hosts that the job waits for; None if there can be only one.
     """
 
     def __init__(self) -> None:
         self._begun: list[dict[Hashable, tuple[float, float]]] = [{} for _ in Wait]
-        """By kind: since when each lasts, and its bound in seconds."""
+        """By kind: start and bound in seconds."""
         # A heap for each kind: which kinds count changes from turn to turn. An entry that the table
         # above does not have any more is skipped when it comes to the top.
         self._heaps: list[list[tuple[float, int, Hashable]]] = [[] for _ in Wait]
@@ -183,7 +183,7 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         return sum(map(len, self._begun))
 
     def begin(self, wait: Wait, of: Hashable, until: float, bound: float = 0.0) -> None:
-        """Wait from now on until then, or for `bound` seconds more than that; replaces the same wait."""
+        """Begin to wait until then, or for `bound` seconds more than that; replaces the same wait."""
         # The two are added when they are needed: so a wait that is prolonged ends at the same time as one that began later.
         self._begun[wait.index][of] = until, bound
         self._push(wait, of)
@@ -193,21 +193,21 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         heapq.heappush(self._heaps[wait.index], (self[wait, of], self._count, of))
 
     def end(self, wait: Wait, of: Hashable = None) -> None:
-        """Wait for this no longer, if it was waited for."""
+        """End the wait, if it has begun."""
         self._begun[wait.index].pop(of, None)
 
     def end_all(self, waits: Iterable[Wait]) -> None:
-        """Wait for nothing of these kinds any longer."""
+        """End all waits of these kinds."""
         for wait in waits:
             self._begun[wait.index].clear()
             self._heaps[wait.index].clear()
 
     def until(self, wait: Wait, of: Hashable = None) -> float | None:
-        """Return when the wait is over; None if it has not begun."""
+        """Return the time limit; None if the wait has not begun."""
         return self[wait, of] if of in self._begun[wait.index] else None
 
     def since(self, wait: Wait, of: Hashable = None) -> float | None:
-        """Return since when a wait with a bound of its own lasts."""
+        """Return the start of a wait with a bound of its own."""
         begun = self._begun[wait.index].get(of)
         return None if begun is None else begun[0]
 
@@ -220,15 +220,15 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         return until is not None and now >= until
 
     def all_of(self, wait: Wait) -> Mapping[Hashable, object]:
-        """Return all that is waited for in this way, in the order in which it began."""
+        """Return everything that is awaited in this way, in order of beginning."""
         return self._begun[wait.index]
 
     def due(self, wait: Wait, now: float) -> list[Hashable]:
-        """Return what was waited for too long, in the order in which it began."""
+        """Return everything whose wait is over, in order of beginning."""
         return [of for of, (since, bound) in self._begun[wait.index].items() if since + bound <= now]
 
     def prolong(self, seconds: float) -> None:
-        """Give all waits for others so much more time."""
+        """Extend all waits for messages."""
         for wait in Wait:
             begun = self._begun[wait.index]
             if not wait.is_prolonged or not begun:
@@ -240,13 +240,13 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
                 self._push(wait, of)
 
     def forget_over(self, wait: Wait, now: float) -> None:
-        """Drop those of the waits that are over."""
+        """Drop the waits of this kind that are over."""
         if self._begun[wait.index]:
             for of in self.due(wait, now):
                 self.end(wait, of)
 
     def next(self, waits: Iterable[Wait], now: float) -> float | None:
-        """Return when the first of these is over; one that may pass, and has, does not count."""
+        """Return the first time limit among these kinds; passed ones count only if something must follow."""
         first = None
         for wait in waits:
             if self._heaps[wait.index]:

@@ -1,4 +1,4 @@
-"""The workers that live, whether they are in a round or not. Pure."""
+"""The living workers, in a round or not, and the signals that end them. Pure."""
 
 import signal
 from collections import Counter
@@ -19,36 +19,36 @@ __all__ = ["AT_ONCE", "TIME", "Orders", "StacksBeforeKill", "Worker", "Workers",
 AT_ONCE = (Step(signal.SIGKILL, 0.0),)
 
 _PATIENCE = 10.0
-"""Seconds after the last signal in which a worker must have ended."""
+"""Seconds from the last signal to the required end of a worker."""
 
 
 def gently(grace: float, after: float = 0.0) -> tuple[Step, ...]:
-    """SIGTERM, and SIGKILL when the grace is over."""
+    """Return SIGTERM, and SIGKILL after the grace."""
     return Step(signal.SIGTERM, after), Step(signal.SIGKILL, after + grace)
 
 
 def passing_on(interrupt: int, grace: float) -> tuple[Step, ...]:
-    """The same after an interrupt: SIGINT is tried first, for half of the grace, where it was that."""
+    """Return the steps after an interrupt: a SIGINT is passed on first, for half of the grace."""
     if interrupt != signal.SIGINT:
         return gently(grace)
     return Step(signal.SIGINT, 0.0), Step(signal.SIGTERM, grace / 2), Step(signal.SIGKILL, grace)
 
 
 class Orders:
-    """What a worker is sent so that it ends. Times are seconds of the driver's clock."""
+    """Signals that a worker is sent to end it. Times are seconds of the driver's clock."""
 
     def __init__(self) -> None:
         self.is_by_agent = False
-        """Whether its agent stops it on its own account, and began with that before we heard of it."""
+        """True if the worker's agent stops it by itself, perhaps before the driver heard of it."""
         self._first_at: float | None = None
         self._signals: set[int] = set()
         self._killed_at: float | None = None
-        """When it was, or is, to be sent SIGKILL."""
+        """Time of the ordered SIGKILL."""
 
     def add(self, steps: Sequence[Step], now: float) -> float | None:
-        """Note that these steps, which replace those of an earlier order, were ordered now.
+        """Note an order of these steps, which replace those of an earlier order.
 
-        Returns when the worker must have ended; None if it was sent SIGKILL before, and gets no more time.
+        Returns when the worker must have ended; None if it got SIGKILL before, and so gets no more time.
         """
         first, last = now + steps[0].after, now + steps[-1].after
         is_killed = self._killed_at is not None and now >= self._killed_at
@@ -59,11 +59,11 @@ class Orders:
         return None if is_killed else last + _PATIENCE
 
     def had_begun(self, at: float) -> bool:
-        """Whether the worker was sent anything by then."""
+        """True if the worker was sent a signal by then."""
         return self._first_at is not None and at >= self._first_at
 
     def caused(self, event: WorkerExited) -> bool:
-        """Whether the worker ended for them: after our signals, by one of them, or well. A SIGKILL before ours was another's."""
+        """True if the worker ended because of the order: after its signals, by one of them or well. An earlier SIGKILL was somebody else's."""
         if self._first_at is None:
             return False
         is_ours = self.is_by_agent or (self._killed_at is not None and event.at >= self._killed_at)
@@ -79,19 +79,19 @@ class Worker:
 
     def __init__(self, launch: Launch, born: int, state: State) -> None:
         self.launch = launch
-        """Where it sits, and its place: in its round, or as it may be in the one that it was started for."""
+        """Slot and place: in its round, or provisionally in the round it was started for."""
         self.seat = self.host, self.slot = launch.seat
         self.start = launch.start
         self.born = born
-        """The round that it was started for."""
+        """Number of the round that the worker was started for."""
         self.round: int | None = born if state is State.WORKING else None
-        """The round that it is in, or was in when it was told to end."""
+        """Number of its round, also after it was stopped."""
         self.last_round = -1
-        """The last that it was in, as it says."""
+        """Newest round by its own report."""
         self.commit = -1
         self.beat_at: float | None = None
         self.is_done = False
-        """Whether its training has come to its end, as it says."""
+        """True if its training is done, by its own report."""
         self.orders = Orders()
         self.life = Life(f"worker {self.host}/{self.slot}/{self.start}", state, TRANSITIONS)
 
@@ -105,30 +105,27 @@ class Worker:
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was told to end."""
+        """True if the worker was told to end."""
         return self.life.state in ENDING
 
     @property
     def has_state(self) -> bool:
-        """Whether it was in a round."""
+        """True if the worker was in a round."""
         return self.last_round >= 0
 
     def beat(self, commit: int, now: float | None) -> bool:
-        """It lives, and has got as far as `commit`; `now` is None where nobody is to expect another beat.
-
-        Whether the commit is news.
-        """
+        """Note a heartbeat with its newest commit; `now` is None after the last beat. True if the commit is new."""
         self.beat_at = now
         is_news = commit > self.commit
         self.commit = max(self.commit, commit)
         return is_news
 
     def restart(self, commit: int) -> None:
-        """Another training begins, whose commits are counted anew."""
+        """Count commits anew for another training."""
         self.commit = commit
 
     def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
-        """How it ended, counted from `since`."""
+        """Describe the worker's end, in seconds from `since`."""
         if isinstance(event, WorkerNotStarted):
             return WorkerExit(
                 rank=self.rank, host=self.host, code=event.code, when=now - since, not_started=event.cause
@@ -150,14 +147,14 @@ class Worker:
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:
-        """Whether it ended because we said so. The end of one that hangs is a failure all the same."""
+        """True if the worker ended because of our order. The end of a hanging worker is a failure all the same."""
         if self.state is State.HANGING:
             return False
         return (self.state is State.DISMISSED and event.code == 0) or self.orders.caused(event)
 
 
 class Workers:
-    """All living workers, by host and slot: one in a slot at a time."""
+    """All living workers, by host and slot; a slot has one at a time."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -166,7 +163,7 @@ class Workers:
         self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
         self.size = 0
         self.began_at: float | None = None
-        """When the first of the job were started."""
+        """Time of the job's first start of workers."""
         self.cooldowns: dict[Seat, Cooldown] = {}
 
     def __iter__(self) -> Iterator[Worker]:
@@ -180,48 +177,48 @@ class Workers:
         return self._live.get(seat[0], {}).get(seat[1])
 
     def of(self, seats: Iterable[Seat]) -> list[Worker]:
-        """Those that live in these seats, in their order."""
+        """Return the living workers in these seats, in their order."""
         return [worker for seat in seats if (worker := self.at(seat)) is not None]
 
     def find(self, seat: Seat, start: int) -> Worker | None:
-        """The worker, if it still lives."""
+        """Return the worker if it still lives."""
         worker = self.at(seat)
         return worker if worker is not None and worker.start == start else None
 
     @property
     def hosts(self) -> list[str]:
-        """Where workers live."""
+        """Names of hosts with living workers."""
         return [host for host, workers in self._live.items() if workers]
 
     def count(self, state: State) -> int:
-        """How many are in this state."""
+        """Return the number of workers in this state."""
         return len(self._by_state[state])
 
     def within(self, *states: State) -> list[Worker]:
-        """Those in one of these states, by the time at which they came to it."""
+        """Return workers in these states, in the order in which they entered them."""
         return [worker for state in states for worker in self._by_state[state]]
 
     @property
     def living(self) -> list[Worker]:
-        """Those that were not told to end, host by host."""
+        """Workers that were not told to end, by host."""
         return [worker for worker in self if not worker.is_ending]
 
     @property
     def waiting(self) -> list[Worker]:
-        """Those that have asked for a place and have none, host by host."""
+        """Workers without a place that have asked for one, by host."""
         return [worker for worker in self if worker.state is State.WAITING]
 
     @property
     def working(self) -> list[Worker]:
-        """Those of the round that have neither left it nor were told to end, in order of rank."""
+        """Members of the round that have neither left nor been told to end, by rank."""
         return sorted(self._by_state[State.WORKING], key=lambda worker: worker.rank)
 
     def next_launch(self, seat: Seat, place: Placement) -> Launch:
-        """How the seat's next worker is launched."""
+        """Return the launch of the seat's next worker."""
         return Launch(seat[1], self._started[seat], place)
 
     def launch(self, launch: Launch, *, born: int, state: State, now: float) -> Worker:
-        """A new worker, which begins in this state: WORKING, or STARTING where it will ask for a place."""
+        """Add a worker that begins in this state: WORKING, or STARTING if it will ask for a place."""
         worker = Worker(launch, born, state)
         self._started[worker.seat] += 1
         self.began_at = now if self.began_at is None else self.began_at
@@ -231,7 +228,7 @@ class Workers:
         return worker
 
     def place(self, launch: Launch, number: int, now: float) -> None:
-        """The worker that has asked gets its place in this round."""
+        """Give the asking worker its place in this round."""
         worker = self._live[launch.host][launch.slot]
         self.go(worker, Trigger.PLACED, now)
         worker.launch = launch
@@ -240,20 +237,20 @@ class Workers:
         self._waits.end(Wait.SLOT_COOLDOWN, worker.seat)
 
     def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
-        """The worker has left its round, if it was in one, and waits for a place in a newer one."""
+        """Note that the worker left its round, if it had one, and waits for a place in a later one."""
         self.go(worker, Trigger.ASKED, now)
         worker.round = None
         worker.last_round = max(worker.last_round, last_round)
         worker.commit = max(worker.commit, commit)
 
     def take_back(self, now: float) -> None:
-        """No worker is in a round: the one that they were started for is still to come."""
+        """Take all workers out of the round that they were started for, which is still to come."""
         for worker in list(self):
             self.go(worker, Trigger.TAKEN_BACK, now)
             worker.round = None
 
     def go(self, worker: Worker, trigger: Trigger, now: float) -> None:
-        """The worker's state changes. Raises InvalidTransition."""
+        """Change the worker's state. Raises InvalidTransition."""
         before = worker.state
         after = worker.life.go(trigger, now)
         if after is not before:
@@ -272,7 +269,7 @@ class Workers:
         now: float,
         trigger: Trigger = Trigger.STOPPED,
     ) -> list[Stop]:
-        """End these workers: what their hosts are to be told."""
+        """End these workers; return the orders for their hosts."""
         slots: dict[str, list[int]] = {}
         for worker in workers:
             self.go(worker, trigger, now)
@@ -285,30 +282,30 @@ class Workers:
     def dismiss(
         self, workers: Sequence[Worker], cause: Cause, grace: float, now: float
     ) -> list[Leave | Stop]:
-        """Tell workers that wait for a place that there is none, and end those that don't mind."""
+        """Tell waiting workers that there is no place for them, and stop those that ignore it."""
         leaves = [Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
         return [*leaves, *self.stop(workers, gently(grace, grace), now, Trigger.DISMISSED)]
 
     def stop_by_agent(self, host: str, steps: tuple[Step, ...], now: float) -> None:
-        """Note that the host's agent ends its workers on its own account, by these steps."""
+        """Note that the host's agent ends its workers by itself, by these steps."""
         workers = self.on(host)
         for worker in workers:
             worker.orders.is_by_agent = True
         self.stop(workers, steps, now)
 
     def end(self, worker: Worker, now: float, trigger: Trigger = Trigger.ENDED) -> None:
-        """The worker is no more."""
+        """Remove a worker that has ended."""
         self.go(worker, trigger, now)
         del self._live[worker.host][worker.slot]
         self.size -= 1
 
     def lose(self, host: str, now: float) -> None:
-        """The host is gone, and its workers with it."""
+        """Remove all workers of a lost host."""
         for worker in self.on(host):
             self.end(worker, now, Trigger.LOST)
 
     def forget_waits(self, host: str, now: float) -> None:
-        """The host as a whole is excluded: when that is over, its slots wait no longer for reasons of their own."""
+        """End the slots' own cool-downs, since the whole host has one now."""
         for seat, cooldown in self.cooldowns.items():
             if seat[0] == host:
                 cooldown.cut_short(now)
@@ -316,25 +313,25 @@ class Workers:
 
 
 TIME = 0.45
-"""Seconds by which a kill may be later for it."""
+"""Seconds by which taking stacks may delay a kill."""
 
 
 class _Order(NamedTuple):
-    """What is to come when all stacks are there."""
+    """The order to repeat once all stacks are there."""
 
     workers: Sequence[Worker]
     steps: tuple[Step, ...]
 
 
 class StacksBeforeKill:
-    """One at a time: whoever is to be killed while one goes on is inspected with the others, until the same time."""
+    """Takes stacks of workers that are to be killed; workers added meanwhile share the same time limit."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
         self._number = 0
         self._until = 0.0
         self._awaited: set[tuple[str, int]] = set()
-        """Hosts whose stacks are not there, with the number under which they were asked."""
+        """Hosts and request numbers whose stacks are missing."""
         self._orders: list[_Order] = []
 
     def stop(
@@ -344,7 +341,7 @@ class StacksBeforeKill:
         now: float,
         trigger: Trigger = Trigger.STOPPED,
     ) -> list[Action]:
-        """End these workers as Workers.stop() does, when their stacks were taken, or after TIME."""
+        """End these workers like Workers.stop(), but only after their stacks were taken, or after TIME."""
         if not workers:
             return []
         if not self._awaited or now >= self._until:
@@ -360,7 +357,7 @@ class StacksBeforeKill:
         return [*takes, *stops]
 
     def taken(self, host: str, number: int, now: float) -> list[Stop]:
-        """A host's stacks are there, or there will be none of it."""
+        """Note that a host's stacks are there, or will not come."""
         if (host, number) not in self._awaited:
             return []
         self._awaited.discard((host, number))
@@ -380,6 +377,6 @@ class StacksBeforeKill:
         ]
 
     def cancel(self) -> None:
-        """Other orders take the place of those that wait."""
+        """Drop the waiting orders: other orders replace them."""
         self._awaited.clear()
         self._orders.clear()
