@@ -19,16 +19,16 @@ _TAG = "is"
 
 
 class BadData(ValueError):
-    """A value that can't be encoded or decoded. `where` is its path from the outside: `event.facts.cpus`."""
+    """A value that can't be encoded or decoded. `path` is its path from the outside: `event.facts.cpus`."""
 
-    def __init__(self, cause: str, where: str = "") -> None:
-        super().__init__(f"{where}: {cause}" if where else cause)
+    def __init__(self, cause: str, path: str = "") -> None:
+        super().__init__(f"{path}: {cause}" if path else cause)
         self.cause = cause
-        self.where = where
+        self.path = path
 
     def within(self, name: str) -> "BadData":
         """Return the same error, seen from the enclosing value's field `name`."""
-        return BadData(self.cause, f"{name}.{self.where}" if self.where else name)
+        return BadData(self.cause, f"{name}.{self.path}" if self.path else name)
 
 
 def encode(kind: Any, value: object) -> Any:
@@ -45,14 +45,14 @@ def prepare(kind: Any) -> None:
     """Inspect all types below this one now, instead of at the first value of each."""
     kinds, seen = [kind], set()
     while kinds:
-        each = kinds.pop()
-        if each in seen:
+        current = kinds.pop()
+        if current in seen:
             continue
-        seen.add(each)
-        kinds += get_args(each)
-        if _has_fields(each):
-            kinds += _object(each).kinds.values()
-            _object(each).coders  # noqa: B018 (they are kept there)
+        seen.add(current)
+        kinds += get_args(current)
+        if _has_fields(current):
+            kinds += _object(current).kinds.values()
+            _object(current).coders  # noqa: B018 (they are kept there)
 
 
 class _Coder(NamedTuple):
@@ -63,6 +63,7 @@ class _Coder(NamedTuple):
 @cache
 def _coder(kind: Any) -> _Coder:
     origin, args = get_origin(kind), get_args(kind)
+    # Before the classes: str and bool are classes, too.
     if kind in _SCALARS:
         return _SCALARS[kind]
     if origin is Literal:
@@ -88,6 +89,7 @@ def _is(value: object, kind: type) -> bool:
 
 def _plain(kind: type) -> _Coder:
     def check(value: object) -> object:
+        # The common case first; isinstance() below is slower.
         if value.__class__ is kind:
             return value
         if kind is not NoneType and _is(value, kind):
@@ -101,6 +103,7 @@ def _encode_float(value: object) -> float | str:
     if not (_is(value, float) or _is(value, int)):
         raise BadData(f"{value!r} is no float")
     number = float(value)  # type: ignore[arg-type]
+    # JSON has no infinity, which a cool-down for good is.
     return number if math.isfinite(number) else str(number)
 
 
@@ -135,10 +138,10 @@ def _decode_range(data: object) -> range:
     return range(start, stop, step)
 
 
-def _literal(known: tuple[object, ...]) -> _Coder:
+def _literal(choices: tuple[object, ...]) -> _Coder:
     def check(value: object) -> object:
-        if not isinstance(value, str) or value not in known:
-            raise BadData(f"{value!r} is none of {known}")
+        if not isinstance(value, str) or value not in choices:
+            raise BadData(f"{value!r} is none of {choices}")
         return value
 
     return _Coder(check, check)
@@ -156,8 +159,8 @@ def _array(data: object, kind: type, size: int | None = None) -> Iterable[Any]:
 def _many(item: _Coder) -> _Coder:
     """Code a tuple of any length."""
     return _Coder(
-        lambda value: [item.encode(one) for one in _array(value, tuple)],
-        lambda data: tuple(item.decode(one) for one in _array(data, list)),
+        lambda value: [item.encode(element) for element in _array(value, tuple)],
+        lambda data: tuple(item.decode(element) for element in _array(data, list)),
     )
 
 
@@ -165,9 +168,11 @@ def _some(items: list[_Coder]) -> _Coder:
     """Code a tuple with a type for each element."""
     size = len(items)
     return _Coder(
-        lambda value: [item.encode(one) for item, one in zip(items, _array(value, tuple, size), strict=True)],
+        lambda value: [
+            item.encode(element) for item, element in zip(items, _array(value, tuple, size), strict=True)
+        ],
         lambda data: tuple(
-            item.decode(one) for item, one in zip(items, _array(data, list, size), strict=True)
+            item.decode(element) for item, element in zip(items, _array(data, list, size), strict=True)
         ),
     )
 
@@ -176,7 +181,7 @@ def _mapping(item: _Coder) -> _Coder:
     def through(code: Callable[[Any], Any], value: object) -> dict[str, Any]:
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
             raise BadData(f"{value!r} is no mapping of names")
-        return {name: code(one) for name, one in value.items()}
+        return {name: code(item_value) for name, item_value in value.items()}
 
     return _Coder(lambda value: through(item.encode, value), lambda data: through(item.decode, data))
 
@@ -206,7 +211,9 @@ def _tagged(kinds: list[type]) -> _Coder:
     def decode(data: object) -> Any:
         if not isinstance(data, dict) or not isinstance(data.get(_TAG), str) or data[_TAG] not in by_name:
             raise BadData(f"{data!r} is none of {', '.join(by_name)}")
-        return by_name[data[_TAG]].decode({name: one for name, one in data.items() if name != _TAG})
+        return by_name[data[_TAG]].decode(
+            {name: field_value for name, field_value in data.items() if name != _TAG}
+        )
 
     return _Coder(encode, decode)
 
@@ -220,6 +227,7 @@ class _Object:
     @cached_property
     def kinds(self) -> dict[str, Any]:
         """Types of its fields."""
+        # Not in the constructor: types may refer to each other.
         hints = get_type_hints(self._kind)
         names = (
             [field.name for field in fields(self._kind)] if is_dataclass(self._kind) else self._kind._fields  # type: ignore[attr-defined]
@@ -244,13 +252,13 @@ class _Object:
     def decode(self, data: object) -> Any:
         if not isinstance(data, dict) or data.keys() != self.coders.keys():
             raise BadData(f"{data!r} has not the fields of {self._kind.__name__}")
-        found, name = {}, ""
+        values, name = {}, ""
         try:
             for name, coder in self.coders.items():
-                found[name] = coder.decode(data[name])
+                values[name] = coder.decode(data[name])
         except BadData as error:
             raise error.within(name) from None
-        return self._kind(**found)
+        return self._kind(**values)
 
 
 @cache

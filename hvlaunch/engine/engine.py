@@ -130,17 +130,21 @@ class Engine:
     def handle(self, event: on.Event, now: float) -> list[Action]:
         """Return the actions for `event` at `now` (seconds of the driver's clock)."""
         self.is_idle = False
+        # A beat needs no full turn. With thousands of workers they are nearly all events.
         if isinstance(event, on.WorkerBeat | on.WorkerStarted | on.WorkerAlone):
             return self._life_sign(event, now)
         if isinstance(event, on.Lull):
             timeout = self._elastic and self._elastic.commit_timeout
+            # Only a replay sees this event: it must set all that the idle turns had set.
             apply_idle_summary(event, self._rounds, self.waits, timeout or inf)
             self._due, self.deadline, self.is_idle = event.due, event.deadline, True
             return []
+        # A look for silent workers that finds none is idle, although the deadline was due.
         due = self._due if self._goes_on else self.deadline
         is_early = isinstance(event, on.Tick) and (due is None or now < due)
         before = idle_tally(self.waits) if is_early else None
         actions = self._handle(event, now)
+        # An event may come first when a wait is over: the tick is not awaited then.
         if self.deadline is not None and now >= self.deadline:
             actions += self._tick(now)
         self.deadline = self._next_deadline(now)
@@ -154,6 +158,7 @@ class Engine:
         """Like handle(); but end the job in order if the engine's own records are contradictory, a defect of hvlaunch."""
         try:
             return self.handle(event, now)
+        # Workers must not outlive a defect of the engine, so the job still ends in order.
         except InvalidTransition as defect:
             actions = self._lifecycle.end_for(defect.problem, now)
         self.deadline = self._next_deadline(now)
@@ -185,9 +190,12 @@ class Engine:
                 self._rounds.probing.hears(event)
                 return self._proceed(now, is_minor=True)
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
+                # A driver that is late in every turn must still reach its time limits:
+                # only half of its waking time may be given back.
                 awake, self._resumed_at = now - seconds - self._resumed_at, now
                 self._prolong(seconds + min(_RESUMING, max(0.0, awake) / 2), now)
                 if isinstance(event, on.DriverReplaced):
+                    # A successor opens these connections itself, from the beginning.
                     self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
                 return []
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
@@ -221,6 +229,7 @@ class Engine:
 
     def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
         self._discovery_error = ""
+        # An empty list is more likely a mistake of the script than a wish to end the job.
         if not hosts and self._is_pool_known:
             return [tell.PoolEmpty(keeps_hosts=True)]
         actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
@@ -234,6 +243,7 @@ class Engine:
         self.waits.end(Wait.FIRST_LIST)
         if not self._is_pool_known:
             return self._lifecycle.end(Ending(error=problem), now) if self.phase in AT_WORK else []
+        # The script runs repeatedly; the same error is reported once.
         if str(problem) == self._discovery_error:
             return []
         self._discovery_error = str(problem)
@@ -308,6 +318,7 @@ class Engine:
 
     def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
         """Handle a host that did not get ready, or was ready and is lost."""
+        # The state counts before the host is forgotten below.
         before = host.state
         if before is not HostState.CLOSING:
             self._pool.errors[host.name] = problem
@@ -395,6 +406,7 @@ class Engine:
     def _follow(self, decision: Decision, now: float) -> list[Action]:
         """Carry out a decision, and then everything that the new situation needs."""
         actions = [*decision.actions]
+        # A job that is ending already keeps its first reason.
         if self.phase in AT_WORK and decision.ending is not None:
             return actions + self._lifecycle.end(decision.ending, now)
         if self.phase in AT_WORK and decision.is_done:
@@ -406,6 +418,7 @@ class Engine:
         if self.phase not in AT_WORK:
             return self._lifecycle.close_if_over(now) + self._lifecycle.finish_if_closed()
         decision = Decision()
+        # Excluding one of two hosts may allow another plan at once.
         while decision.ending is None:
             step, problem = self._advance(now, is_minor=is_minor)
             decision = decision.also(step)
@@ -421,6 +434,7 @@ class Engine:
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:
         """Work towards the next round; also return why no round is possible, if that is certain."""
         if self._elastic is None:
+            # All connections are awaited, so that the report names every bad host.
             is_hopeless = bool(self._pool.errors) and not self._spec.skip_bad_hosts
             if is_hopeless and not self._pool.connecting and not self._rounds.has_begun:
                 return Decision((), Ending(error=self._pool.failure)), None
@@ -445,6 +459,7 @@ class Engine:
         if self._elastic is not None or self._has_released:
             return []
         used = set(self._rounds.next_hosts if current is None else current.hosts)
+        # Hosts that were not needed so far may replace one that fails before the start.
         may_replace = current is None and self._spec.skip_bad_hosts  # others may have to take a host's place
         if not used or may_replace:
             return []
@@ -477,6 +492,7 @@ class Engine:
         actions: list[Action] = []
         for host in self._pool.late(Wait.CONNECTING, now):
             actions += self._start_timed_out(host, now)
+        # Their agents end by themselves, without the driver, so nothing of them is left.
         late = [*self._pool.late(Wait.PARTING, now), *self._pool.late(Wait.CLOSING, now)]
         for host in late:
             self._gone(host, now)
@@ -495,6 +511,7 @@ class Engine:
         actions: list[Action] = []
         for name in self._overdue.hosts(now) if self.phase in WITH_WORKERS else ():
             if self.phase in AT_WORK:
+                # Another round can start on the other hosts only if this one is given up.
                 actions += [do.Abandon(name), *self._host_failed(self._pool[name], stuck(name), now)]
             else:
                 self._rounds.workers.lose(name, now)
@@ -514,6 +531,7 @@ class Engine:
         self._due = None
         if self.phase is Phase.DONE:
             return None
+        # Before the deadline: both change what is waited for.
         self._overdue.plan_look(now)
         self.waits.forget_over(Wait.COOLDOWN, now)
         self._due = self.waits.next(self._open_waits(), now)

@@ -59,14 +59,14 @@ class Diverged(Exception):
 
 def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, cwd: str = "") -> Entry:
     """Make the first entry. Raises BadData."""
-    found: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
-    return found
+    entry: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
+    return entry
 
 
 def turn_entry(event: Event, actions: Sequence[Action], now: float) -> Entry:
     """Make a further entry. Raises BadData."""
-    found: Entry = encode(Turn, Turn(now, event, tuple(actions)))
-    return found
+    entry: Entry = encode(Turn, Turn(now, event, tuple(actions)))
+    return entry
 
 
 def replay(entries: Iterable[Entry]) -> Engine:
@@ -74,10 +74,11 @@ def replay(entries: Iterable[Entry]) -> Engine:
 
     Raises Diverged if it does not, and BadData if an entry is malformed.
     """
-    rest = iter(entries)
-    begin = begin_of(next(rest, None))
+    remaining = iter(entries)
+    begin = begin_of(next(remaining, None))
     engine = Engine(begin.spec, begin.rendezvous_port)
-    for number, entry in enumerate(rest):
+    # Times come from the journal: the engine has no clock.
+    for number, entry in enumerate(remaining):
         turn: Turn = decode(Turn, entry)
         actions = engine.handle_or_end(turn.event, turn.at)
         if not all(_are_equal(*pair) for pair in zip_longest(turn.actions, actions)):
@@ -95,6 +96,6 @@ def begin_of(entry: Entry | None) -> Begin:
     return begin
 
 
-def _are_equal(one: Action | None, other: Action | None) -> bool:
+def _are_equal(first: Action | None, second: Action | None) -> bool:
     """Compare actions as data: named tuples of different classes may be equal."""
-    return bool(encode(Action | None, one) == encode(Action | None, other))
+    return bool(encode(Action | None, first) == encode(Action | None, second))

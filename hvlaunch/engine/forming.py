@@ -167,6 +167,7 @@ class FreshWorkers(Forming):
 
     def _all(self, now: float) -> list[PoolHost] | None:
         """Return all hosts; None until all are ready."""
+        # One bad host ends a static job, so a partial plan is of no use.
         if self._pool.connecting or self._pool.errors:
             return None
         return [host for host in self._pool if host.is_usable(now)]
@@ -181,6 +182,7 @@ class FreshWorkers(Forming):
         slots, least = 0, self._spec.np or 1
         for host in self._pool:
             has_enough = (len(hosts) if self._spec.map_by == "node" else slots) >= least
+            # Hosts beyond the needed ones are not awaited.
             if host.name not in self._pool.errors and (self._spec.np is None or not has_enough):
                 hosts.append(host)
                 slots += self._pool.slots(host)
@@ -210,6 +212,7 @@ class FreshWorkers(Forming):
 
     def _has_gathered(self, current: Round | None, total: float, now: float) -> bool:
         """True if the round may begin with this many workers; False to wait for connecting hosts."""
+        # Later rounds begin at once: their workers have waited long enough.
         if not self._pool.connecting or total >= self._bounds.most or current is not None:
             return True
         if total >= (self._spec.np or self._bounds.least):
@@ -220,12 +223,12 @@ class FreshWorkers(Forming):
         return -1
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
-        told: list[Action] = []
+        facts: list[Action] = []
         if self._elastic is None:
-            told += [tell.HostSkipped(problem) for problem in self._pool.failures]
+            facts += [tell.HostSkipped(problem) for problem in self._pool.failures]
         if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
-            told.append(tell.SlotsAssumed(assumed))
-        return told + self._starter.start(plan, current, now)
+            facts.append(tell.SlotsAssumed(assumed))
+        return facts + self._starter.start(plan, current, now)
 
     def _assumed(self, plan: Plan) -> tuple[str, ...]:
         """Return the hosts whose number of slots is a guess."""
@@ -292,7 +295,9 @@ class AskingWorkers(Forming):
         able = [worker for worker in waiting if self._pool.has_slot(worker.seat, now)]
         hosts = in_order(self._pool, current)
         index = {host.name: number for number, host in enumerate(hosts)}
+        # Survivors first: at --max-np new workers wait rather than they.
         able.sort(key=lambda worker: (not worker.has_state, index[worker.host], worker.slot))
+        # Without a survivor among them the training would begin from its start.
         if not any(worker.has_state for worker in able):
             able = hand_over(able, [worker for worker in waiting if worker.has_state])
         if len(able) < self._bounds.least or not self._is_first_complete(able, now):
@@ -315,6 +320,7 @@ class AskingWorkers(Forming):
         return max(workers, key=lambda worker: worker.commit)
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        # They have asked, so they run.
         current.note_all_started()
         self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
         return self._starter.place(plan, current, self._newest(plan), now)
@@ -350,6 +356,7 @@ class AskingWorkers(Forming):
                 continue
             for slot in range(self._pool.slots(host)):
                 cooldown = self._workers.cooldowns.get((host.name, slot))
+                # A slot in its cool-down does not count as room.
                 if room < 1 or self._workers.at((host.name, slot)) or (cooldown and cooldown.holds(now)):
                     continue
                 free.setdefault(host.name, []).append(slot)

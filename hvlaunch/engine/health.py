@@ -38,6 +38,7 @@ class Hearing:
 
     def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
         """Note that a host does not answer, or answers again."""
+        # An infinite time makes every wait for the host's workers last until the bound.
         self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
 
     def hears_all(self, now: float) -> None:
@@ -84,11 +85,13 @@ class Health:
         beating = [
             worker for worker in self._rounds.workers if worker.beat_at is not None and not worker.is_ending
         ]
+        # The driver itself was stopped: silence until now proves nothing.
         late = now - look if now > look + _LATE else 0.0
         if late:
             for worker in beating:
                 worker.beat(worker.commit, min(now, (worker.beat_at or 0.0) + late))
         timeout = self._options.worker_timeout
+        # Messages sent meanwhile are still unread.
         more = timeout if late else 0.0  # what they sent meanwhile is still to be read
         if beating:
             self._waits.begin(Wait.SILENCE_LOOK, None, now + timeout / _CHECKS_PER_TIMEOUT)
@@ -103,6 +106,7 @@ class Health:
     def _silent_by(self, worker: Worker, newest: float, *, is_alone: bool) -> float:
         """Return when the worker's silence is too long; `newest` is the newest beat of all."""
         since, timeout = worker.beat_at or 0.0, self._options.worker_timeout
+        # A single worker has no others to compare with.
         are_all_silent = not is_alone and newest - since < timeout / 2
         return self._hearing.until(worker, since, timeout * (1 + are_all_silent), 2 * timeout)
 
@@ -125,6 +129,7 @@ class Health:
         until = self._waits.until(Wait.MEETING)
         if current is None or until is None or now < until:
             return []
+        # As above; but only once, so that the wait has a bound.
         if now > until + _LATE and current.give_more_time():
             self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
             return []
@@ -141,6 +146,7 @@ class Health:
         if leave_by is None or now < max(leave_by, self._waits.until(Wait.LEAVING_UNHEARD) or 0.0):
             return []
         timeout = self._options.reset_timeout
+        # The round ended then.
         since = leave_by - timeout
         dues = {
             worker: self._hearing.until(worker, since, timeout, 2 * timeout)
@@ -202,6 +208,7 @@ class Draining:
             if worker.is_ending or self._pool.has_slot(worker.seat, now):
                 self._waits.end(Wait.DRAINING, worker)
                 continue
+            # The time limit counts from the first turn without the slot.
             if not self._waits.has(Wait.DRAINING, worker):
                 self._waits.begin(Wait.DRAINING, worker, now + self._elastic.drain_timeout)
             is_due = self._waits.is_over(Wait.DRAINING, now, worker)
@@ -211,6 +218,7 @@ class Draining:
     def _drain(self, worker: Worker, now: float, *, is_due: bool) -> list[Action]:
         """Stop the worker if no work is lost by it, or its time is over."""
         cause = why.SlotGone(worker.host)
+        # A waiting worker loses no work, but others may need its state.
         if worker.state is State.WAITING:
             if not (is_due or not worker.has_state or self._has_survivors(now)):
                 return []

@@ -33,8 +33,9 @@ def outcome(
     If the job ends with `last_rank`, the ends of other workers after it do not count.
     """
     exits = last.exits if last is not None else {}
+    # Other workers often fail because the last rank has left them.
     end = exits.get(last_rank) if last_rank is not None else None
-    counting = [one for one in exits.values() if end is None or not end.ok or one.when <= end.when]
+    counting = [other for other in exits.values() if end is None or not end.ok or other.when <= end.when]
     failed, first = cause_of(counting) or ending.failure, first_failed(counting)
     error = ending.error
     if error is None and failed is None:
@@ -82,6 +83,7 @@ class GroupStates:
         state = final or _group_state(current, has_workers=has_workers)
         if self._told != (state, None if current is None else current.number):
             self._told = state, None if current is None else current.number
+            # Finish ends the job: no action may follow.
             is_over = bool(actions) and isinstance(actions[-1], Finish)
             actions.insert(len(actions) - is_over, GroupState(*self._told))
 
@@ -169,6 +171,7 @@ class Lifecycle:
         if self.phase in (*AT_WORK, Phase.FINISHING):
             try:
                 return self.end(Ending(error=problem), now)
+            # The defect may be in the records that an end in order needs.
             except InvalidTransition:
                 pass
         self.ending = Ending(error=problem)
@@ -193,9 +196,11 @@ class Lifecycle:
     def _stop_for(self, ending: Ending, now: float) -> list[Action]:
         """Take the workers' stacks before they are stopped for a failure. Hanging workers are being killed already."""
         steps = gently(self._spec.grace)
+        # The job went well: nobody needs stacks.
         if isinstance(ending.cause, RankDone):
             return self.stop(steps, now)
         self.phase = Phase.STOPPING
+        # A second order would give hanging workers another grace.
         workers = [worker for worker in self._rounds.workers if worker.state is not State.HANGING]
         return self._rounds.stacks.stop(workers, steps, now)
 
@@ -217,10 +222,12 @@ class Lifecycle:
                 stop = self.stop(passing_on(number, grace), now)
                 return [tell.Interrupting(number, grace), *stop, *self.close_if_over(now)]
             case Phase.STOPPING:
+                # A second Ctrl-C is often typed by an impatient hand; it must not skip the kill.
                 if self._killing_since is not None and now >= self._killing_since + _KILLING_TIME:
                     return self.leave_to_agents(now)
                 self._killing_since = now if self._killing_since is None else self._killing_since
                 return self.stop(AT_ONCE, now)
+            # A terminal that closes sends SIGHUP, which must not leave hosts unclosed.
             case Phase.CLOSING if number not in _NOT_TYPED:
                 return self.give_up_closing(list(self._pool.open))
             case _:
@@ -245,9 +252,10 @@ class Lifecycle:
         self._ended_at = now
         self.phase = Phase.CLOSING
         self.final = final_state(self._result())
-        strangers = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
-        dropped: list[Action] = [do.Abandon(name) for name in strangers]
-        for name in strangers:
+        # Hosts without a hello may have no agent that could answer a release.
+        unready = [name for name in sorted(self._pool.open) if name in self._pool.connecting]
+        dropped: list[Action] = [do.Abandon(name) for name in unready]
+        for name in unready:
             self._pool.gone(self._pool[name])
         released: list[Action] = []
         for name in sorted(self._pool.open):

@@ -30,19 +30,20 @@ def candidates(facts: HostFacts) -> tuple[str, ...]:
     The address that the driver used comes first if the host really has it. An address that only leads to the host (by NAT,
     for example) comes last, since the host itself must be able to use it too.
     """
-    own = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
-    own = sorted(own, key=lambda address: ":" in address)[:_MOST_TRIED]
+    addresses = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
+    addresses = sorted(addresses, key=lambda address: ":" in address)[:_MOST_TRIED]
     peer = facts.peer_address
-    if peer in own:
-        own.remove(peer)
-        own.insert(0, peer)
+    if peer in addresses:
+        addresses.remove(peer)
+        addresses.insert(0, peer)
     elif peer and is_usable(peer):
-        own.append(peer)
-    return tuple(own)
+        addresses.append(peer)
+    return tuple(addresses)
 
 
 def is_usable(address: str) -> bool:
     """True if other hosts may use the address: neither loopback nor valid on one link alone."""
+    # Imported here: a job on a single host does not need this.
     import ipaddress  # noqa: PLC0415 (a job on one host needs none of this)
 
     parsed = ipaddress.ip_address(address)
@@ -57,6 +58,7 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
     """
     names = [name for name, listed in facts.addresses.items() if address in listed]
     if address != LOOPBACK:
+        # See above: `lo` would mislead libraries.
         names = [name for name in names if LOOPBACK not in facts.addresses[name]]
     return next(iter(names), None)
 
@@ -109,6 +111,7 @@ class Network:
         self.first, *others = facts
         self._targets: dict[str, _Target] = {}
         if others and not only:
+            # Every host must reach rank 0's; other paths are sampled by a neighbour each.
             previous = dict(zip(others, [self.first, *others], strict=False))
             for target in facts:
                 hosts = others if target == self.first else [previous[target]]
@@ -134,6 +137,7 @@ class Network:
     def is_best(self) -> bool:
         """True if waiting can't lead to a better choice."""
         while self._may_improve and self._may_improve[-1].is_best:
+            # A best target stays best. Thousands of findings must not ask every target each time.
             self._may_improve.pop()  # it stays so: thousands of findings must not ask every host each time
         return not self._may_improve
 
@@ -249,22 +253,24 @@ class Probing:
         self._waits.begin(Wait.PROBING, None, now + _PROBING_TIME)
         probes: list[Action] = []
         for host, target, addresses in self.network.tries():
-            known = self._findings.setdefault(host, {})
-            if target not in known:
-                known[target] = []
+            findings = self._findings.setdefault(host, {})
+            # Probed once: the findings hold while both agents live.
+            if target not in findings:
+                findings[target] = []
                 port = facts[target].beacon_port
                 probes.append(Probe(host, target, addresses, port, self._agents[target]))
-            for address in known[target]:
+            for address in findings[target]:
                 self.network.add(host, target, address)
         return probes
 
-    def add(self, found: HostProbed) -> None:
+    def add(self, finding: HostProbed) -> None:
         """Note a finding of a probing host."""
-        host, target, address, agent = found
-        known = self._findings.get(host, {}).get(target)
-        if known is None or agent != self._agents[target]:
+        host, target, address, agent = finding
+        findings = self._findings.get(host, {}).get(target)
+        # An answer about an earlier agent of the target, whose port may be another's now.
+        if findings is None or agent != self._agents[target]:
             return
-        known.append(address)
+        findings.append(address)
         if self.network is not None:
             self.network.add(host, target, address)
 
@@ -323,18 +329,19 @@ class Probing:
         until = self._waits.until(Wait.PROBING_AGAIN)
         if self.network is None or until is None or now >= until:
             return True
-        pairs = {frozenset(one): one for one in self.network.lacks()}
-        for one in pairs:
-            if one not in self._retried and not self._waits.has(Wait.PROBE_RETRY, one):
-                self._waits.begin(Wait.PROBE_RETRY, one, now + _RETRY_AFTER)
+        names_by_pair = {frozenset(names): names for names in self.network.lacks()}
+        for lacking in names_by_pair:
+            if lacking not in self._retried and not self._waits.has(Wait.PROBE_RETRY, lacking):
+                self._waits.begin(Wait.PROBE_RETRY, lacking, now + _RETRY_AFTER)
+        # A cut of our own link looks the same; the lease decides.
         if pair & self._quiet:
             return False
         if pair in self._retried:
             return True
-        for one, names in pairs.items():
-            if self._waits.is_over(Wait.PROBE_RETRY, now, one):
-                self._waits.end(Wait.PROBE_RETRY, one)
-                self._retried[one] = None
+        for lacking, names in names_by_pair.items():
+            if self._waits.is_over(Wait.PROBE_RETRY, now, lacking):
+                self._waits.end(Wait.PROBE_RETRY, lacking)
+                self._retried[lacking] = None
                 self.ask_again(*names)
         return False
 
@@ -345,17 +352,18 @@ class Probing:
 
     def ask_again(self, host: str, target: str) -> None:
         """Forget the missing path between two hosts, so that they probe again when both are planned."""
-        for one, other in ((host, target), (target, host)):
-            found = self._findings.get(one, {}).get(other, ())
-            if None in found and not any(found):
-                del self._findings[one][other]
+        for prober, other in ((host, target), (target, host)):
+            findings = self._findings.get(prober, {}).get(other, ())
+            if None in findings and not any(findings):
+                del self._findings[prober][other]
         self._look_anew()
 
     def doubt(self) -> None:
         """Distrust earlier findings after an unexplained failure: from now on all hosts probe each other."""
         self._in_doubt = True
         for targets in self._findings.values():
-            for target in [target for target, found in targets.items() if None in found]:
+            for target in [target for target, findings in targets.items() if None in findings]:
+                # A host that still probes is not asked twice.
                 del targets[target]  # who is still trying is not asked twice
         self._look_anew()
 
@@ -376,9 +384,10 @@ def shared_machines(facts: Mapping[str, HostFacts]) -> list[tuple[str, ...]]:
 
     One machine has one boot id. Containers share it too, but not each other's addresses.
     """
-    found: dict[object, list[str]] = {}
-    for name, known in facts.items():
-        if known.boot_id is not None:
-            addresses = {(interface, *listed) for interface, listed in known.addresses.items()}
-            found.setdefault((known.boot_id, frozenset(addresses)), []).append(name)
-    return [tuple(names) for names in found.values() if len(names) > 1]
+    names_by_machine: dict[object, list[str]] = {}
+    for name, host_facts in facts.items():
+        if host_facts.boot_id is not None:
+            # Containers share the boot id of their machine, but have addresses of their own.
+            addresses = {(interface, *listed) for interface, listed in host_facts.addresses.items()}
+            names_by_machine.setdefault((host_facts.boot_id, frozenset(addresses)), []).append(name)
+    return [tuple(names) for names in names_by_machine.values() if len(names) > 1]

@@ -87,6 +87,7 @@ class Policy:
         exit_ = worker.ended(event, self._workers.began_at or 0.0, now)
         self._workers.end(worker, now)
         self._rounds.changed()
+        # A spare that fails says nothing of the round.
         if current is not None and (is_member or exit_.stopped):
             current.add(exit_)
         return exit_
@@ -104,6 +105,7 @@ class Policy:
         exit_ = self.record_end(worker, event, now)
         if self._elastic is None:
             return self._static_ended(exit_, now)
+        # A worker that we stopped may still show that it was the cause.
         if exit_.stopped or (is_ending and not exit_.ok):
             return Decision(self._find_culprit(now))
         if exit_.ok and self._rounds.forming.has_trained(worker, is_member=is_member):
@@ -129,10 +131,12 @@ class Policy:
             return self._fail(_ended(exit_), now, host=exit_.host)
         if current.state is RoundState.BROKEN:
             return Decision(self._find_culprit(now))
+        # Nothing is stopped here, so the cause will show itself in any case.
         if not self._rounds.forming.stops_at_failure:
             return self._fail(_ended(exit_), now)  # none is stopped, so that the cause will show itself
         if not self._waits.has(Wait.SETTLING):
             self._waits.begin(Wait.SETTLING, None, now + self._spec.settle)
+        # Without living members no other failure can come.
         others = any(self._rounds.is_member(worker) for worker in self._workers.living)
         return Decision() if others and not self._waits.is_over(Wait.SETTLING, now) else self.settle(now)
 
@@ -144,6 +148,7 @@ class Policy:
         if not may_be_consequence(current.failure):
             return self._fail(_ended(current.failure), now, host=current.failure.host)
         suspect = _ended(current.failure)
+        # The workers are stopped now, but one of them may still report an error of its own.
         current.suspect_first(suspect)
         return self._fail(suspect, now).also(Decision(self._find_culprit(now)))
 
@@ -159,6 +164,7 @@ class Policy:
             return []
         is_over = not any(self._rounds.is_member(worker) for worker in self._workers)
         cause = _ended(current.failure)
+        # Another worker that is still ending may turn out to be the cause.
         if cause == current.suspect and not is_over:
             return []
         current.convict(cause)
@@ -171,8 +177,9 @@ class Policy:
         """End the job after training: members of the round get time to end, the other workers are stopped now."""
         members = [worker for worker in self._workers.living if self._rounds.is_member(worker)]
         waiting = self._workers.waiting
-        known = {*members, *waiting}
-        starting = [worker for worker in self._workers.living if worker not in known]
+        # Workers that still import have no training to end.
+        placed = {*members, *waiting}
+        starting = [worker for worker in self._workers.living if worker not in placed]
         grace = self._spec.grace
         actions = [
             *self._workers.dismiss(waiting, why.TrainingDone(), grace, now),
@@ -191,9 +198,11 @@ class Policy:
         if host is None:
             return Decision(failed)
         host.strikes += 1
+        # A host whose other workers run is not bad as a whole.
         has_members = any(self._rounds.is_member(other) for other in self._workers.on(worker.host))
         if host.strikes >= _STRIKES and not has_members and self._can_do_without(host, now):
             return Decision(self.exclude(host, why.WorkersFail(_ended(exit_)), now))
+        # A running round does not need this slot, so the job may wait for it without end.
         is_needed = self._round is None or self._round.state is RoundState.BROKEN
         if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
             return Decision(failed, Ending(failure=exit_, cause=why.StartsFailed(cooldown.count)))
@@ -205,6 +214,7 @@ class Policy:
         if self._elastic is None or not self._rounds.asked(worker, event.round, event.commit, now):
             return Decision()
         current = self._round
+        # A spare that asks changes nothing for the round.
         if current is None or was_in != current.number:
             return Decision()
         if current.state is RoundState.RUNNING and event.cause is None:
@@ -226,6 +236,7 @@ class Policy:
         """
         silent = health.silent(now)
         late = [worker for worker in health.stragglers(now) if worker not in silent]
+        # Kill all of them before judging: see above.
         kills = self._rounds.stacks.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
         decision = Decision()
         for worker in silent:
@@ -254,6 +265,7 @@ class Policy:
         ending = failed.ending
         if ending is not None and ending.error is None and self._round is not None:
             when = now - (self._workers.began_at or now)  # its host may be gone before its end is heard of
+            # The report needs an end, and the real one may never be heard of if the host is gone.
             killed = WorkerExit(rank=worker.rank, host=worker.host, signal=signal.SIGKILL, when=when)
             ending = ending._replace(failure=killed)
         return Decision([tell.WorkerKilled(cause), *failed.actions], ending)
@@ -287,6 +299,7 @@ class Policy:
         if current is None:
             return Decision()
         is_news = current.state is not RoundState.BROKEN
+        # A lost host says nothing about the workers, so its round counts neither way.
         fruitful = current.is_fruitful(now) or (None if problem is not None else False)
         excluded: list[Action] = []
         is_culprit = current.fail(cause, host=host, is_host_lost=problem is not None)
@@ -294,6 +307,7 @@ class Policy:
             excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
         if not is_news:
             return Decision(excluded)
+        # An exclusion is progress in itself: the next round runs without the bad host.
         limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)
         if limit is not None:
             if self._elastic is None:
@@ -311,6 +325,7 @@ class Policy:
         host = self._pool.get(name)
         if host is None or self._elastic is None:
             return []
+        # A fruitful round forgives earlier failures, but not this one.
         host.strikes = 1 if fruitful else host.strikes + 1
         if host.strikes < _STRIKES or not self._can_do_without(host, now):
             return []
@@ -336,6 +351,7 @@ class Policy:
             and not host.cooldown.holds(now)
             and host.state not in (HostState.PARTING, HostState.CLOSING)
         ]
+        # Stable: hosts keep the pool's order within each rank.
         able.sort(key=lambda host: 0 if self._workers.on(host.name) else ranks.get(host.state, 3))
         needed: list[PoolHost] = []
         slots = 0
@@ -350,14 +366,15 @@ class Policy:
         self, host: PoolHost, cause: why.Cause, now: float, bounds: tuple[float, float] | None = None
     ) -> list[Action]:
         """Exclude the host for a cool-down with the option's bounds, or else with `bounds`."""
-        own = None if self._elastic is None else self._elastic.cooldown
-        bounds = own or bounds
+        given = None if self._elastic is None else self._elastic.cooldown
+        bounds = given or bounds
         seconds = self._pool.exclude(host, now, bounds)
+        # One more failure excludes the host again, for longer.
         host.strikes = _STRIKES - 1  # one more when it is back, and it is excluded for longer
         self._workers.forget_waits(host.name, now)
         self._rounds.changed()
-        there = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
-        stops = self._rounds.stacks.stop(there, gently(self._spec.grace), now)
+        living = [worker for worker in self._workers.on(host.name) if not worker.is_ending]
+        stops = self._rounds.stacks.stop(living, gently(self._spec.grace), now)
         return [tell.HostExcluded(host.name, seconds, cause), *stops]
 
     def host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
@@ -365,6 +382,7 @@ class Policy:
         if self._elastic is None:
             return []
         bounds = self._elastic.cooldown
+        # A host that never worked is not retried for the rest of the job; one that is needed is.
         is_missed = host.was_ready and not self._can_do_without(host, now)
         if bounds is None and (self._elastic.discovers or is_missed):
             bounds = _CONNECT_COOLDOWN
@@ -375,6 +393,7 @@ class Policy:
         """Handle the loss of a host, or its leaving. If it is lost, its agent hears no driver and stops the workers by itself."""
         has_members = any(self._rounds.is_member(worker) for worker in self._workers.on(host.name))
         if host.state is not HostState.PARTING:
+            # A parting agent still reports the ends of its workers.
             self._workers.lose(host.name, now)
         self.agent_ends(host.name, now)
         cause = why.HostProblem(problem)
@@ -395,6 +414,7 @@ class Policy:
         lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
         if not lost or self._can_do_without(lost[0], now):
             return []
+        # All of them: nobody knows which one will come back.
         pardoned: list[Action] = []
         for host in lost:
             cause = why.HostProblem(self._pool.errors[host.name])
@@ -429,6 +449,7 @@ class Policy:
         """Choose the host to exclude: keep the one that alone has the state, else one that answers, else rank 0's."""
         named = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
 
+        # The host with the smallest value is left out.
         def value(host: PoolHost) -> tuple[bool, bool, bool]:
             is_first = host.name in self._rounds.next_hosts[:1]
             return self._alone_has_state(host), not self._rounds.probing.is_silent(host.name), is_first
@@ -441,6 +462,7 @@ class Policy:
             return None
         if self._round is not None and self._round.state is RoundState.RUNNING:
             return None
+        # Hosts in a cool-down count if it will end.
         left = self._pool.capacity([host for host in self._pool if not host.cooldown.is_for_good])
         if left >= self._elastic.min_np:
             return None

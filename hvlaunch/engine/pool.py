@@ -37,8 +37,10 @@ class Cooldown:
             self.until = math.inf
             return math.inf
         least, most = bounds
+        # A host that was well for this long begins with the shortest cool-down again.
         if now > self.until + 2 * most:
             self.count = 0
+        # The exponent is bounded, since 2.0 ** 1024 overflows.
         seconds = min(most, least * 2.0 ** min(self.count, _MOST_DOUBLINGS))
         self.count += 1
         self.until = now + seconds
@@ -87,6 +89,7 @@ class PoolHost:
         """True if its most recent failure was a lost connection."""
         self.gpus = 0
         """Number of GPUs by its agent's newest count."""
+        # Sets the attributes of a connection for the first time.
         self.disconnect()
 
     def disconnect(self) -> None:
@@ -137,17 +140,19 @@ class Pool:
         listed = {host.name: host for host in hosts}
         for old in self:
             old.listed = old.name in listed
+            # Whoever takes a host off the list and puts it back has probably repaired it.
             if not old.listed:
                 old.cooldown.lift()
                 old.strikes = 0
                 self._waits.end(Wait.COOLDOWN, old.name)
         ordered: dict[str, PoolHost] = {}
         for name, host in listed.items():
-            known = self._hosts.get(name) or PoolHost(host)
-            known.host = host
-            if known.cooldown.until > -math.inf:
-                self._waits.begin(Wait.COOLDOWN, name, known.cooldown.until)
-            ordered[name] = known
+            pool_host = self._hosts.get(name) or PoolHost(host)
+            pool_host.host = host
+            # A host that comes back while its cool-down lasts has its wait again.
+            if pool_host.cooldown.until > -math.inf:
+                self._waits.begin(Wait.COOLDOWN, name, pool_host.cooldown.until)
+            ordered[name] = pool_host
         self._hosts = ordered | {name: old for name, old in self._hosts.items() if name not in listed}
 
     def slots(self, host: PoolHost) -> int:
@@ -171,6 +176,7 @@ class Pool:
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.state, host.facts, host.gpus = HostState.READY, facts, facts.gpus or 0
+        # Earlier failures to connect are over.
         host.was_ready, host.was_lost = True, False
         self._waits.end(Wait.CONNECTING, host.name)
         self.errors.pop(host.name, None)
@@ -225,6 +231,7 @@ class Pool:
 
     def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
         """Begin the host's cool-down; return its seconds, None if it is for good."""
+        # Unlisted hosts are not used anyway, so the end of their cool-down wakes nobody.
         seconds = host.cooldown.begin(now, bounds)
         if host.listed:
             self._waits.begin(Wait.COOLDOWN, host.name, host.cooldown.until)

@@ -59,6 +59,7 @@ def _failures(ends: Iterable[WorkerExit]) -> list[WorkerExit]:
 
 
 def _weight(end: WorkerExit) -> int:
+    # The kernel's word counts more than the last lines of output.
     if end.oom_killed or end.port_taken_by is not None:
         return _OWN
     match end.look:
@@ -92,6 +93,7 @@ class Restarts:
 
     def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
         """Count a failure, and return why the job ends, if it does. `fruitful` is None if nobody knows."""
+        # The oldest failure is at the left.
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
         self._failed.append(now)
@@ -206,6 +208,7 @@ class Round:
     def fail(self, cause: Cause, *, host: str | None, is_host_lost: bool) -> bool:
         """Note a failure; True if `host` is the first known cause."""
         self.is_unknown = self.is_unknown or is_host_lost
+        # Victims report in any order, and may come before the cause.
         is_first = self.state is not RoundState.BROKEN
         is_told_by_victim = isinstance(cause, WorkerLeft | NotMet | NoCommit | JobHung)
         if is_first and host is None and is_told_by_victim:
@@ -269,6 +272,7 @@ class Round:
 
     def is_fruitful(self, now: float) -> bool:
         """True if the round made progress, as far as is known by now."""
+        # Later commits belong to workers that had not heard of the break.
         until = now if self._broken_at is None else self._broken_at
         return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
 
@@ -307,6 +311,7 @@ class Hold:
 
     def change(self, current: Round, now: float) -> None:
         """Note that the round ends for a change."""
+        # The pool has been calm for long enough.
         if now >= current.started_at + max(FRUITFUL, 2 * self._seconds):
             self._seconds = 0.0
         else:

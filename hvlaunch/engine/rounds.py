@@ -114,6 +114,7 @@ class Rounds:
         )
         self.workers.take_back(now)
         if self.round is not None:
+            # A round that broke has used its number up: workers know it.
             broken = self.round.state is not RoundState.RUNNING
             self._number = self.round.number + broken
             self.round.leave(now)
@@ -150,6 +151,7 @@ class Rounds:
         """Return the actions for the next round, or for the current one."""
         if self.is_running:
             return Settled([] if self._elastic is None else self._grow(now))
+        # Its workers have not left yet.
         if self.has_begun and self.forming.is_busy(self.round):
             return Settled([])
         settled = self._form(now)
@@ -165,6 +167,7 @@ class Rounds:
     def _form(self, now: float) -> Settled:
         actions: list[Action] = []
         if self._plan is None:
+            # Before the plan, since a plan asks for probes.
             self._ask_again()
             try:
                 self._plan = self.forming.choose(self.round, now)
@@ -193,6 +196,7 @@ class Rounds:
         """Handle hosts of the plan that apparently can't work together."""
         host, other = problem.host, problem.other
         if host is not None and other is not None:
+            # A static job has no other round in which the path could be back.
             if self._elastic is not None and not self.probing.is_certain(host, other, now):
                 return Settled([*actions, *self.probing.want(plan.facts, now)])
             self.probing.ask_again(host, other)
@@ -219,6 +223,7 @@ class Rounds:
         if not self._waits.has(Wait.SLOTS):
             self._waits.begin(Wait.SLOTS, None, now, seconds)
             self._is_short_told = False
+        # Too few slots at the very beginning are normal while hosts connect.
         is_coming = self.round is None and self._pool.has_more(now)
         if not self._is_short_told and slots < least and not is_coming:
             self._is_short_told = True
@@ -235,11 +240,13 @@ class Rounds:
         self.round = Round(self._number, launches, now, commit=commit)
         self._waits.end_all(ROUND_WAITS)
         if self._elastic is not None:
+            # Begun for each elastic round: idle summaries carry its start.
             self._waits.begin(Wait.COMMIT, None, now, self._elastic.commit_timeout or inf)
             self._waits.begin(Wait.HOLD, None, now + self._hold.seconds)
         if before is not None:
             before.leave(now)
             self.round.inherit(before)
+            # A worker that asked may report the commit before its beat did.
             before.committed(commit)  # who has asked may have told of it before its beat did
             if before.is_fruitful(now):
                 self.restarts.gained()
@@ -267,6 +274,7 @@ class Rounds:
         if leaving and self.forming.may_shed(leaving, members):
             hosts = dict.fromkeys(worker.host for worker in leaving)
             return self.change(why.WorkersToLeave(tuple(hosts)), now)
+        # Workers that leave make room for as many others.
         room = self.bounds.most - current.size + len(leaving)
         more = self.forming.gain(current, now) if room > 0 else 0
         if not more:
@@ -274,6 +282,7 @@ class Rounds:
             return []
         if not self._waits.has(Wait.GATHERING):
             self._waits.begin(Wait.GATHERING, None, now + GATHERING_TIME)
+        # A change costs all workers time, so those on their way are gathered first.
         if self.forming.has_more_coming and not self._waits.is_over(Wait.GATHERING, now) and more < room:
             return []
         return self.change(why.MoreWorkers(more), now)
@@ -316,5 +325,6 @@ class Rounds:
             yield Wait.MEETING
         if self.workers.count(State.WORKING):
             leave, unheard = self._waits.until(Wait.LEAVING), self._waits.until(Wait.LEAVING_UNHEARD)
+            # The later of the two counts.
             is_longer = leave is not None and unheard is not None and unheard > leave
             yield Wait.LEAVING_UNHEARD if is_longer else Wait.LEAVING

@@ -47,10 +47,10 @@ class Plan(NamedTuple):
 
 def by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
     """Return the launches of each host, in their order."""
-    found: dict[str, list[Launch]] = {}
+    launches_by_host: dict[str, list[Launch]] = {}
     for launch in launches:
-        found.setdefault(launch.host, []).append(launch)
-    return found
+        launches_by_host.setdefault(launch.host, []).append(launch)
+    return launches_by_host
 
 
 def in_order(hosts: Iterable[PoolHost], current: Round | None) -> list[PoolHost]:
@@ -81,6 +81,7 @@ def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[Po
     for worker in sorted(chosen, key=_seniority):
         on.setdefault(worker.host, []).append(worker)
     used = [host for host in hosts if host.name in on]
+    # Stable: within both groups the given order stays.
     used.sort(key=lambda host: not any(worker.has_state for worker in on[host.name]))
     starts = {worker.seat: worker.start for worker in chosen}
     places = seats((host.name, [worker.slot for worker in on[host.name]]) for host in used)
@@ -117,6 +118,7 @@ class Starter:
     def start(self, plan: Plan, current: Round, now: float) -> list[Action]:
         """Start all workers of a round."""
         first = plan.hosts[0]
+        # Rank 0's agent keeps this port bound until rank 0 listens there.
         port = first.facts.master_port if first.facts is not None else 0
         launches, addresses = by_host(plan.launches), self._addresses(plan)
         starts: list[Action] = []
@@ -144,6 +146,7 @@ class Starter:
 
     def place(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
         """Place the workers that asked; `newest` is the one with the newest commit."""
+        # Workers that ask meet at the rendezvous, without a MASTER_PORT.
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
         for launch in plan.launches:
             self._workers.place(launch, current.number, now)

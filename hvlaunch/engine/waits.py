@@ -189,7 +189,8 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         self._push(wait, of)
 
     def _push(self, wait: Wait, of: Hashable) -> None:
-        self._count += 1  # things waited for have no order
+        # The counter decides between equal times: hosts and workers have no order.
+        self._count += 1
         heapq.heappush(self._heaps[wait.index], (self[wait, of], self._count, of))
 
     def end(self, wait: Wait, of: Hashable = None) -> None:
@@ -231,6 +232,7 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         """Extend all waits for messages."""
         for wait in Wait:
             begun = self._begun[wait.index]
+            # A heap cannot change its entries in place, so it is built anew.
             if not wait.is_prolonged or not begun:
                 continue
             for of, (since, bound) in begun.items():
@@ -259,6 +261,7 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
         heap, begun = self._heaps[wait.index], self._begun[wait.index]
         while heap:
             until, _, of = heap[0]
+            # An entry counts only if the table still has this time limit.
             if of in begun and self[wait, of] == until and not (wait.may_pass and until <= now):
                 return until
             heapq.heappop(heap)

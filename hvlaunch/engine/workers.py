@@ -51,6 +51,7 @@ class Orders:
         Returns when the worker must have ended; None if it got SIGKILL before, and so gets no more time.
         """
         first, last = now + steps[0].after, now + steps[-1].after
+        # After SIGKILL no other signal can take effect.
         is_killed = self._killed_at is not None and now >= self._killed_at
         self._first_at = first if self._first_at is None else min(self._first_at, first)
         self._signals.update(step.signal for step in steps)
@@ -66,9 +67,11 @@ class Orders:
         """True if the worker ended because of the order: after its signals, by one of them or well. An earlier SIGKILL was somebody else's."""
         if self._first_at is None:
             return False
+        # An earlier SIGKILL came from elsewhere, such as the out-of-memory killer.
         is_ours = self.is_by_agent or (self._killed_at is not None and event.at >= self._killed_at)
         signals = self._signals - {signal.SIGKILL} | ({signal.SIGKILL} if is_ours else set())
         is_by_signal = event.signal in signals or (event.code or 0) - 128 in signals
+        # By the host's clock: the news may arrive after our order.
         if event.at < self._first_at:
             return self.is_by_agent and is_by_signal
         return is_by_signal or event.code == 0
@@ -148,6 +151,7 @@ class Worker:
 
     def _was_stopped(self, event: WorkerExited) -> bool:
         """True if the worker ended because of our order. The end of a hanging worker is a failure all the same."""
+        # It was killed for its own fault.
         if self.state is State.HANGING:
             return False
         return (self.state is State.DISMISSED and event.code == 0) or self.orders.caused(event)
@@ -253,6 +257,7 @@ class Workers:
         """Change the worker's state. Raises InvalidTransition."""
         before = worker.state
         after = worker.life.go(trigger, now)
+        # Some transitions keep the state, and with it the place in the order.
         if after is not before:
             del self._by_state[before][worker]
             if after is not State.ENDED:
@@ -344,11 +349,14 @@ class StacksBeforeKill:
         """End these workers like Workers.stop(), but only after their stacks were taken, or after TIME."""
         if not workers:
             return []
+        # A request that joins a running one must not delay the first kill again.
         if not self._awaited or now >= self._until:
             self.cancel()
             self._until = now + TIME
         self._number += 1
+        # Rounded: float noise would be in the journal.
         delay = round(self._until - now, 6)
+        # The agent gets the kill at once, with the delay: it works without a driver, too.
         delayed = tuple(Step(step.signal, delay + step.after) for step in steps)
         stops = self._workers.stop(workers, delayed, now, trigger)
         self._awaited.update((stop.host, self._number) for stop in stops)
@@ -363,6 +371,7 @@ class StacksBeforeKill:
         self._awaited.discard((host, number))
         if self._awaited:
             return []
+        # All stacks are there: the same orders again, without the delay.
         orders, self._orders = self._orders, []
         if now >= self._until:
             return []
