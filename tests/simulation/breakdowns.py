@@ -1,4 +1,4 @@
-"""What happens to connections and drivers: when, and how long."""
+"""Faults of connections and drivers: their times and lengths."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Breakdowns", "Kill"]
 
 Kill = Literal["before", "torn", "idle", "put", "told", "bye"] | int
-"""When the driver is killed: in a turn before its record is written, or over it, or after so many of its actions; between
-two turns; when it has what a worker says at the rendezvous; over what it tells workers there, or is its last word; when it
-has an agent's last word.
+"""Moment of a driver's death: in a turn before its record is written, while it is, or after some of its actions; between two
+turns; after a worker's message at the rendezvous; during messages to workers, or its last one; after an agent's
+last frame.
 """
 
 _KILLS: tuple[Kill, ...] = ("before", "torn", "idle", "put", "told", "told", "bye", 0, 0, 1, 2, 99)
@@ -28,25 +28,25 @@ _WORDS = (do.Assign, do.Leave, do.Break, do.Change, do.Finish)
 _APART = 2.0
 _SLACK = 1.5
 _CLOSE = 1.2
-"""The least that a successor needs to be there in time."""
+"""Least time that a successor needs."""
 
 
 class Breakdowns:
-    """Of one history. Where it is `gentle`, whatever is lost comes back in time, so that no host may be given up for it."""
+    """The faults of one history. If it is `gentle`, they heal in time, so that no host may be given up for them."""
 
     def __init__(self, seed: int, *, over: float, lease: float) -> None:
-        """`over` is how many seconds the faults are spread over. `lease` is the driver's, and a detached job's agents wait as long."""
+        """`over` is the length of the faults' time in seconds. `lease` is the driver's; agents of a detached job wait as long."""
         self._random = random = Random(f"breakdowns {seed}")
         self._over = over
         self.is_gentle = random.random() < 0.5
         self.reconnect = random.choice([2.0, 5.0, lease])
         self.is_orphaned = False
-        """Whether nobody takes the job over."""
+        """True if no driver takes the job over."""
         self._armed: Kill | None = None
         self._quiet_until = 0.0
-        """Nothing further happens before."""
+        """Time before which no other fault happens."""
         self._left = 0.0
-        """How many seconds agents still wait for a driver."""
+        """Seconds for which agents still wait for a driver."""
         self._came_at = -_APART
         self._refused: dict[str, float] = {}
         self._zombies: list[tuple[Link, Wire]] = []
@@ -95,11 +95,11 @@ class Breakdowns:
             self._refused[link.host] = world.now + (0.5 if self.is_gentle else random.choice([0.5, 8.0]))
 
     def refuses(self, host: str, now: float) -> bool:
-        """Whether its sshd is not there for a moment."""
+        """True if the host's sshd is away for a moment."""
         return now < self._refused.get(host, 0.0)
 
     def may_break(self, world: Wired, link: Link, agent: Agent, wire: Wire) -> None:
-        """Over a connection that is just being made."""
+        """Break a connection that is just being made."""
         if self._random.random() < 0.15:
             world.at(self._random.random() * 0.05, lambda: self._break_new(world, link, agent, wire))
 
@@ -125,7 +125,7 @@ class Breakdowns:
             self._armed = kill
 
     def kill_in_turn(self, actions: Sequence[do.Action]) -> Kill | None:
-        """Whether the driver is killed in this turn, which has these actions; and when."""
+        """Return whether, and when, the driver is killed in a turn with these actions."""
         kill = self._armed
         if kill == "told":
             words = [number for number, action in enumerate(actions) if isinstance(action, _WORDS)]
@@ -136,14 +136,14 @@ class Breakdowns:
         return min(kill, len(actions)) if isinstance(kill, int) else kill
 
     def kills_at(self, kill: Kill) -> bool:
-        """Whether the driver is killed now."""
+        """True if the driver is killed now."""
         if self._armed != kill:
             return False
         self._armed = None
         return True
 
     def driver_died(self, world: Wired) -> None:
-        """Its sockets are closed; or it is only frozen, or its machine has no power."""
+        """Close the driver's sockets; or leave them, as a frozen process or a power loss does."""
         self.counts["kills"] += 1
         random = self._random
         is_seen = random.random() < 0.8
@@ -182,7 +182,7 @@ class Breakdowns:
             world.at(gap, world.succeed)
 
     def driver_came(self, world: Wired) -> None:
-        """Another takes over; it may be killed soon, too."""
+        """Note that another driver took over; it may be killed soon, too."""
         self.counts["successors"] += 1
         self._came_at = world.now
         self._quiet_until = world.now + _APART
@@ -194,7 +194,7 @@ class Breakdowns:
         self._zombies.clear()
 
     def _haunt(self, world: Wired, link: Link, wire: Wire) -> None:
-        """A driver that was taken for dead writes on, and comes again, where the agent knows its successor."""
+        """Let a driver that was believed dead write and connect again, though the agent knows its successor."""
         agent = world.agents[link.host, link.agent]
         if agent.session.epoch <= link.epoch or not agent.is_alive:
             return
@@ -209,5 +209,5 @@ class Breakdowns:
     # The end
 
     def is_over(self, world: Wired) -> bool:
-        """Whether nobody will take the job over, and all should have ended by now."""
+        """True if no driver will take over, and everything should have ended by now."""
         return self.is_orphaned and world.now > world.died_at + world.agents_lease + world.grace + _SLACK

@@ -1,4 +1,4 @@
-"""Bugs of the engine, planted by hand: each takes something away that jobs rest on over time."""
+"""Bugs of the engine, planted by hand: each removes something that jobs rely on over time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 
 
 class Bug(NamedTuple):
-    """A bug, the words of the law that finds it, and a seed of whose next few one does."""
+    """A bug, the words of the law that finds it, and a seed just before one that does."""
 
     plant: Callable[[Patch], None]
     found: str
@@ -38,13 +38,13 @@ class Bug(NamedTuple):
 
 
 def instead(patch: Patch, owner: object, name: str, wrong: Callable[..., Any]) -> None:
-    """`wrong` is called for the right function, and gets it before what that gets."""
+    """Replace a function by `wrong`, which gets the right one before its arguments."""
     right = getattr(owner, name)
     patch.setattr(owner, name, lambda *args, **kwargs: wrong(right, *args, **kwargs))
 
 
 def afterwards(patch: Patch, owner: object, name: str, spoil: Callable[..., object]) -> None:
-    """The function does what is right; then `spoil` gets its result, and what it got."""
+    """Call `spoil` after the right function, with its result and arguments."""
 
     def wrong(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = right(*args, **kwargs)
@@ -55,7 +55,7 @@ def afterwards(patch: Patch, owner: object, name: str, spoil: Callable[..., obje
 
 
 def nothing_begins(patch: Patch, wait: Wait) -> None:
-    """What is waited for in this way is waited for without end."""
+    """Make a wait of this kind never begin, so that it has no bound."""
     instead(
         patch,
         Waits,
@@ -65,7 +65,7 @@ def nothing_begins(patch: Patch, wait: Wait) -> None:
 
 
 def meanwhile(patch: Patch, owner: object, name: str, other: object, what: str, value: Any) -> None:
-    """As long as the function is at work, `other` has another `what`."""
+    """Give `other` another `what` while the function runs."""
 
     def wrong(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with pytest.MonkeyPatch.context() as short:

@@ -1,4 +1,4 @@
-"""How a history of the simulator is replayed: pytest tests/simulation/test_elastic.py --seed 4711."""
+"""Replay one history of the simulator: pytest tests/simulation/test_elastic.py --seed 4711."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Thousands of histories would take three times as long, and run nothing that tests of single modules don't."""
+    """Exclude the simulator from coverage: it would take three times as long, and covers nothing new."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.no_cover)

@@ -1,4 +1,4 @@
-"""What must be true however often connections are lost and drivers replaced: nothing that is said is lost, doubled or reordered."""
+"""Laws of sessions across lost connections and drivers: no message is lost, doubled or reordered."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,23 +19,23 @@ Key = tuple[str, int]
 
 
 class Continuity:
-    """Knows what agents have said, and what is on record. Agents are told apart by host and number."""
+    """Knows the agents' messages and the record. Agents are told apart by host and number."""
 
     def __init__(self, world: "Wired") -> None:
         self._world = world
         self._kept: dict[Key, int] = defaultdict(int)
-        """The number of the newest frame whose event is in the journal."""
+        """Number of the newest frame with its event in the journal."""
         self._printed: dict[Key, int] = defaultdict(int)
         self._agents: dict[str, int] = {}
-        """The newest of each host that the journal knows."""
+        """Newest agent of each host in the journal."""
         self._orders: dict[Key, list[do.Action]] = defaultdict(list)
-        """What the journal has for each."""
+        """Orders in the journal for each agent."""
         self._epochs: dict[Agent, int] = defaultdict(int)
         self._version = 0
         self._closed: list[Key] = []
 
     def kept(self, event: on.Event, actions: Iterable[Any], origin: Origin | None) -> None:
-        """A turn is in the journal."""
+        """Check a turn that went into the journal."""
         if origin is not None and (origin.host, origin.agent) in self._world.agents:
             self._said(event, origin)
         elif origin is not None:
@@ -64,12 +64,12 @@ class Continuity:
         newest[agent.host, agent.number] = number
 
     def printed(self, host: str, number: int, frame: int) -> None:
-        """A worker's output is printed."""
+        """Check printed output."""
         agent = self._world.agents[host, number]
         self._next(self._printed, agent, frame, lambda one: one.kind == "output")
 
     def order(self, agent: Agent, frame: Frame) -> None:
-        """An agent is about to do what a frame says."""
+        """Check an order that an agent is about to carry out."""
         if frame.body is None:
             assert not agent.obeyed, f"{agent} is greeted again"
             return
@@ -79,19 +79,19 @@ class Continuity:
         agent.obeyed += 1
 
     def acknowledged(self, agent: Agent, count: int) -> None:
-        """An agent forgets its first frames."""
+        """Check an agent that forgets its first frames."""
         key = agent.host, agent.number
         for number, frame in enumerate(agent.sent[:count], 1):
             newest = self._printed[key] if frame.kind == "output" else self._kept[key]
             assert number <= newest, f"{agent} is to forget what nobody has: {frame}"
 
     def admitted(self, agent: Agent, epoch: int) -> None:
-        """An agent takes somebody for its driver."""
+        """Check a driver that an agent admits."""
         assert epoch >= self._epochs[agent], f"{agent} hears driver {epoch} after {self._epochs[agent]}"
         self._epochs[agent] = epoch
 
     def end(self) -> None:
-        """The job is over, and all is printed that came."""
+        """Check the end of a job: all received output is printed."""
         for key in self._closed:
             agent = self._world.agents[key]
             if agent.is_ending or agent.is_lost:

@@ -1,4 +1,4 @@
-"""The workers of an elastic world: what processes do that train, in-process or unmodified ones."""
+"""The workers of an elastic world: training processes, in-process or unmodified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP = 2.0
 
 @dataclass(eq=False)
 class Process:
-    """One worker. Its `place` is what it was told, its `round` what it is in."""
+    """One worker. `place` is its assigned place, `round` the round that it is in."""
 
     host: SimHost
     slot: int
@@ -36,45 +36,45 @@ class Process:
     place: Placement | None = None
     last_round: int = -1
     met: int = -1
-    """The newest round in which it has met the others."""
+    """Newest round in which it has met the others."""
     commit: int = -1
     asked_after: int = -2
-    """Its last round when it asked for another."""
+    """Its last round at its request for another."""
     is_waiting: bool = False
     is_silent: bool = False
-    """Stopped: it does nothing, and only SIGKILL ends it."""
+    """True if it is stopped: it does nothing, and only SIGKILL ends it."""
     is_stuck: bool = False
-    """Lives, and does not leave its round."""
+    """True if it lives and does not leave its round."""
     is_stray: bool = False
-    """Lives and beats, and comes to no meeting."""
+    """True if it lives and beats, but never meets the others."""
     outlives_kill: bool = False
     orders: int = 0
-    """How often it was told to end; only the last orders count."""
+    """Number of orders to end; only the newest counts."""
 
     def __str__(self) -> str:
         return f"{self.host.name}/{self.slot}/{self.start}"
 
 
 class Workers:
-    """All processes of a world, and what they have in common: rounds, and the newest checkpoint."""
+    """All processes of a world, their rounds and newest checkpoint."""
 
     def __init__(self, world: ElasticWorld, goal: int) -> None:
         self._world = world
         self.goal = goal
-        """Commits until training is done."""
+        """Commits to the end of the training."""
         self.checkpoint = -1
         self.rounds: dict[int, list[Process]] = {}
         self.broken: set[int] = set()
         self.changing: set[int] = set()
         self.kills_while_placing = 0
         self.codes: set[int] = set()
-        """With which workers failed, of themselves or by a fault."""
+        """Exit codes of failed workers."""
         self.hung: set[str] = set()
-        """Those that were stopped, or fell silent, by name."""
+        """Names of workers that were stopped or fell silent."""
         self.ended_well = 0
 
     def carry_out(self, action: do.Action) -> None:
-        """What the engine wants of workers."""
+        """Carry out the engine's actions for workers."""
         match action:
             case do.Start():
                 self._start(action)
@@ -157,7 +157,7 @@ class Workers:
         return next(found, None)
 
     def _when_told(self, name: str, slot: int, start: int, call: Callable[[Process], None]) -> None:
-        """Workers watch their keys, but for those that hang."""
+        """Call after a delay for each worker that watches its keys: hanging ones do not."""
         one = self.find(name, slot, start)
 
         def told() -> None:
@@ -191,7 +191,7 @@ class Workers:
             self.end(one, None, signal.SIGKILL)
 
     def _arrived(self, number: int) -> None:
-        """When all are there, they take the newest state and train."""
+        """Once all workers have met, let them take the newest state and train."""
         members = self.rounds[number]
         if any(one.place is not None and len(members) < one.place.size for one in members):
             return  # one had ended before it was told its place
@@ -206,7 +206,7 @@ class Workers:
         self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
 
     def _is_split(self, members: list[Process], number: int) -> bool:
-        """Whether two of their hosts can't reach each other; then they leave after a while, one after the other."""
+        """True if two of their hosts can't reach each other; the workers then leave one after the other."""
         hosts = {one.host.name for one in members}
         if not any(pair <= hosts for pair in self._world.cut_pairs):
             return False
@@ -240,7 +240,7 @@ class Workers:
             self._world.at(STEP * (0.5 + self._world.random.random()), lambda: self._train(number))
 
     def _say(self, one: Process, number: int, *, is_done: bool = False) -> None:
-        """A beat that is news."""
+        """Send a heartbeat with news."""
         if self._world.kind == "in-process" and (is_done or self._world.now >= self._world.beats_from):
             self._world.tell(
                 on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, is_done, number, is_done)
@@ -255,7 +255,7 @@ class Workers:
             self.end(one, 0)
 
     def _leave(self, one: Process, number: int, cause: str | None = "a peer is gone") -> None:
-        """Leave a round that has ended, and ask again."""
+        """Let a worker leave its ended round, and ask again."""
         if one.live and not one.is_silent and not one.is_stuck and one.round == number:
             if self._world.kind == "in-process":
                 self._ask(one, cause)
@@ -270,7 +270,7 @@ class Workers:
     def end(
         self, one: Process, code: int | None, number: int | None = None, *, look: Look = "silent"
     ) -> None:
-        """The process ends; its peers may notice, and its agent tells."""
+        """End the process: its peers may notice, and its agent reports it."""
         if not one.live:
             return
         one.live = False
@@ -295,7 +295,7 @@ class Workers:
             self._order(host, [one for one in there if slots is None or one.slot in slots], steps)  # type: ignore[operator]
 
     def _order(self, host: SimHost, workers: list[Process], steps: list[do.Step]) -> None:
-        """As late as the host is cut off."""
+        """Delay an order as long as the host is cut off."""
         if host.is_cut:
             self._world.at(0.5, lambda: self._order(host, workers, steps))
             return

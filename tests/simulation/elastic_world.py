@@ -1,8 +1,7 @@
-"""A world for elastic jobs: hosts, agents, workers and a pool that all fail now and then.
+"""A world for elastic jobs with faulty hosts, agents, workers and pool.
 
-What the engine wants is carried out as real agents and workers would, with delays that the seed
-chooses. Faults are planned beforehand, and all is healed after a while, so that a job must end well unless
-something that happened is a reason for another end.
+It carries out the engine's actions like real agents and workers, with delays chosen by the seed. Faults are planned
+beforehand and healed in the end. So a job must end well unless one of its faults is a reason for another end.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from tests.simulation.play import QUIET, Play, facts
 __all__ = ["ElasticWorld", "SimHost"]
 
 _SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
-"""What laws look at though nothing follows."""
+"""Events that laws check even without actions."""
 MOST_STEPS = 6000
 _TRIES = (1.0, 2.0, 2.0)
-"""Seconds from one attempt of TCP to the next."""
+"""Seconds between attempts of TCP to connect."""
 
 Kind = Literal["in-process", "unmodified"]
 
@@ -40,41 +39,41 @@ class SimHost:
     is_up: bool = True
     is_cut: bool = False
     whole_since: float = 0.0
-    """When something last kept it from closing: its link, output that nobody takes, a worker that outlives SIGKILL."""
+    """Newest time of an obstacle to its closing: a cut link, output that is not read, a worker that survives SIGKILL."""
     is_bad: bool = False
-    """Workers die soon after their start."""
+    """True if its workers die soon after their start."""
     is_slow: bool = False
     is_quiet: bool = False
-    """As the driver knows."""
+    """True if the driver knows that it is silent."""
     dead: int = -1
-    """The agent that went with the power."""
+    """Number of the agent that died in a power loss."""
     killed: int = -1
-    """The agent that was killed, which the driver may not know yet: its port refuses others."""
+    """Number of an agent that was killed; its port refuses connections before the driver knows."""
     link: str = "none"
     agent: int = 0
-    """Counts the connections."""
+    """Number of connections so far."""
     heard_until: float = 0.0
     queue: list[on.Event] = field(default_factory=list)
-    """What its agent has sent, and the driver has not read."""
+    """Messages from the agent that the driver has not read yet."""
     parting: int = -1
-    """The agent that ends on its own account: it starts no more workers."""
+    """Number of the agent that ends by itself: it starts no more workers."""
     staying: int = -1
-    """The agent that answers pings, and neither ends nor does anything else."""
+    """Number of an agent that answers pings, and neither ends nor does anything else."""
     is_full: bool = False
-    """Nobody takes the output there, and what comes after it."""
+    """True if its output is not read, so that later messages wait behind it."""
     refusals: int = 0
-    """How many workers will not be started."""
+    """Number of starts that will fail."""
     processes: list[Process] = field(default_factory=list)
     unlisted_since: float | None = None
     had: int = 0
-    """Slots at first."""
+    """Slots at the beginning."""
 
     def __post_init__(self) -> None:
         self.had = self.slots
 
     @property
     def is_dead(self) -> bool:
-        """Whether its agent has gone with the power, which may be back."""
+        """True if its agent died in a power loss, also after power is back."""
         return self.dead == self.agent
 
     @property
@@ -89,7 +88,7 @@ class ElasticWorld(Play):
         super().__init__(seed, most_steps=MOST_STEPS)
         self._begins_empty = seed % 8 == 0
         self.is_mute = seed % 64 == 1
-        """Whether nobody ever says which hosts there are."""
+        """True if no list of hosts ever comes."""
         rng = self.random
         self.kind: Kind = "in-process" if rng.random() < 0.7 else "unmodified"
         self.hosts = {
@@ -113,12 +112,12 @@ class ElasticWorld(Play):
         self.faults_detail = ""
         self.asleep_since = self.asleep_until = self.beats_from = 0.0
         self.is_catching_up = False
-        """Whether the driver has yet to read what is long true."""
+        """True if the driver has old messages to read."""
         self._missed: list[tuple[on.Event, SimHost | None, int]] = []
         self.cut_pairs: set[frozenset[str]] = set()
-        """Hosts that can't reach each other."""
+        """Pairs of hosts that can't reach each other."""
         self.healed_pairs: set[frozenset[str]] = set()
-        """Those that could not a moment ago."""
+        """Pairs that could not reach each other a moment ago."""
         self.faulty: set[str] = set()
         """Hosts that had a fault."""
         self.engine = Engine(self.spec, 4711)
@@ -159,7 +158,7 @@ class ElasticWorld(Play):
         return None if self.is_asleep else super().deadline
 
     def delay(self, most: float = 0.2) -> float:
-        """Short mostly, long now and then."""
+        """Return a delay, short in most cases."""
         return self.random.random() * most * (1 if self.random.random() < 0.95 else 10)
 
     def begin(self) -> None:
@@ -205,11 +204,11 @@ class ElasticWorld(Play):
 
     @property
     def is_late(self) -> bool:
-        """Whether the driver has yet to read what is long true."""
+        """True if the driver is stopped, or has old messages to read."""
         return self.is_catching_up or self.is_asleep
 
     def wake_up(self) -> None:
-        """Read what came while the driver was stopped, unless it was stopped again."""
+        """Read the messages of the time in which the driver was stopped, unless it was stopped again."""
         if self.is_asleep:
             return
         missed, self._missed = self._missed, []
@@ -237,11 +236,11 @@ class ElasticWorld(Play):
                 self.workers.carry_out(action)
 
     def order(self, action: do.Probe | do.Start | do.Stop | do.Signal | do.Release) -> None:
-        """Its host's agent is to get this."""
+        """Send the action to its host's agent."""
         self.obey(action)
 
     def obey(self, action: do.Action) -> None:
-        """An agent does what it was told."""
+        """Carry out an order as an agent does."""
         match action:
             case do.Probe():
                 self._probe(action)
@@ -253,9 +252,9 @@ class ElasticWorld(Play):
     # Hosts
 
     def hear(self, host: SimHost, event: on.Event, agent: int | None = None) -> None:
-        """An agent's frames come in order, as long as the connection lasts; the newest agent's, if not said otherwise.
+        """Deliver an agent's message in order, as long as the connection lasts; by default from the newest agent.
 
-        Where nobody takes the output, other frames overtake the ends that wait behind it.
+        If the host's output is not read, other messages overtake ends of workers, which wait behind the output.
         """
         if agent is not None and agent != host.agent:
             return
@@ -345,14 +344,14 @@ class ElasticWorld(Play):
         self.at(self.spec.lease, lambda: self.all_die(host, agent))
 
     def all_die(self, host: SimHost, agent: int | None = None) -> None:
-        """The agent, the guardian or the lack of power ends all that is there."""
+        """End everything on the host, as agent, guardian or a power loss do."""
         for one in host.processes:
             if agent is None or one.agent == agent:
                 one.live = False
         host.processes = [one for one in host.processes if one.live]
 
     def gone(self, host: SimHost, agent: int) -> None:
-        """The driver notices that the agent is gone, or that it is silent."""
+        """Tell the driver that the agent is gone or silent."""
         if host.agent == agent and host.link != "none":
             was_ready = host.link in ("ready", "closing")
             host.link = "none"
@@ -361,7 +360,7 @@ class ElasticWorld(Play):
         self.notice(host)
 
     def notice(self, host: SimHost) -> None:
-        """The driver's pings are answered, or not; it sends none to a host that is lost."""
+        """Tell the driver whether pings are answered; a lost host gets none."""
         is_quiet = host.link == "ready" and not host.reachable
         if is_quiet != host.is_quiet:
             host.is_quiet = is_quiet
@@ -370,7 +369,7 @@ class ElasticWorld(Play):
     # The pool
 
     def discover(self) -> None:
-        """The script has another answer."""
+        """Give the driver the script's newest list."""
         for name, host in self.hosts.items():
             if name in self.listing:
                 host.unlisted_since = None

@@ -1,4 +1,4 @@
-"""What goes wrong in an elastic world, and when."""
+"""Faults of an elastic world, and their times."""
 
 import signal
 from collections.abc import Callable
@@ -16,18 +16,18 @@ __all__ = ["LATE", "PULSES", "plan_faults"]
 
 MOST = 6
 CUTS = (0.4, 0.9, 2.4)
-"""In leases."""
+"""Lengths of cuts, in leases."""
 NOTICED = 2.0
-"""Seconds until the driver knows that a host does not answer."""
+"""Seconds until the driver knows of a host's silence."""
 LATE, PULSES = 5.0, 4
-"""Seconds after which the driver knows that it was stopped itself, when it should have sent pings, so many in each lease."""
+"""Seconds of delay after which the driver knows that it was stopped, and pings per lease."""
 HEALED = 50.0
 KNOWN = 6.0
-"""Seconds in which it may be told what was found before."""
+"""Seconds for which earlier findings may be reported."""
 
 
 def plan_faults(world: "ElasticWorld") -> None:
-    """Choose the faults, and when they come; everything is healed in the end."""
+    """Choose faults and their times; all are healed in the end."""
     kinds = [kill, kill, fail, hang, stick, lose_agent, part, power_off, cut, spoil, slow]
     kinds += [kill_while_placing, fall_asleep, refuse_start, cut_own_link, cut_pair, fill, leave_early, stray]
     kinds += [stay, outlive, lose_beats, hang_in_a_cut]
@@ -84,7 +84,7 @@ def fail(world: "ElasticWorld") -> bool:
 
 
 def hang(world: "ElasticWorld") -> bool:
-    """SIGSTOP, of which the agent tells; or the worker's own fault, which can be heard once it has beaten."""
+    """Hang a worker: by SIGSTOP, which the agent reports, or by itself, which is audible once it has beaten."""
     one = a_worker(world)
     if one is not None:
         _stops(world, one)
@@ -92,7 +92,7 @@ def hang(world: "ElasticWorld") -> bool:
 
 
 def outlive(world: "ElasticWorld") -> bool:
-    """Its cgroup is frozen, and no signal ends it."""
+    """Freeze a worker's cgroup, so that no signal ends it."""
     one = a_worker(world)
     if one is None:
         return False
@@ -125,7 +125,7 @@ def stick(world: "ElasticWorld") -> bool:
 
 
 def stray(world: "ElasticWorld") -> bool:
-    """A worker lives and beats, and gets stuck before it meets the others of its next round."""
+    """Let a worker live and beat, but get stuck before it meets the others of its next round."""
     one = a_worker(world)
     if one is None or world.kind == "unmodified":
         return False
@@ -149,7 +149,7 @@ def lose_agent(world: "ElasticWorld") -> bool:
 
 
 def part(world: "ElasticWorld") -> bool:
-    """Somebody ends the agent; it stops its workers, tells of it, and closes."""
+    """End an agent from outside: it stops its workers, reports it, and closes."""
     host = a_host(world)
     agent = host.agent
     if not _parts(world, host):
@@ -165,7 +165,7 @@ def part(world: "ElasticWorld") -> bool:
 
 
 def stay(world: "ElasticWorld") -> bool:
-    """So does this one; but it does not close, and answers pings as long as anybody sends them."""
+    """The same, but the agent does not close, and answers pings without end."""
     host = a_host(world)
     if not _parts(world, host):
         return False
@@ -174,7 +174,7 @@ def stay(world: "ElasticWorld") -> bool:
 
 
 def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
-    """Whether there is an agent that does."""
+    """Return whether an agent ends by itself."""
     world.faulty.add(host.name)
     if host.link != "ready" or not host.reachable:
         return False
@@ -188,7 +188,7 @@ def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
 
 
 def kill_while_placing(world: "ElasticWorld") -> bool:
-    """The next round loses a worker before it has heard of its place."""
+    """Kill a worker of the next round before it gets its place."""
     world.faults_detail = ""
     world.workers.kills_while_placing += 1
     world.workers.codes.add(128 + signal.SIGKILL)
@@ -196,7 +196,7 @@ def kill_while_placing(world: "ElasticWorld") -> bool:
 
 
 def fall_asleep(world: "ElasticWorld") -> bool:
-    """This process is stopped for a while, and finds all that has happened when it wakes up."""
+    """Stop the driver for a while; it finds all messages when it continues."""
     world.faults_detail = ""
     seconds = world.random.choice([3.0, 30.0])
     if seconds < world.spec.lease / PULSES + LATE:
@@ -208,7 +208,7 @@ def fall_asleep(world: "ElasticWorld") -> bool:
 
 
 def refuse_start(world: "ElasticWorld") -> bool:
-    """The command is not there for a moment."""
+    """Let the command be missing for a moment."""
     host = a_host(world)
     host.refusals = 1
     world.workers.codes.add(127)
@@ -228,13 +228,13 @@ def power_off(world: "ElasticWorld") -> bool:
 
 
 def cut(world: "ElasticWorld") -> bool:
-    """For less than the lease, or for more."""
+    """Cut a link for less than the lease, or for more."""
     host = a_host(world)
     return cut_off(world, host, world.random.choice(CUTS) * world.spec.lease)
 
 
 def hang_in_a_cut(world: "ElasticWorld") -> bool:
-    """Which heals within the lease."""
+    """Hang a worker during a cut that heals within the lease."""
     one = a_worker(world)
     if one is None or world.kind == "unmodified" or not cut_off(world, one.host, 0.9 * world.spec.lease):
         return False
@@ -243,7 +243,7 @@ def hang_in_a_cut(world: "ElasticWorld") -> bool:
 
 
 def cut_own_link(world: "ElasticWorld") -> bool:
-    """The driver's: it hears of no host any more."""
+    """Cut the driver's own link, so that it hears no host."""
     world.faults_detail = ""
     seconds = world.random.choice(CUTS) * world.spec.lease
     cut_hosts = [host for host in world.hosts.values() if cut_off(world, host, seconds)]
@@ -251,7 +251,7 @@ def cut_own_link(world: "ElasticWorld") -> bool:
 
 
 def lose_beats(world: "ElasticWorld") -> bool:
-    """For longer than a worker may be silent, none comes of any."""
+    """Lose the beats of all workers for longer than a worker may be silent."""
     world.faults_detail = ""
     world.beats_from = world.now + world.random.uniform(0.6, 1.1) * world.options.worker_timeout
     world.workers.codes.add(
@@ -261,7 +261,7 @@ def lose_beats(world: "ElasticWorld") -> bool:
 
 
 def cut_pair(world: "ElasticWorld") -> bool:
-    """Two hosts can't reach each other, though both reach the driver."""
+    """Cut two hosts from each other, though both reach the driver."""
     if len(world.hosts) < 2:
         return False
     pair = frozenset(world.random.sample(sorted(world.hosts), 2))
@@ -273,7 +273,7 @@ def cut_pair(world: "ElasticWorld") -> bool:
 
 
 def fill(world: "ElasticWorld") -> bool:
-    """Nobody takes the output of a host for a while, and its workers' ends come after it."""
+    """Leave a host's output unread for a while, with its workers' ends behind it."""
     host = a_host(world)
     host.is_full = True
     world.faulty.add(host.name)
@@ -287,7 +287,7 @@ def clear(world: "ElasticWorld", host: "SimHost") -> None:
 
 
 def leave_early(world: "ElasticWorld") -> bool:
-    """A worker ends with 0 in the middle of its training."""
+    """End a worker with 0 in the middle of its training."""
     one = a_worker(world)
     if one is None or one.is_silent or one.round is None or world.random.random() < 0.8:
         return False
@@ -368,7 +368,7 @@ def reorder(world: "ElasticWorld") -> bool:
 
 
 def flap(world: "ElasticWorld") -> bool:
-    """A host leaves the list for a moment, one that is excluded if there is any; a worker fails when it is back."""
+    """Take a host off the list for a moment, an excluded one if there is any; a worker fails when it is back."""
     excluded = [name for name in world.listing if world.ledger.host(name).until > world.now]
     if len(world.listing) == 1 or (not excluded and not remove(world)):
         return False
@@ -406,7 +406,7 @@ def fail_discovery(world: "ElasticWorld") -> bool:
 
 
 def be_judged(world: "ElasticWorld") -> bool:
-    """The hosts say that nobody gets on."""
+    """Report a hang of the whole job."""
     world.tell(on.JobHangs(60.0, (0,), "rank 0 waits"))
     return True
 
@@ -418,7 +418,7 @@ def interrupt(world: "ElasticWorld") -> None:
 
 
 def heal(world: "ElasticWorld") -> None:
-    """From here on nothing goes wrong any more, and all hosts are there."""
+    """Heal all faults, and bring all hosts back."""
     world.history.append(f"{world.now:7.2f} *** healed")
     world.healed_pairs, world.cut_pairs = world.cut_pairs, set()
     world.at(KNOWN, world.healed_pairs.clear)

@@ -1,4 +1,4 @@
-"""What must be true of an elastic job after every event, and how it may end (docs/elastic.md, and the exit codes)."""
+"""Invariants of an elastic job after every event, and its possible ends (docs/elastic.md, and the exit codes)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ class Invariants:
     def __init__(self, world: "ElasticWorld") -> None:
         self.world = world
         self.placed = -1
-        """The newest round."""
+        """Places of the newest round."""
 
     def before(self, wanted: Sequence[do.Action]) -> None:
-        """The actions must be right for the world as it is."""
+        """Check the actions against the world before they are carried out."""
         for action in wanted:
             if isinstance(action, do.Start):
                 self.check_start(action)
@@ -76,7 +76,7 @@ class Invariants:
         assert options.max_np is None or len(places) <= options.max_np, "too many workers"
 
     def after(self) -> None:
-        """The world must be right."""
+        """Check the world after the actions."""
         world = self.world
         taken: set[tuple[int, int]] = set()
         for host in world.hosts.values():
@@ -94,7 +94,7 @@ class Invariants:
             self.check_end(world.result)
 
     def check_lives(self) -> None:
-        """What the engine knows of a worker must go together."""
+        """Check that the engine's records of each worker agree."""
         for worker in self.world.engine.workers:
             name = f"{worker.host}/{worker.slot}/{worker.start}"
             has_orders = self.world.engine.waits.has(Wait.ENDING, worker)
@@ -107,7 +107,7 @@ class Invariants:
                 )
 
     def check_settled(self) -> None:
-        """A failure waits no longer for its cause than it may."""
+        """Check that a failure does not wait too long for its cause."""
         engine = self.world.engine
         due = engine.waits.until(Wait.SETTLING) if engine.phase is Phase.RUNNING else None
         assert due is None or due >= self.world.now or self.world.is_catching_up, (
@@ -115,7 +115,7 @@ class Invariants:
         )
 
     def check_drained(self, name: str) -> None:
-        """A host that has left the pool long ago has no worker, and no connection."""
+        """Check that a host that left the pool long ago has neither worker nor connection."""
         host = self.world.hosts[name]
         if (
             host.unlisted_since is None
@@ -158,7 +158,7 @@ class Invariants:
 
     @property
     def may_fail(self) -> bool:
-        """Whether something that happened is a reason for the job to end with a worker's failure."""
+        """True if a fault of this world is a reason for the job to end with a worker's failure."""
         world = self.world
         bad = {"spoil", "kill", "fail", "hang", "stick", "kill_while_placing", "refuse_start"}
         bad |= {"be_judged", "flap", "outlive", "stray", "cut_pair", "leave_early"}

@@ -1,4 +1,4 @@
-"""The journal of a simulated driver: what outlives it, to the byte."""
+"""The journal of a simulated driver, which survives it to the byte."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Journal", "Origin", "Record"]
 
 
 class Origin(NamedTuple):
-    """The frame that an event came with: the agent's host and number, and the frame's own."""
+    """Source of an event: host and number of the agent, and number of its frame."""
 
     host: str
     agent: int
@@ -27,7 +27,7 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """Entries as lines. They are made when somebody reads them, since few do."""
+    """Entries as lines, made on reading, which is rare."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._bytes = json.dumps(begin_entry("0", "j0b", spec, 4711)).encode() + b"\n"
@@ -37,7 +37,7 @@ class Journal:
         self._new.append((at, event, list(actions), origin))
 
     def fold(self, lull: on.Lull) -> None:
-        """The newest turn was idle: with those before it that were, it comes to this."""
+        """Replace the newest turn, and idle ones before it, by one summary."""
         at, _, _, origin = self._new.pop()
         if self._new and isinstance(self._new[-1][1], on.Lull):
             before = self._new.pop()[3]
@@ -45,20 +45,20 @@ class Journal:
         self._new.append((at, lull, [], origin))
 
     def tear(self, share: float) -> None:
-        """The newest record is written as far as this share of its bytes."""
+        """Write this share of the newest record's bytes."""
         newest = self._line(self._new.pop())
         self._flush()
         self._bytes += newest[: int(share * len(newest))]
 
     def entries(self) -> list[dict[str, Any]]:
-        """What a successor finds; it takes away the record that was half written."""
+        """Return the entries for a successor, without a half-written record."""
         self._flush()
         self._bytes = self._bytes[: self._bytes.rfind(b"\n") + 1]
         return [json.loads(line) for line in self._bytes.splitlines()]
 
     @staticmethod
     def records(entries: Sequence[dict[str, Any]]) -> Iterator[Record]:
-        """The turns in them."""
+        """Return the turns in the entries."""
         for entry in entries[1:]:
             origin = entry["origin"]
             yield Record(decode(Turn, entry["turn"]), None if origin is None else Origin(*origin))

@@ -1,4 +1,4 @@
-"""What the driver has heard of a job, and what it has ordered: the laws' own account of it, apart from the engine's."""
+"""An account of the driver's news and orders for the laws, independent of the engine's records."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -20,24 +20,24 @@ class Host:
     name: str
     link: str = "none"
     idle_since: float = 0.0
-    """When its link came to nothing, or it was listed."""
+    """Time when its connection ended, or it was listed."""
     is_listed: bool = False
     slots: int = 0
     parted_at: float | None = None
-    """When its agent said that it ends."""
+    """Time of its agent's report that it ends."""
     has_rendezvous: bool = False
     answers_since: float = -math.inf
-    """When it began to answer again, after it did not; for ever to come while it does not."""
+    """Time since which it answers again after silence; infinite while it is silent."""
     until: float = -math.inf
-    """When its cool-down is over."""
+    """End of its cool-down."""
     is_lost_for_good: bool = False
-    """Whether it is excluded for the rest of the job because it was lost."""
+    """True if it is excluded for the rest of the job because it was lost."""
     failures: int = 0
-    """Of its workers, since it was listed anew."""
+    """Failures of its workers since it was listed anew."""
     problems: int = 0
-    """Of its own: lost, not connected, late."""
+    """Problems of the host itself: lost, not connected, late."""
     proofs: set[tuple[str, str]] = field(default_factory=set)
-    """Whom it reached, and where."""
+    """Hosts that it reached, and the addresses."""
 
     def is_usable(self, now: float) -> bool:
         return self.link == "ready" and self.is_listed and self.parted_at is None and now >= self.until
@@ -55,7 +55,7 @@ class Worker:
     commit: int = -1
     has_asked: bool = False
     is_told: bool = False
-    """That it is to end."""
+    """True if it was told to end."""
     beat_at: float | None = None
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Round:
 
 @dataclass(frozen=True)
 class End:
-    """How a worker ended; `is_failure` is whether nobody had told it to."""
+    """A worker's end; `is_failure`: it was not told to end."""
 
     host: str
     slot: int
@@ -94,7 +94,7 @@ class End:
 
 
 class Ledger:
-    """Times are seconds of the driver's clock."""
+    """The account. Times are seconds of the driver's clock."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -149,7 +149,7 @@ class Ledger:
         return self.hosts.setdefault(name, Host(name))
 
     def living(self) -> Iterator[Worker]:
-        """Workers that nobody told to end."""
+        """Workers that were not told to end."""
         return (worker for worker in self.workers.values() if not worker.is_told)
 
     def usable(self) -> list[Host]:
@@ -186,7 +186,7 @@ class Ledger:
                 host.until = -math.inf if host.until == math.inf else host.until
 
     def list_all(self, hosts: Sequence[tuple[str, int]]) -> None:
-        """The pool is fixed."""
+        """Note a fixed pool."""
         self.is_pool_known = True
         for name, slots in hosts:
             host = self.host(name)

@@ -1,6 +1,6 @@
-"""The driver's ends of its sessions: one for each agent that it has, or that the driver had before it.
+"""The driver's ends of its sessions, with each present or earlier agent.
 
-As hvlaunch/driver/links/session.py and renewal.py.
+They behave like hvlaunch/driver/links/session.py and renewal.py.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ _PAUSE = 0.3
 
 
 class Link:
-    """`epoch` is its driver's. It is over when the agent is gone, or is given up."""
+    """`epoch` is its driver's. A link is over when its agent is gone or given up."""
 
     def __init__(self, world: "Wired", host: str, epoch: int) -> None:
         self._world = world
@@ -51,25 +51,25 @@ class Link:
         self.session: Session = world.make_session(BY_DRIVER, BY_AGENT, epoch)
         self.durable = AckedFrames()
         self.agent = 0
-        """Its number, as far as the journal knows it."""
+        """Number of the agent, as far as the journal knows."""
         self.wire: Wire | None = None
         self.is_over = False
         self.bye: tuple[int, Frame] | None = None
-        """The agent's last word, which counts when its end is seen, or when there is no way to it any more."""
+        """The agent's last frame, which counts once its end is seen, or it can't be reached any more."""
         self.is_released = False
-        """Whether the agent was told to end."""
+        """True if the agent was told to end."""
         self.unprinted: deque[int] = deque()
-        """Frames of output that wait for the printer."""
+        """Output frames that wait for the printer."""
         self.candidate: Wire | None = None
         self._next = 1
-        """The number of the frame that comes next on this connection."""
+        """Number of the next frame on this connection."""
         self._heard: set[int] = set()
-        """By number: what has come, and may not be durable yet."""
+        """Frames that have come and may not be durable yet, by number."""
         self._away_since = 0.0
         self.send(Frame("hello"))
 
     def send(self, frame: Frame) -> None:
-        """Now, or over the next connection."""
+        """Send now, or over the next connection."""
         if frame.kind == "bye":
             self.is_released = True
             self._acknowledge_all()
@@ -78,7 +78,7 @@ class Link:
             self.wire.put("agent", frame)
 
     def open(self, agent: Agent, wire: Wire) -> None:
-        """Over the connection by which the agent was started."""
+        """Begin the session over the connection that started the agent."""
         self.agent = agent.number
         self.wire = wire
         wire.readers["driver"] = lambda frame: self._hear(wire, frame)
@@ -87,7 +87,7 @@ class Link:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its driver is."""
+        """True if its driver is dead."""
         return not self._world.is_driven_by(self.epoch)
 
     @property
@@ -126,13 +126,13 @@ class Link:
             self.acknowledge()
 
     def done(self, number: int) -> None:
-        """The frame is durable. An agent that was told to end waits for that."""
+        """Note a durable frame. An agent that was told to end waits for that."""
         self.durable.add(number)
         if self.is_released:
             self._acknowledge_all()
 
     def _acknowledge_all(self) -> None:
-        """At once, where all is durable that has come before the agent's last word."""
+        """Acknowledge at once if everything before the agent's last frame is durable."""
         if self.durable.prefix >= self._next - 1 - (self.bye is not None):
             self.acknowledge()
 
@@ -142,13 +142,13 @@ class Link:
             self.wire.put("agent", Frame("have", self.have()))
 
     def have(self) -> list[int]:
-        """What the agent need not keep."""
+        """Frames that the agent need not keep."""
         return [self.durable.prefix, self.session.have[1]]
 
     # Another connection
 
     def lose(self, wire: Wire) -> None:
-        """The end of this connection is seen."""
+        """Note the seen end of this connection."""
         if self.is_idle or wire not in (self.wire, self.candidate):
             return
         if wire is self.candidate:
@@ -160,7 +160,7 @@ class Link:
         self._world.tell(on.HostAway(self.host, "it broke"))
 
     def renew(self) -> None:
-        """Connect again, for as long as it makes sense."""
+        """Connect again, as long as it makes sense."""
         self._away_since = self._world.now
         self._world.at(self._world.travel(), self._try)
 
@@ -185,7 +185,7 @@ class Link:
             self._end()
 
     def _end(self) -> None:
-        """Its agent is gone, or there is no way to it."""
+        """End the link: its agent is gone or unreachable."""
         if self.bye is not None:
             self._world.take(self, *self.bye)
         else:
@@ -209,7 +209,7 @@ class Link:
         self._world.may_break(self, agent, wire)
 
     def _go_on(self, wire: Wire, have: list[int]) -> None:
-        """The agent has so many of our frames."""
+        """Continue: the agent has this many of our frames."""
         self.candidate = None
         self.wire = wire
         for frame in self.session.again(have):

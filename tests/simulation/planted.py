@@ -1,6 +1,6 @@
-"""Which planted bug is found by what: python -m tests.simulation.planted prints the table.
+"""Search for planted bugs: python -m tests.simulation.planted prints the law that finds each.
 
-Each is searched for from the first seed on, so it takes some minutes.
+It tries seeds from 0 on, and takes some minutes.
 """
 
 import sys
@@ -26,7 +26,7 @@ _WIDTH = 60
 
 
 class Found(NamedTuple):
-    """The first seed that finds something, the module with what was broken, and its words."""
+    """The first seed that finds a bug, with the module of the broken law, and its words."""
 
     seed: int
     law: str
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 def first_found(
     seeds: Iterable[int], words: str = "", make: Callable[[int], Play] = ElasticWorld
 ) -> Found | None:
-    """The first history in which something is found, that has these words."""
+    """Return the first history that breaks a law with these words."""
     for seed in seeds:
         try:
             make(seed).run()
@@ -48,7 +48,7 @@ def first_found(
 
 
 def main() -> int:
-    """Print the table; the number of bugs that no seed finds."""
+    """Print the table; return the number of bugs that no seed finds."""
     missed = 0
     worlds: list[tuple[Sequence[Bug], Callable[[int], Play]]] = [
         (BUGS, ElasticWorld),

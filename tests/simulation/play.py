@@ -1,4 +1,4 @@
-"""One job's engine on a virtual clock: what happens when, and the history of it."""
+"""One job's engine on a virtual clock, with the history of its turns."""
 
 import heapq
 import random
@@ -13,12 +13,12 @@ from hvlaunch.job import JobResult, JobSpec
 __all__ = ["QUIET", "Play", "facts"]
 
 MOST_TICKS = 5
-"""In a row, all at the same time."""
+"""Most ticks in a row at the same time."""
 QUIET = (on.WorkerBeat, on.Tick, on.HostProbed, on.RendezvousReached)
 
 
 class Play(ABC):
-    """A subclass is the world of the job: it has the engine, and does what that wants. Same seed, same history."""
+    """A game whose subclass is the job's world: it has the engine, and carries out its actions. Same seed, same history."""
 
     spec: JobSpec
     engine: Engine
@@ -28,9 +28,9 @@ class Play(ABC):
         self.random = random.Random(seed)
         self.now = 0.0
         self.is_driven = True
-        """Whether there is a driver."""
+        """True while a driver runs."""
         self.epoch = 0
-        """Which driver that is."""
+        """Number of the current driver."""
         self._stacks = random.Random(f"stacks {seed}")
         self.history: list[str] = []
         self.turns: list[tuple[float, on.Event, list[do.Action]]] = []
@@ -42,32 +42,32 @@ class Play(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """What comes first."""
+        """Begin the job."""
 
     @abstractmethod
     def carry_out(self, action: do.Action) -> None:
-        """Do what the engine wants."""
+        """Carry out an action."""
 
     def keep(self, event: on.Event, wanted: list[do.Action]) -> None:  # noqa: B027 (most worlds keep nothing)
-        """Before anything of this turn counts."""
+        """Record the turn before its actions are carried out."""
 
     @property
     def deadline(self) -> float | None:
-        """When the engine is to be called without an event."""
+        """The time of the engine's next Tick."""
         return self.engine.deadline
 
     @property
     def due(self) -> float | None:
-        """When the next call is to be made."""
+        """The time of the next planned call."""
         return self._queue[0][0] if self._queue else None
 
     def at(self, delay: float, call: Callable[[], object]) -> None:
-        """Calls for the same time are made in the order in which they were asked for."""
+        """Plan a call; calls for the same time keep their order."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + delay, self._count, call))
 
     def run(self) -> JobResult:
-        """Until the engine has finished. Raises AssertionError where it never does, or something is wrong."""
+        """Play to the end. Raises AssertionError if the job never ends, or a law is broken."""
         self.begin()
         for _ in range(self._most_steps):
             if self.result is not None:
@@ -76,7 +76,7 @@ class Play(ABC):
         raise AssertionError("the job never ends")
 
     def step(self) -> None:
-        """The next call or tick, whichever comes first."""
+        """Make the next call or tick, whichever comes first."""
         deadline, due = self.deadline, self.due
         if deadline is not None and (due is None or deadline <= due):
             assert deadline > self.now or self._ticks < MOST_TICKS, "the engine wants ticks without end"
@@ -90,12 +90,12 @@ class Play(ABC):
         call()
 
     def tell(self, event: on.Event) -> None:
-        """Something has happened now."""
+        """Give an event to the engine, and carry out its actions."""
         for action in self.handle(event):
             self.act(action)
 
     def act(self, action: do.Action) -> None:
-        """The next of a turn's actions is carried out."""
+        """Carry out the next action of a turn."""
         self.history.append(f"        -> {action}")
         assert self.result is None, f"{action} after Finish"
         if isinstance(action, do.Finish):
@@ -105,7 +105,7 @@ class Play(ABC):
         self.carry_out(action)
 
     def _take_stacks(self, action: do.TakeStacks) -> None:
-        """The host answers, mostly soon; or never, or when the driver that has asked is no more."""
+        """Answer a request for stacks: soon, or never, or after the end of the driver that asked."""
         epoch = self.epoch
 
         def answer() -> None:
@@ -116,7 +116,7 @@ class Play(ABC):
             self.at(self._stacks.expovariate(5.0), answer)
 
     def handle(self, event: on.Event) -> list[do.Action]:
-        """What the engine wants now. A subclass may raise AssertionError where it must not want that."""
+        """Return the engine's actions. A subclass raises AssertionError for wrong ones."""
         wanted = self.engine.handle(event, self.now)
         self.keep(event, wanted)
         self.turns.append((self.now, event, wanted))
@@ -126,7 +126,7 @@ class Play(ABC):
 
 
 def facts(number: int) -> on.HostFacts:
-    """Of the host 10.0.0.<number>, and on from there."""
+    """Return facts of the host 10.0.0.<number>, and so on."""
     address = f"10.0.{number >> 8}.{number & 255}"
     return on.HostFacts(
         addresses={"eth0": (address,)},

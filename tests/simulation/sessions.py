@@ -1,7 +1,7 @@
-"""Both ends of a session, over connections that are lost at any frame, in either direction, and drivers that take over.
+"""Both ends of a session, over connections that are lost at any frame, and with drivers that take over.
 
-Each end is told what has happened to it by its own connection alone. What an end has dealt with is written down apart from
-the sessions: nothing may be lost, doubled or in another order, and no driver may be heard after a later one.
+Each end learns only what its own connection shows. The world notes apart from the sessions what each end has dealt with:
+no frame may be lost, doubled or reordered, and no driver heard after a later one.
 """
 
 from collections import deque
@@ -19,24 +19,24 @@ Frame = tuple[str, Any]
 
 
 class Broken(AssertionError):
-    """A law that the sessions do not keep."""
+    """A law that the sessions broke."""
 
 
 class Connection:
-    """Frames on their way. Each end may have lost it, and the other not know that yet."""
+    """Frames on their way. One end may have lost the connection before the other knows."""
 
     def __init__(self) -> None:
         self.to_agent: deque[Frame] = deque()
         self.to_driver: deque[Frame] = deque()
 
     def cut(self) -> None:
-        """What is on its way is lost; what is sent from now on, too, until an end notices."""
+        """Lose the frames on their way, and later ones until an end notices."""
         self.to_agent = deque(maxlen=0)
         self.to_driver = deque(maxlen=0)
 
 
 class _End:
-    """One end: its session, the connection that it uses, and what it has dealt with, by stream."""
+    """One end: its session, its connection, and the frames that it has dealt with, by stream."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -46,7 +46,7 @@ class _End:
 
 
 class SessionWorld:
-    """An agent, its driver, and drivers that took over from others; `make` makes the ends' sessions."""
+    """An agent, its driver, and drivers that took over; `make` makes the sessions of the ends."""
 
     def __init__(self, chance: Random, make: Callable[..., Session] = Session) -> None:
         self._chance = chance
@@ -57,14 +57,14 @@ class SessionWorld:
         first = Connection()
         self.agent.connection = self.drivers[0].connection = first
         self.newest = 1
-        """The epoch that the agent has heard of last."""
+        """Newest epoch that the agent has heard of."""
 
     @property
     def driver(self) -> _End:
         return self.drivers[-1]
 
     def step(self) -> None:
-        """Something happens."""
+        """Make one random event happen."""
         steps = [self.driver_sends, self.agent_sends, self.deliver_to_agent, self.deliver_to_driver] * 3
         self._chance.choice(
             [*steps, self.acknowledge, self.cut, self.resume, self.resume, self.take_over, self.stale]
@@ -110,14 +110,14 @@ class SessionWorld:
         end.got[streams[kind]].append(frame)
 
     def acknowledge(self) -> None:
-        """Each tells the other what it has."""
+        """Let each end acknowledge its frames."""
         if self.agent.connection is not None:
             self.agent.connection.to_driver.append(("have", self.agent.session.tell()))
         if self.driver.connection is not None:
             self.driver.connection.to_agent.append(("have", self.driver.session.tell()))
 
     def cut(self) -> None:
-        """The connection is lost; each end notices it, or does not yet."""
+        """Lose the connection; each end notices now or later."""
         connection = self.driver.connection
         if connection is None:
             return
@@ -128,7 +128,7 @@ class SessionWorld:
             self.agent.connection = None
 
     def resume(self) -> None:
-        """The driver comes by another connection; it may be lost before the driver has heard the answer."""
+        """Let the driver connect again; the connection may be lost before the answer arrives."""
         connection = Connection()
         again = self._admit(self.driver, connection)
         self.driver.connection = None
@@ -140,7 +140,7 @@ class SessionWorld:
         self.driver.connection = connection
 
     def _admit(self, driver: _End, connection: Connection) -> list[Frame]:
-        """What agent and driver do at a handshake. Raises StaleEpoch."""
+        """Do the handshake of agent and driver. Raises StaleEpoch."""
         have = driver.session.tell()
         is_new = self.agent.session.begin_epoch(driver.session.epoch)
         if driver.session.epoch < self.newest:
@@ -156,7 +156,7 @@ class SessionWorld:
         return driver.session.again(self.agent.session.tell())
 
     def take_over(self) -> None:
-        """The driver dies; another replays what it has ordered and heard, and comes in its place."""
+        """Replace a dead driver by one that replays its orders and news."""
         if self._chance.random() < 0.8:
             return
         before = self.driver
@@ -171,7 +171,7 @@ class SessionWorld:
         self.resume()
 
     def stale(self) -> None:
-        """A driver that was taken for dead comes back."""
+        """Let a driver come back that was believed dead."""
         if len(self.drivers) == 1:
             return
         old = self._chance.choice(self.drivers[:-1])
@@ -184,7 +184,7 @@ class SessionWorld:
         raise Broken("a driver is heard that another has taken over from")
 
     def check(self) -> None:
-        """What has come is the beginning of what was sent. Raises Broken."""
+        """Check that received frames are a prefix of the sent ones. Raises Broken."""
         for name, sender, getter in (("agent", self.driver, self.agent), ("driver", self.agent, self.driver)):
             for stream in (0, 1):
                 if stream == 1 and self.newest != self.driver.session.epoch:
@@ -194,7 +194,7 @@ class SessionWorld:
                     raise Broken(f"the {name} got {got[-4:]}, where {sent[: len(got)][-4:]} were sent")
 
     def settle(self) -> None:
-        """With a connection that holds, all comes. Raises Broken."""
+        """Check that everything arrives over a connection that holds. Raises Broken."""
         self.resume()
         while self.driver.connection is None:
             self.resume()
@@ -208,7 +208,7 @@ class SessionWorld:
 
 
 def play(seed: int, make: Callable[..., Session] = Session, steps: int = 120) -> SessionWorld:
-    """The history of a seed. Raises Broken."""
+    """Play the history of a seed. Raises Broken."""
     world = SessionWorld(Random(seed), make)
     for _ in range(steps):
         world.step()

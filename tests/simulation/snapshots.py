@@ -1,4 +1,4 @@
-"""The state of an engine as plain data, to compare it with another's."""
+"""The state of an engine as plain data, for comparison."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -8,7 +8,7 @@ __all__ = ["snapshot"]
 
 
 def snapshot(thing: Any) -> Any:
-    """Objects by their fields. What is met again is told by its number in the order of meeting."""
+    """Return an object as its fields. A repeated object is a number in the order of first meetings."""
     return _Walk().of(thing)
 
 
@@ -16,7 +16,7 @@ class _Walk:
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
         self._kept: list[Any] = []
-        """So that no id is used twice."""
+        """Keeps every object alive, so that no id is used twice."""
 
     def of(self, thing: Any) -> Any:
         if thing is None or isinstance(thing, int | float | str | bytes | Enum):
@@ -45,7 +45,7 @@ class _Walk:
 
 
 def _name(member: Any) -> str:
-    """Of a member of a set, apart from where it is in memory."""
+    """Return a sort key of a set's member that does not depend on its memory address."""
     if hasattr(member, "start"):
         return f"{member.host}/{member.slot}/{member.start}"
     return str(getattr(member, "name", member))

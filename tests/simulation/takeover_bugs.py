@@ -1,4 +1,4 @@
-"""Bugs of sessions, journal and successors, planted by hand; each is found by what it lets happen."""
+"""Bugs of sessions, journal and successors, planted by hand; each is found by its consequences."""
 
 import json
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def _loads(line: bytes) -> Any:
 
 
 def carried_out_before_the_journal(patch: Patch) -> None:
-    """The newest record is on disk with the next one."""
+    """Write each record together with the next one."""
 
     def wrong(right, self, *record):
         waiting = self.__dict__.pop("waiting", None)
@@ -88,7 +88,7 @@ def what_workers_said_is_not_heard(patch: Patch) -> None:
 
 
 def frames_are_counted_anew(patch: Patch) -> None:
-    """A successor sends only what it orders itself."""
+    """Let a successor send only its own orders."""
     afterwards(patch, Wired, "_replayed", lambda _, self, __: self.links.clear())
     instead(
         patch,
@@ -107,7 +107,7 @@ def nothing_is_prolonged(patch: Patch) -> None:
 
 
 def what_is_behind_a_gap_is_forgotten(patch: Patch) -> None:
-    """A frame whose event is in the journal comes again, if one before it was not yet printed."""
+    """Repeat a frame whose event is in the journal if one before it was not printed yet."""
     patch.setattr(AckedFrames, "__contains__", lambda self, number: number <= self.prefix)
 
 

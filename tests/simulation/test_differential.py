@@ -1,4 +1,4 @@
-"""The differential simulation says that an engine equals itself, and finds a change that was planted."""
+"""The differential simulation: an engine equals itself, and a planted change is found."""
 
 from collections.abc import Callable
 

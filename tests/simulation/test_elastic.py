@@ -1,4 +1,4 @@
-"""Thousands of elastic jobs in which much goes wrong: the invariants hold all the time, and each job ends rightly."""
+"""Thousands of elastic jobs with many faults: the invariants hold, and each job ends rightly."""
 
 import os
 import subprocess
@@ -62,11 +62,11 @@ ONCE_NOT_CLEAN = (
     1486990,
     1557179,
 )
-"""Found by longer runs: a defect of the engine, of this world or of a law."""
+"""Seeds of longer runs that found a defect of the engine, of this world or of a law."""
 
 
 def play(seed: int) -> ElasticWorld:
-    """Raises AssertionError with the history, where something is not as it should be."""
+    """Play a seed. Raises AssertionError with the history if a law is broken."""
     world = ElasticWorld(seed)
     try:
         world.run()
@@ -79,7 +79,7 @@ def play(seed: int) -> ElasticWorld:
 
 
 def of_shard(request: pytest.FixtureRequest, shard: int, seeds: Sequence[int]) -> Sequence[int]:
-    """Its seeds; the one of --seed instead, which is the first shard's."""
+    """Return the shard's seeds; for --seed, this one, in the first shard."""
     seed = request.config.getoption("--seed", default=None)
     if seed is not None and shard:
         pytest.skip("one history is enough")
@@ -102,7 +102,7 @@ def test_no_tracer_makes_them_three_times_as_long() -> None:
 
 
 def test_the_same_seed_is_the_same_history_in_another_process() -> None:
-    """So nothing may depend on the order of a set."""
+    """Nothing may depend on the order of a set."""
     script = (
         f"import sys; sys.path.append({str(ROOT)!r})\n"
         "from tests.simulation.elastic_world import ElasticWorld\n"
@@ -187,7 +187,7 @@ def test_a_planted_bug_is_found(
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
 def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begins with a seed just before the first that finds it, which is below 2,000."""
+    """The search begins just before the first seed that finds the bug."""
     assert bug.seed < MOST_SEEDS
     bug.plant(monkeypatch)
     assert first_found(range(bug.seed, bug.seed + NEXT_FEW), bug.found)

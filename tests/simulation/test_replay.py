@@ -1,4 +1,4 @@
-"""The journals of simulated jobs lead another engine to the same actions."""
+"""The journals of simulated jobs, replayed by another engine, give the same actions."""
 
 import json
 

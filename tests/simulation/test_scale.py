@@ -1,4 +1,4 @@
-"""Many hosts: what the engine does grows with their number, and not with its square."""
+"""Many hosts: the engine's work grows with their number, not with its square."""
 
 import sys
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MOST_TIMES = 24
 
 
 class Job:
-    """A job on `count` hosts, which all do their part at once, host after host or slot after slot."""
+    """A job on `count` hosts, which do their part in lockstep, host by host or slot by slot."""
 
     def __init__(self, count: int, elastic: ElasticOptions | None = None) -> None:
         self.names = [f"h{number}" for number in range(count)]
@@ -34,7 +34,7 @@ class Job:
         self.actions += self.engine.handle(event, 1.0)
 
     def take(self, kind: type[do.Action]) -> list[do.Action]:
-        """The actions of this kind; the others are forgotten."""
+        """Return the actions of this kind, and forget the others."""
         found = [action for action in self.actions if isinstance(action, kind)]
         self.actions.clear()
         return found
@@ -89,7 +89,7 @@ def one_fails(job: Job) -> None:
 
 
 def hosts_are_lost(job: Job) -> None:
-    """Half of them, one after the other, while the others' workers end."""
+    """Lose half of the hosts, one by one, while the other workers end."""
     job.start()
     gone = job.names[::2]
     job.names = job.names[1::2]
@@ -101,7 +101,7 @@ def hosts_are_lost(job: Job) -> None:
 
 
 def elastic(job: Job) -> None:
-    """All ask, train, lose a host, ask again, and end."""
+    """All workers ask, train, lose a host, ask again, and end."""
     job.start()
     job.ask(-1)
     assert len(job.take(do.Assign)) == len(job.names) * SLOTS
@@ -117,7 +117,7 @@ def elastic(job: Job) -> None:
 
 
 def lines(course: Callable[[Job], None], count: int) -> int:
-    """How many lines of Python run: as the time that they take, but the same on every machine, however busy."""
+    """Count executed lines of Python: like time, but the same on every machine."""
     job = Job(count, ElasticOptions(min_np=1) if course is elastic else None)
     run = 0
 

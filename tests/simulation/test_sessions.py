@@ -1,4 +1,4 @@
-"""Sessions over faulty connections: seeds, and bugs that are planted."""
+"""Sessions over faulty connections, by seed, and planted bugs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def test_nothing_is_lost_doubled_or_reordered(request: pytest.FixtureRequest) ->
 
 
 class SendsTwice(Session):
-    """The newest frame that the other end has goes out once more."""
+    """Sends the newest frame of the other end's list once more."""
 
     last: Any = None
 
@@ -37,28 +37,28 @@ class SendsTwice(Session):
 
 
 class AcknowledgesEarly(Session):
-    """A frame that has not come yet is acknowledged with those before it."""
+    """Acknowledges a frame that has not come yet."""
 
     def tell(self) -> list[int]:
         return [self.have[0] + (self.have[0] > 3), self.have[1]]
 
 
 class ForgetsUnacknowledged(Session):
-    """What goes out is not kept."""
+    """Keeps no frame that goes out."""
 
     def again(self, counts: Sequence[int]) -> list[Any]:
         return super().again(counts)[1:]
 
 
 class ChecksNoEpoch(Session):
-    """Whoever comes is the driver."""
+    """Takes any caller for the driver."""
 
     def begin_epoch(self, epoch: int) -> bool:
         return super().begin_epoch(max(epoch, self.epoch))
 
 
 class KeepsInputs(Session):
-    """What was for one driver is counted for the next, too."""
+    """Counts one driver's input for the next one, too."""
 
     def begin_epoch(self, epoch: int) -> bool:
         have = list(self.have)

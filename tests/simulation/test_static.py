@@ -1,4 +1,4 @@
-"""Thousands of static jobs in which things go wrong: each ends, rightly, and leaves no worker."""
+"""Thousands of static jobs with faults: each ends rightly, and leaves no worker."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from tests.simulation.world import World
 
 SEEDS = 2000
 LATE = 0.2
-"""Seconds: in this world the clock goes on a little before a tick that is due."""
+"""Seconds by which a due tick may be late in this world."""
 
 
 def check(world: World, result: JobResult) -> None:
@@ -53,7 +53,7 @@ def check(world: World, result: JobResult) -> None:
 
 
 def check_good(world: World, result: JobResult) -> None:
-    """Every worker has ended well, or the one has that is to end the job."""
+    """Check that all workers ended well, or the rank of --end-with-rank did."""
     assert result.failure is None
     assert result.error is None
     (size,) = set(world.sizes)
@@ -62,14 +62,14 @@ def check_good(world: World, result: JobResult) -> None:
 
 
 def ended_at(world: World) -> float:
-    """When the rank ended that is to end the job, as far as that was heard of."""
+    """Return the end of the rank that is to end the job, as far as it was heard of."""
     assert world.result is not None
     ends = (end.when for end in world.result.exits if end.rank == world.spec.end_with_rank)
     return next(ends, float("inf"))
 
 
 def check_cause(world: World, result: JobResult) -> None:
-    """Who is named, and how soon the others were stopped."""
+    """Check the named worker, and how soon the others were stopped."""
     own = [end for end in result.exits if not (end.ok or end.stopped or end.was_told)]
     own = [end for end in own if end.look in ("cause", "silent") and end.when <= ended_at(world)]
     named = result.failure
@@ -100,13 +100,13 @@ def test_every_job_ends_rightly(faults: float) -> None:
 
 
 def test_the_cause_is_named_in_time() -> None:
-    """Where nothing but workers fails."""
+    """Only workers fail here."""
     for seed in range(SEEDS // 4):
         play(seed, 0.0, 0.5)
 
 
 def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
-    """Whatever the time of its end."""
+    """Ignore the times of the ends."""
     ends = tuple(ends)
     cause = cause_of(ends)
     same = [

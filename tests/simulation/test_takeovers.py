@@ -1,4 +1,4 @@
-"""Connections that are lost and drivers that are replaced, at any moment of static and elastic jobs."""
+"""Lost connections and replaced drivers at any moment of static and elastic jobs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def static(seed: int) -> WiredStaticWorld:
 
 
 def play(world: Wired, seed: int) -> Wired:
-    """Raises AssertionError with the history."""
+    """Play the world. Raises AssertionError with the history."""
     try:
         result = world.run()
         if isinstance(world, WiredStaticWorld) and result is not None:

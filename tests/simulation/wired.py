@@ -1,7 +1,7 @@
-"""A world whose driver is a process that may be killed, and whose agents are reached over connections that may be lost.
+"""A world whose driver may be killed, and whose connections to agents may be lost.
 
-The driver writes each turn into its journal, carries it out, and acknowledges the frame; a successor replays the journal. All
-that a driver knows besides is lost with it.
+The driver writes each turn into its journal, carries it out, and acknowledges the frame; a successor replays the journal.
+Everything else that a driver knows is lost with it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SLACK = 1.0
 
 
 class Killed(Exception):
-    """The driver, now."""
+    """The driver is killed now."""
 
 
 class Wired(Play):
-    """Before a World or an ElasticWorld among a class's bases."""
+    """Mixin for World or ElasticWorld; stands before them among the bases."""
 
     lease = 5.0
     agents_lease = 7.0
@@ -45,90 +45,90 @@ class Wired(Play):
     make_journal = Journal
 
     def plug_in(self, breakdowns: Breakdowns) -> None:
-        """Once the rest of the world is there."""
+        """Set up connections and journal, once the rest of the world is complete."""
         self.breakdowns = breakdowns
         self.reconnect = breakdowns.reconnect
         self.continuity = Continuity(self)
         self.agents: dict[tuple[str, int], Agent] = {}
         self.links: dict[str, Link] = {}
-        """The driver's, by host."""
+        """The driver's ends, by host."""
         self.epoch = 1
         self.died_at = 0.0
         self.journal = self.make_journal(self.spec)
         self.printed: dict[tuple[str, int], list[int]] = {}
-        """Numbers of the frames of output that were printed, by agent: this is on record."""
+        """Numbers of printed output frames by agent, which are on record."""
         self._origin: Origin | None = None
         self._acts_left: int | None = None
         self._is_clean = True
-        """Whether the engine has seen nothing that the journal has not."""
+        """True if the engine has seen nothing beyond the journal."""
         self._told: set[str] = set()
-        """What is at the rendezvous for workers."""
+        """Messages for workers at the rendezvous."""
         self._puts: dict[tuple[str, ...], tuple[int, on.Event]] = {}
-        """What workers have put there: the newest of each kind, with its version."""
+        """The newest message of each kind that workers left at the rendezvous, with its version."""
         self._version = 0
         self._unheard: dict[tuple[str, ...], on.Event] = {}
-        """What workers try to put there, while nobody listens."""
+        """Messages that workers retry while no driver listens."""
         breakdowns.plan(self)
 
     # What the rest of the world has to say
 
     def reaches(self, host: str) -> bool:
-        """Whether the network does."""
+        """True if the network reaches the host."""
         return True
 
     def is_held(self, host: str, end: str, frame: Frame) -> bool:
-        """Whether this frame has to wait."""
+        """True if this frame has to wait."""
         return False
 
     @property
     def living(self) -> list[str]:
-        """Workers, by name."""
+        """Names of living workers."""
         raise NotImplementedError
 
     def agent_gives_up(self, agent: Agent) -> None:
-        """It ends its workers and itself, within the grace."""
+        """End the agent's workers and itself, within the grace."""
         raise NotImplementedError
 
     def reopen(self, host: str) -> None:
-        """Start another agent there: the one before it was not known to the journal."""
+        """Start another agent on a host whose agent the journal did not know."""
         raise NotImplementedError
 
     def returned(self, states: dict[str, HostState]) -> None:
-        """Another driver is there, which knows this of its hosts."""
+        """Note that another driver took over, with these states of its hosts."""
         raise NotImplementedError
 
     # Connections
 
     def travel(self) -> float:
-        """How long a frame takes."""
+        """Return the travel time of a frame."""
         return self.random.random() * (0.02 if self.random.random() < 0.95 else 0.3)
 
     def is_read(self, agent: Agent, wire: Wire) -> bool:
-        """Whether the agent still reads what comes over this connection."""
+        """True if the agent still reads this connection."""
         return agent.wire is wire
 
     def refuses(self, host: str) -> bool:
         return self.breakdowns.refuses(host, self.now)
 
     def is_long_unaware(self, host: str) -> None:
-        """The driver hears nothing of this host from now on, and only later why."""
+        """Note that the driver hears nothing of this host from now on, and learns the reason later."""
 
     def may_break(self, link: Link, agent: Agent, wire: Wire) -> None:
-        """A connection is being made anew."""
+        """Break a connection that is being made, by chance."""
         self.breakdowns.may_break(self, link, agent, wire)
 
     def is_driven_by(self, epoch: int) -> bool:
         return self.is_driven and self.epoch == epoch
 
     def greeted(self, host: str, number: int) -> None:
-        """An agent has been started there, over a connection."""
+        """Note that an agent was started over a connection."""
         if self.is_driven:
             wire = Wire(self, host)
             agent = self.agents[host, number] = Agent(self, host, number, wire)
             self.links[host].open(agent, wire)
 
     def report(self, host: str, number: int, event: on.Event) -> None:
-        """The agent tells it; now and then a worker has written something before."""
+        """Send an agent's report, sometimes after a worker's output."""
         agent = self.agents.get((host, number))
         if agent is None:
             return
@@ -141,18 +141,18 @@ class Wired(Play):
             agent.part()
 
     def obey_frame(self, agent: Agent, frame: Frame) -> None:
-        """The agent does as it was told."""
+        """Carry out an order from a frame."""
         if frame.body is not None:
             self.obey(frame.body)  # type: ignore[attr-defined]
 
     # The driver
 
     def order(self, action: Any) -> None:
-        """Its host's agent is to get this."""
+        """Send the action to its host's agent."""
         self.links[action.host].send(Frame(ORDERS[type(action)], action))
 
     def take(self, link: Link, number: int, frame: Frame) -> None:
-        """A frame has come for the first time."""
+        """Handle a frame that came for the first time."""
         if frame.kind == "output":
             link.unprinted.append(number)
             self.at(self.travel(), lambda: None if link.is_dead else self._print(link))
@@ -187,7 +187,7 @@ class Wired(Play):
                 self.die()
 
     def _put(self, event: Any) -> None:
-        """A worker says something at the rendezvous: it is there for good when it is told so."""
+        """Store a worker's message at the rendezvous, durable before its answer."""
         key = (type(event).__name__, event.host, str(event.slot), str(event.start))
         if not self.is_driven:
             self._unheard[key] = event
@@ -216,7 +216,7 @@ class Wired(Play):
         self._note(event, wanted, self._origin)
 
     def _note(self, event: on.Event, wanted: list[do.Action], origin: Origin | None) -> None:
-        """What follows for the links, in the job or in a replay."""
+        """Apply a turn to the connections, in the job or in a replay."""
         link = self.links.get(getattr(event, "host", ""))
         if origin is not None and link is not None and origin.host == link.host:
             link.done(origin.number)
@@ -242,7 +242,7 @@ class Wired(Play):
             super().act(action)
 
     def die(self) -> None:
-        """The driver is gone, and all that it knew."""
+        """Kill the driver, with everything that it knew."""
         self.history.append(f"{self.now:7.2f} *** the driver {self.epoch} is killed")
         self._acts_left = None
         self.is_driven = False
@@ -256,7 +256,7 @@ class Wired(Play):
     # A successor
 
     def succeed(self) -> None:
-        """Another driver takes the job over."""
+        """Let another driver take over."""
         if self.is_driven or self.result is not None:
             return
         before, entries = self.engine, self.journal.entries()
@@ -325,11 +325,11 @@ class Wired(Play):
             self.tell(event)
 
     def is_there(self, event: Any) -> bool:
-        """Whether the worker still lives that says it."""
+        """True if the worker of this message still lives."""
         return True
 
     def lost(self, link: Link) -> None:
-        """There will be no other connection to its agent."""
+        """Handle a link without hope of another connection."""
         agent = self.agents[link.host, link.agent]
         must_be_found = self.breakdowns.is_gentle and self.reaches(link.host)
         assert not (must_be_found and agent.is_alive), f"{agent} lives, and is lost"
@@ -339,24 +339,24 @@ class Wired(Play):
             self.give_up(link)
 
     def check_gives_up(self, agent: Agent) -> None:
-        """Only one whose driver has given it up may, where all that is lost comes back in time."""
+        """Check an agent that gives up: if all faults heal in time, only one that its driver gave up may."""
         link = self.links.get(agent.host)
         is_wanted = link is not None and link.agent == agent.number and not link.is_over
         may = self.result is not None or not self.breakdowns.is_gentle
         assert may or not is_wanted, f"{agent} gives up, and its driver was there in time"
 
     def close(self, link: Link) -> None:
-        """Its agent was told to end, and has."""
+        """Handle the end of an agent that was told to end."""
         raise NotImplementedError
 
     def give_up(self, link: Link) -> None:
-        """It has no agent that can be reached."""
+        """Handle an agent that can't be reached."""
         raise NotImplementedError
 
     # The end
 
     def run(self) -> JobResult | None:  # type: ignore[override]
-        """None where nobody has taken the job over."""
+        """Play to the end; None if nobody takes the job over."""
         self.begin()
         for _ in range(self._most_steps):
             if self.result is not None or self.breakdowns.is_over(self):
@@ -370,7 +370,7 @@ class Wired(Play):
         return self.result
 
     def _leave(self) -> None:
-        """The driver prints what has come, and ends; so do agents that it could not tell so, when their time is over."""
+        """Print what has come, and end the driver; unreachable agents end when their time is over."""
         for link in self.links.values():
             while link.unprinted:
                 self._print(link)

@@ -1,4 +1,4 @@
-"""Elastic jobs whose drivers and connections are lost."""
+"""Elastic jobs with lost drivers and connections."""
 
 import signal
 from functools import partial
@@ -18,7 +18,7 @@ __all__ = ["WiredElasticWorld"]
 
 _OVER = 45.0
 _AWAKE = 6.0
-"""Seconds after which a successor has heard what is long true, and waits no longer for it."""
+"""Seconds for a successor to hear old news."""
 _LINKS = {
     HostState.NONE: "none",
     HostState.CONNECTING: "connecting",
@@ -29,7 +29,7 @@ _LINKS = {
 
 
 class WiredElasticWorld(Wired, ElasticWorld):
-    """The faults of an elastic world, and those of connections and drivers."""
+    """An elastic world's faults, and those of connections and drivers."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -42,7 +42,7 @@ class WiredElasticWorld(Wired, ElasticWorld):
         return False
 
     def wake_up(self) -> None:
-        """It was late, and never stopped: it is not told that it was."""
+        """Read old messages without a report of a stop: the driver was late, but never stopped."""
 
     @property
     def is_late(self) -> bool:

@@ -1,4 +1,4 @@
-"""Static jobs whose drivers and connections are lost."""
+"""Static jobs with lost drivers and connections."""
 
 import signal
 from functools import partial
@@ -20,7 +20,7 @@ _LIVES_ON = 0.8
 
 
 class WiredStaticWorld(Wired, World):
-    """`faults` are the world's own."""
+    """`faults` are those of the world itself."""
 
     def __init__(self, seed: int, *, faults: float) -> None:
         super().__init__(seed, faults=faults)
@@ -63,7 +63,7 @@ class WiredStaticWorld(Wired, World):
         self.hosts[host].link = "connecting"
 
     def returned(self, states: dict[str, HostState]) -> None:
-        """Whoever was to act on a failure meanwhile was not there."""
+        """Restart the time limits of failures: meanwhile no driver could act on them."""
         if self.failed_at is not None and self.stopped_at is None:
             self.failed_at = max(self.failed_at, self.now - self.spec.settle)
 
@@ -94,7 +94,7 @@ class WiredStaticWorld(Wired, World):
         return self.agents.get((host.name, self._agent_of.get(host.name, 0)))
 
     def _blame(self, agent: Agent) -> None:
-        """For all that the end of an agent, which has given its driver up, looks like."""
+        """Note all possible traces of an agent that gave its driver up."""
         self.broken += [f"lose {agent.host}", "exit 137", "exit 143"]
 
     def agent_gives_up(self, agent: Agent) -> None:

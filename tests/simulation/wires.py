@@ -1,6 +1,6 @@
-"""Connections between a driver and an agent on the virtual clock, and the agent's end of the session over them.
+"""Connections between a driver and an agent on the virtual clock, with the agent's end of the session.
 
-Agents do as hvlaunch/agent/main.py and rejoin.py; what they count is counted by the real Session.
+Agents behave like hvlaunch/agent/main.py; the real Session does their counting.
 """
 
 from collections import deque
@@ -18,14 +18,14 @@ _HELD = 0.5
 
 
 class Frame(NamedTuple):
-    """`body` is an event, an action, a worker's output, or counts."""
+    """A frame. `body` is an event, an action, a worker's output, or counts."""
 
     kind: str
     body: Any = None
 
 
 class Wire:
-    """One connection to a host. The ends are "agent" and "driver"; what is on its way to a void end is lost."""
+    """One connection to a host, with the ends "agent" and "driver". Frames to a void end are lost."""
 
     def __init__(self, world: "Wired", host: str) -> None:
         self._world = world
@@ -34,10 +34,10 @@ class Wire:
         self._due = dict.fromkeys(self._queues, 0.0)
         self._void: set[str] = set()
         self.readers: dict[str, Callable[[Frame], None]] = {}
-        """Who reads, by end."""
+        """Reader of each end."""
 
     def put(self, end: str, frame: Frame) -> None:
-        """Send to this end. Order is kept."""
+        """Send to this end, in order."""
         if end not in self._void:
             self._queues[end].append(frame)
             self._due[end] = max(self._due[end], self._world.now + self._world.travel())
@@ -55,13 +55,13 @@ class Wire:
             self.readers[end](frame)
 
     def cut(self, *ends: str) -> None:
-        """Nothing arrives at these ends any more."""
+        """Lose everything on its way to these ends."""
         for end in ends:
             self._queues[end].clear()
             self._void.add(end)
 
     def end(self, end: str, nearly_there: int) -> None:
-        """The other end is closed: what is nearly there arrives, then the end of it is seen."""
+        """Close the other end: what has nearly arrived arrives, then the end is seen."""
         queue = self._queues[end]
         while len(queue) > nearly_there:
             queue.pop()
@@ -73,7 +73,7 @@ class Wire:
 
 
 class Agent:
-    """One agent: its session, the connection that it uses, and when it gives its driver up."""
+    """One agent: its session, its connection, and its patience with its driver."""
 
     def __init__(self, world: "Wired", host: str, number: int, wire: Wire) -> None:
         self._world = world
@@ -82,17 +82,17 @@ class Agent:
         self.session: Session = world.make_session(BY_AGENT, BY_DRIVER)
         self.is_alive = True
         self.is_ending = False
-        """Whether it has given its driver up."""
+        """True if it has given its driver up."""
         self.is_lost = False
-        """Whether its host is."""
+        """True if its host is lost."""
         self.has_parted = False
         self.sent: list[Frame] = []
-        """All that it has said, in order: the truth."""
+        """All frames that it has sent, in order: the truth."""
         self.obeyed = 0
-        """How many orders it has carried out."""
+        """Number of orders carried out."""
         self._waiting: deque[Frame] = deque()
         self._news = 0
-        """Counts connections, so that the timers of an older one do nothing."""
+        """Number of connections; timers of an earlier one do nothing."""
         self.wire: Wire | None = None
         self._join(wire)
 
@@ -105,7 +105,7 @@ class Agent:
         wire.readers["agent"] = lambda frame: self._hear(wire, frame)
 
     def say(self, frame: Frame) -> None:
-        """As soon as there is a connection."""
+        """Send a frame as soon as there is a connection."""
         if self.is_alive and not self.has_parted:
             self.sent.append(frame)
             self._waiting.append(frame)
@@ -139,13 +139,13 @@ class Agent:
         self._world.continuity.acknowledged(self, counts[LASTING])
 
     def lose(self, wire: Wire) -> None:
-        """It has seen the end of this connection."""
+        """Note the seen end of this connection."""
         if self.wire is wire and self.is_alive:
             self.wire = None
             self._give_up_after(self._world.reconnect)
 
     def miss(self, wire: Wire) -> None:
-        """From now on nothing comes over this connection, and it does not know."""
+        """Lose what comes over this connection without the agent's knowledge."""
         if self.wire is wire:
             self._give_up_after(self._world.agents_lease)
 
@@ -154,7 +154,7 @@ class Agent:
         self._world.at(seconds, lambda: self.give_up() if self._news == news else None)
 
     def admit(self, wire: Wire, epoch: int, have: Sequence[int]) -> None:
-        """One that has proved to be a driver. Raises StaleEpoch, BadFrame, where it is sent away."""
+        """Admit a proven driver. Raises StaleEpoch or BadFrame to refuse it."""
         self.session.begin_epoch(epoch)
         self._world.continuity.admitted(self, epoch)
         self._acknowledged(have)
@@ -167,7 +167,7 @@ class Agent:
         self._end_if_done()
 
     def part(self) -> None:
-        """It has said bye, and waits until all before that is durable."""
+        """Send bye, and wait until everything before it is durable."""
         self.has_parted = True
         if self.is_ending:
             self.die()
@@ -178,7 +178,7 @@ class Agent:
             self.die()
 
     def give_up(self) -> None:
-        """Nobody is there any more: it ends its workers, and itself."""
+        """Give the driver up: end the workers, and itself."""
         if self.has_parted:
             self.die()
         elif self.is_alive and not self.is_ending:
@@ -186,7 +186,7 @@ class Agent:
             self._world.agent_gives_up(self)
 
     def die(self) -> None:
-        """What it has said arrives, if anything does; then its end is seen."""
+        """End: its last frames arrive if possible, then its end is seen."""
         if self.is_alive:
             self.is_alive = False
             self._news += 1

@@ -1,6 +1,6 @@
-"""A world for static jobs: virtual hosts, agents and workers, and a seeded choice of what happens next.
+"""A world for static jobs: virtual hosts, agents and workers, and a seeded choice of the next event.
 
-The world does what the engine's actions say, as real hosts would, and breaks things now and then.
+The world carries out the engine's actions like real hosts, and injects faults.
 """
 
 import random
@@ -24,29 +24,29 @@ MOST_STEPS = 10_000
 
 @dataclass
 class WorldHost:
-    """What really is the case on a host."""
+    """The true state of a host."""
 
     name: str
     number: int
     link: str = "none"
     """none, connecting, connected, ready, closed"""
     live: set[int] = field(default_factory=set)
-    """Slots whose worker lives."""
+    """Slots with a living worker."""
     orders: int = 0
-    """How often they were told to end; only the last orders count."""
+    """Number of orders to end; only the newest order counts."""
     starts: dict[int, int] = field(default_factory=dict)
-    """Which of its slot's workers the newest is, by slot."""
+    """Number of the newest worker, by slot."""
     ends: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
     outliving: set[int] = field(default_factory=set)
-    """Slots whose worker nothing ends that is ordered."""
+    """Slots whose worker survives all signals."""
     stays: bool = False
-    """Whether its agent answers pings, and does not end."""
+    """True if the agent answers pings and does not end."""
     pending: list[on.Event] = field(default_factory=list)
-    """What the agent has sent and the driver has not yet read; in order."""
+    """Messages from the agent that the driver has not read yet, in order."""
 
 
 class World(Play):
-    """Plays one static job to its end. `failures` is how many of the workers that end fail, `faults` if not given."""
+    """Plays one static job to its end. `failures` is the share of workers that fail, by default `faults`."""
 
     def __init__(self, seed: int, *, faults: float, failures: float | None = None) -> None:
         super().__init__(seed, most_steps=MOST_STEPS)
@@ -70,25 +70,25 @@ class World(Play):
         self.engine = Engine(self.spec, 4711)
         self.interrupts = 0
         self.most_interrupts = random.Random(f"interrupts {seed}").choice((0, 3, 3))
-        """A job without any shows whether it ends by itself."""
+        """Zero in a third of the jobs, to see that they end without an interrupt."""
         self.sizes: list[int] = []
         self.ranks: dict[tuple[str, int], int] = {}
         self.ended_well: set[int] = set()
-        """Ranks."""
+        """Ranks that ended with 0."""
         self.broken: list[str] = []
-        """What went wrong in this world, in order: the causes that the result may name."""
+        """Faults of this world in order: the only causes that the result may name."""
         self.has_thief = self.random.random() < 0.2
-        """Whether another user's program is about to take MASTER_PORT."""
+        """True if another user's program is about to take MASTER_PORT."""
         self.failed_at: float | None = None
-        """When the engine heard of the first failure."""
+        """Time of the first failure that the engine has heard of."""
         self.stopped_at: float | None = None
-        """When it stopped workers for the first time, or heard of the last one's end."""
+        """Time of the engine's first order to stop workers, or of the last worker's end."""
 
     def begin(self) -> None:
         self.tell(on.Began())
 
     def step(self) -> None:
-        """What is due; else any of what may happen now; when nothing may, time passes."""
+        """Do what is due; otherwise one possible event by chance; if none is possible, let time pass."""
         is_due = any(when is not None and when <= self.now for when in (self.due, self.deadline))
         choices = [] if is_due else self.choices()
         if choices:
@@ -110,7 +110,7 @@ class World(Play):
         return wanted
 
     def choices(self) -> list[Callable[[], None]]:
-        """All that may happen now."""
+        """Return all events that are possible now."""
         found: list[Callable[[], None]] = []
         for host in self.hosts.values():
             if host.pending:
@@ -143,11 +143,11 @@ class World(Play):
                 pass
 
     def order(self, action: do.Probe | do.Start | do.Stop | do.Signal | do.Release) -> None:
-        """Its host's agent is to get this."""
+        """Send the action to its host's agent."""
         self.obey(action)
 
     def obey(self, action: do.Action) -> None:
-        """An agent does what it was told."""
+        """Carry out an order as an agent does."""
         match action:
             case do.Probe(name, target, addresses, _, agent):
                 assert self.hosts[target].link in ("ready", "closed")
@@ -202,11 +202,11 @@ class World(Play):
         self.end(host, slot, code, None, self.random.choice(get_args(Look)) if code else "silent")
 
     def slot_of_first(self, host: WorldHost) -> int | None:
-        """Where rank 0 lives, if it does on this host."""
+        """Return the slot of rank 0, if it lives on this host."""
         return next((slot for slot in host.live if not self.ranks[host.name, slot]), None)
 
     def take_port(self, host: WorldHost, slot: int) -> None:
-        """Rank 0 fails because another user's program listens at its MASTER_PORT."""
+        """Let rank 0 fail because another user's program listens at its MASTER_PORT."""
         self.broken.append("exit 1")
         self.has_thief = False
         self.end(host, slot, 1, None, "cause", 1000)
@@ -238,7 +238,7 @@ class World(Play):
         self.send(host.name, event)
 
     def deliver(self, host: WorldHost, number: int, orders: int) -> None:
-        """A signal that the host's workers get: they end by TERM mostly, by KILL always."""
+        """Deliver a signal: most workers end by SIGTERM, and all by SIGKILL."""
         if host.orders == orders:
             for slot in sorted(host.live - host.outliving):
                 if number == signal.SIGKILL or self.random.random() < 0.7:
@@ -251,7 +251,7 @@ class World(Play):
             self.send(host.name, on.HostClosed(host.name))
 
     def stick(self, host: WorldHost) -> None:
-        """Something there stays as it is: a worker in the kernel, or the agent."""
+        """Make a worker survive SIGKILL, or the agent stay."""
         self.broken.append(f"stick {host.name}")
         host.outliving = set(host.live)
         host.stays = self.random.random() < 0.5
@@ -264,7 +264,7 @@ class World(Play):
         self.tell(on.HostGone(host.name, error) if was_ready else on.HostFailed(host.name, error))
 
     def vanish(self, host: WorldHost) -> None:
-        """The host's agent and guardian end everything there, and nothing of it is heard any more."""
+        """Let agent and guardian end everything on the host; no message of it arrives any more."""
         host.link = "closed"
         host.live.clear()
         host.pending.clear()

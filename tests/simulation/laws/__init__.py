@@ -1,4 +1,4 @@
-"""What must be true of an elastic job over time: a law for each noun, which looks on at every turn of the engine."""
+"""Laws of an elastic job over time, one for each noun. Each law sees every turn of the engine."""
 
 from tests.simulation.laws.bounds import Bounds
 from tests.simulation.laws.breaks import Breaks

@@ -1,4 +1,4 @@
-"""Bounds: how long it takes from a cause to its effect, at most."""
+"""Bounds: longest times from a cause to its effect."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ _SLACK = 1.0
 _PROBING = 8.0
 _PATIENCE = 30.0
 _KILLING = 17.0
-"""From SIGKILL until a host is given up whose worker lives on."""
+"""Seconds from SIGKILL until the host of a surviving worker is given up."""
 _CHECKED = 7.0
-"""The same, from when a host answers again."""
+"""The same from the host's newest answer."""
 _CLOSING = 25.0
 _RESUMING = 5.0
-"""The time for which a driver that was stopped waits longer than it was stopped: all that is long true has yet to be heard."""
+"""Extra seconds for a driver that was stopped, to hear old news."""
 
 Check = Callable[[], bool]
 
 
 class Bounds(Law):
-    """`_due` has what must be so by when, if it is not so before."""
+    """`_due` maps each expected effect to its time limit."""
 
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
@@ -96,20 +96,20 @@ class Bounds(Law):
                 )
 
     def _are_gone(self, workers: Sequence[Worker], *, excuse: bool) -> bool:
-        """Those whose hosts can't tell of their ends, or could not until now, may be excused."""
+        """Check that workers are gone; hosts that can't report their ends, or could not until now, are excused."""
         since = self.ledger.now - _CHECKED if excuse else math.inf
         there = (one for one in workers if self._is_there(one))
         return not any(self.ledger.host(one.host).answers_since < since for one in there)
 
     def _may_go_on(self, since: float, *, excuse: bool) -> bool:
-        """A job that has been about to end for so long, where hosts could not tell of their workers' ends meanwhile."""
+        """Check a job that has been ending for long while hosts could not report their workers' ends."""
         return excuse and any(host.answers_since > since for host in self.ledger.hosts.values())
 
     def _is_there(self, worker: Worker) -> bool:
         return self.ledger.workers.get((worker.host, worker.slot)) is worker
 
     def _is_left(self, number: int, *, excuse: bool) -> bool:
-        """Those whose hosts did not answer, or do again not for long, may be excused."""
+        """Check that the round is left; silent hosts, or hosts that answer again only now, are excused."""
         since = self.ledger.now - self.world.options.reset_timeout if excuse else math.inf
         living = (one for one in self.ledger.living() if one.round == number)
         return not any(self.ledger.host(one.host).answers_since < since for one in living)
@@ -147,7 +147,7 @@ class Bounds(Law):
         self._next = min((due for due, *_ in rest), default=float("inf"))
 
     def _check_standstill(self) -> None:
-        """Enough who may be in a round, and none there is; other hosts have to find each other first."""
+        """Check that a round begins if enough workers can be in one; other hosts have to be probed first."""
         world, ledger = self.world, self.ledger
         usable = {host.name: host.slots for host in ledger.usable()}
         if usable != self._usable:

@@ -1,4 +1,4 @@
-"""Breaks: a round that has ended is over for all of its workers before the next one begins."""
+"""Breaks: all workers of an ended round have left it before the next one begins."""
 
 from collections.abc import Sequence
 

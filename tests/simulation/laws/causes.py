@@ -1,4 +1,4 @@
-"""Causes: no round ends without one, and what is told is true."""
+"""Causes: every round ends with a cause, and the reported cause is true."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

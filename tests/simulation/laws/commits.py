@@ -1,4 +1,4 @@
-"""Commits: no more is lost than the work of a round, as long as anybody lives who has it."""
+"""Commits: a job loses at most the work of a round, as long as a worker with it lives."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ class Commits(Law):
         assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
 
     def _check_leaves(self, seats: set[tuple[str, int]]) -> None:
-        """Who has what others need is kept, until its time is over."""
+        """Check that a worker with needed state stays until its time is over."""
         ledger = self.ledger
         holders = [one for one in ledger.living() if one.last_round >= 0]
         left = [one for one in holders if (one.host, one.slot) not in seats]

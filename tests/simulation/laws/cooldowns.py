@@ -1,4 +1,4 @@
-"""Cool-downs: no connection before one is over, one after it where the slots are needed, and each as long as it should be."""
+"""Cool-downs: no connection before the end, one after it if slots are needed, and the right length."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Cooldowns(Law):
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
         self._last: dict[str, tuple[float, float]] = {}
-        """Until when each host's newest was, and for how long."""
+        """End and length of each host's newest cool-down."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         for action in actions:
@@ -51,7 +51,7 @@ class Cooldowns(Law):
         self._last[name] = (self.ledger.now + seconds, seconds)
 
     def _check_lost(self) -> None:
-        """A host that was lost is not excluded for good while the job can't do without it."""
+        """Check that a lost host is not excluded for good while the job needs it."""
         listed = [host for host in self.ledger.hosts.values() if host.is_listed]
         lost = [host.name for host in listed if host.is_lost_for_good]
         slots = sum(host.slots for host in listed if host.until < math.inf)

@@ -1,4 +1,4 @@
-"""Failures: the code is that of the failure which was first by time, as the hosts' own clocks had it."""
+"""Failures: the exit code is that of the first failure by the hosts' own clocks."""
 
 from hvlaunch.job import JobResult
 from tests.simulation.laws.law import Law

@@ -1,4 +1,4 @@
-"""Inspections: who is killed for a failure is asked before what it does, and gets its first signal half a second later at most."""
+"""Stacks: workers killed for a failure are asked for stacks first, and get a signal within half a second."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ _ROUNDING = 1e-6
 
 
 class Inspections(Law):
-    """`_due` has by when each worker that is inspected gets its first signal."""
+    """`_due` has the latest time of each worker's first signal."""
 
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
@@ -59,7 +59,7 @@ class Inspections(Law):
         assert not left, f"{left} are asked what they do, and not stopped"
 
     def _of(self, action: do.TakeStacks | do.Stop) -> list[Worker]:
-        """The workers that it is about; those of a Start in the same turn are not there yet."""
+        """Return the workers of a request; a Start in the same turn has not happened yet."""
         there = self.ledger.workers.values()
         return [
             worker

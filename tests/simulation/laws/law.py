@@ -1,4 +1,4 @@
-"""What all laws have in common."""
+"""What all laws share."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,17 +14,17 @@ __all__ = ["Law"]
 
 
 class Law:
-    """Looks on at a world. Raises AssertionError where the law is broken."""
+    """Watches a world. Raises AssertionError if the law is broken."""
 
     def __init__(self, world: "ElasticWorld") -> None:
         self.world = world
         self.ledger = world.ledger
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
-        """The ledger has the event, and not yet the actions."""
+        """Check a turn: the ledger has the event, but not the actions yet."""
 
     def after(self) -> None:
-        """The ledger has both."""
+        """Check after a turn: the ledger has event and actions."""
 
     def end(self, result: JobResult) -> None:
-        """The job is over."""
+        """Check the end of the job."""

@@ -1,4 +1,4 @@
-"""Names: whoever is named has a fault."""
+"""Names: every named host or rank has a fault."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["Names"]
 
 _PROBING = 16.0
-"""Seconds for which hosts that answer may try each other."""
+"""Seconds of probing between hosts that answer."""
 
 
 class Names(Law):
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
         self._probing_since = math.inf
-        """When hosts were first asked to try each other, for the round that is to come."""
+        """Time when hosts were first asked to probe each other for the next round."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         now = self.ledger.now
@@ -58,7 +58,7 @@ class Names(Law):
         assert is_late, f"{name}'s workers are killed as late, and have asked"
 
     def _is_waited_out(self, name: str) -> bool:
-        """Whether the host could not tell who has asked, for as long as a broken round is waited for at most."""
+        """True if the host could not report requests for the longest time that a broken round lasts."""
         now, current, reset_timeout = self.ledger.now, self.ledger.current, self.world.options.reset_timeout
         could_tell = self.ledger.host(name).answers_since <= now - reset_timeout
         broken_at = math.inf if current is None else current.broken_at

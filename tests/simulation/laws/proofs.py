@@ -1,4 +1,4 @@
-"""Proofs: workers are told no address that their host has not reached."""
+"""Proofs: workers get no address that their host has not reached."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Restarts: exactly --max-restarts failures are made up for, and no more; a job that gets on is not given up."""
+"""Restarts: exactly --max-restarts failures lead to another round; a job with progress is not given up."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -60,5 +60,5 @@ class Restarts(Law):
 
     @property
     def _doubtful(self) -> int:
-        """Failures that no action told of: a round that had changed already, or had no workers left."""
+        """Failures without an action: of a round that was changing already, or had no workers left."""
         return sum(number not in self._ended for number in self.ledger.rounds) - 1

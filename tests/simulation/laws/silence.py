@@ -1,4 +1,4 @@
-"""Silence: a worker that is silent is found in time, and none is killed for what the link of its host does."""
+"""Silence: a silent worker is found in time, and no worker is killed for its host's link."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,14 +35,14 @@ class Silence(Law):
                     assert any(map(self._may_be_killed, there)), f"a worker of {name} is killed for nothing"
 
     def _may_be_killed(self, worker: Worker) -> bool:
-        """It hangs, or is no more; or nothing was heard of it for as long as is waited whatever its host does."""
+        """True if the worker hangs or is gone, or was silent for the longest time allowed to any host."""
         silent = 0.0 if worker.beat_at is None else self.ledger.now - worker.beat_at
         is_there = self.world.workers.find(worker.host, worker.slot, worker.start) is not None
         hangs = str(worker) in self.world.workers.hung or not is_there or self._looks_so(worker)
         return silent > (self._timeout if hangs else self._most)
 
     def _looks_so(self, worker: Worker) -> bool:
-        """Its beats got lost, and others were heard, or there are none; or nobody was for twice the time."""
+        """True if its beats were lost while others were heard, or it has no others; or all were lost for twice the time."""
         others = [
             one.beat_at for one in self.ledger.living() if one.beat_at is not None and one is not worker
         ]

@@ -1,4 +1,4 @@
-"""Spares: where slots are free and more workers are of use, workers are started in them."""
+"""Spares: workers are started in free slots while more are useful."""
 
 import math
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Stops: when a job ends, every worker that lives is told to, those too that are still starting; who insists is heard."""
+"""Stops: when a job ends, every living worker is told to, also those that still start; a second interrupt kills."""
 
 import signal
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Strikes: two failures without progress exclude a host, since it was listed anew; progress forgives."""
+"""Strikes: two failures without progress since its listing exclude a host; progress forgives."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ class Strikes(Law):
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
         self._excluded: set[str] = set()
-        """Those that are on probation: one failure is enough."""
+        """Hosts on probation: one failure excludes them."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         ledger = self.ledger
@@ -35,7 +35,7 @@ class Strikes(Law):
                 self._check_probation(event, action.cause, actions)
 
     def _check_probation(self, event: on.Event, cause: why.Cause, actions: Sequence[do.Action]) -> None:
-        """Who has been excluded is again at its next failure, if the job can do without it."""
+        """Check that a host is excluded again at its next failure, if the job can do without it."""
         if not (isinstance(cause, why.WorkerEnded) and isinstance(event, on.WorkerExited)):
             return
         ledger, name, current = self.ledger, cause.host, self.ledger.current

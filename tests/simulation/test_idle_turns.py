@@ -1,4 +1,4 @@
-"""One event stands for all turns in which nothing happens: an engine that has it is as one that had them."""
+"""Idle compaction: an engine that gets one summary is in the same state as after the idle turns."""
 
 import json
 
@@ -20,7 +20,7 @@ SHARDS = 20
 
 
 class Pair:
-    """An engine that has all turns, and one that has a Lull for each run of idle ones."""
+    """An engine with all turns, and one with a summary for each run of idle ones."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.whole, self._short = (Engine(spec, 4711) for _ in range(2))
@@ -44,7 +44,7 @@ class Pair:
 
 
 def passed_over(world: Play) -> int:
-    """How many turns an engine need not have had. Before each there is a Tick, as a driver has them that looks after hosts."""
+    """Return the number of turns that can be compacted. A Tick comes before each, as in a driver that watches hosts."""
     world.run()
     pair = Pair(world.spec)
     for now, event, actions in world.turns:
