@@ -1,4 +1,4 @@
-"""Which of an agent's frames need not be sent again, whatever becomes of this driver."""
+"""The flow of one host's frames: acknowledged frames, the queues of outgoing frames, and credit for output."""
 
 import threading
 from collections import deque
@@ -15,10 +15,10 @@ _MOST_BEYOND = 1 << 14
 
 
 class AckedFrames:
-    """Those of the lasting stream, by their numbers, which begin with 1. For any thread.
+    """Frames of the lasting stream that the agent need not repeat, by number from 1. For any thread.
 
-    Frames become durable in any order (an event in the journal, output when it was written), and agents are told
-    up to which number all are: `prefix`. If one is not for very long, as when nobody reads stdout, it is given up.
+    Frames are acked in any order (an event when recorded, output when written); agents hear of the longest unbroken
+    run from 1, `prefix`. A frame that is not acked for very long, as when stdout has no reader, is given up.
     """
 
     def __init__(self, prefix: int = 0, beyond: Iterable[int] = ()) -> None:
@@ -37,6 +37,7 @@ class AckedFrames:
                 self.prefix = number
             elif number > self.prefix:
                 self._beyond.add(number)
+                # A bound on memory: the agent's own storage has a limit too, and drops its oldest output.
                 if len(self._beyond) > _MOST_BEYOND:
                     self.prefix = min(self._beyond)
             if self._beyond:
@@ -53,9 +54,9 @@ T = TypeVar("T")
 
 
 class Outgoing(Generic[T]):
-    """put() never blocks, the others wait; all from any thread.
+    """Two queues of frames to a host. put() never blocks; all methods are for any thread.
 
-    Relayed frames and all others keep their own order and take turns, so neither waits long for the other.
+    Relayed frames and other frames keep their own order and take turns: neither kind delays the other for long.
     """
 
     def __init__(self) -> None:
@@ -71,37 +72,39 @@ class Outgoing(Generic[T]):
             self._changed.notify_all()
 
     def take_all(self) -> list[T]:
-        """What waits, but for relayed frames; it does not wait any more."""
+        """Remove and return the waiting frames, without relayed frames."""
         with self._changed:
-            found = list(self._own)
+            frames = list(self._own)
             self._own.clear()
-            return found
+            return frames
 
     def close(self) -> None:
-        """No more: get() gives the rest, and then None."""
+        """Accept no more frames: get() returns the waiting frames, and then None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait_for_relayed(self, most: int) -> None:
-        """Until at most so many relayed frames wait here, or no more are put."""
+        """Block until at most `most` relayed frames wait, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._relayed) <= most or self._closed)
 
     def get(self) -> T | None:
-        """The next frame; None at the end."""
+        """Wait for the next frame; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._own or self._relayed or self._closed)
             if not self._own and not self._relayed:
                 return None
-            own = bool(self._own) and (self._own_turn or not self._relayed)
-            self._own_turn = not own
+            is_own = bool(self._own) and (self._own_turn or not self._relayed)
+            self._own_turn = not is_own
             self._changed.notify_all()
-            return (self._own if own else self._relayed).popleft()
+            return (self._own if is_own else self._relayed).popleft()
 
 
 class Credit:
-    """For any thread: the printer's, and the link's own for what functions return. `give` sends so much to the agent."""
+    """Credit for processed output, sent to the agent in large portions. For any thread; `give` sends credit."""
+
+    # Portions, since a frame for each line would double the number of writes.
 
     def __init__(self, window: int, give: Callable[[int], None]) -> None:
         self._portion = window // 4
@@ -110,7 +113,7 @@ class Credit:
         self._due = 0
 
     def add(self, size: int) -> None:
-        """A frame with so many bytes of output was dealt with."""
+        """Count a processed frame with `size` bytes of output."""
         with self._lock:
             self._due += size + FRAME_COST
             if self._due >= self._portion:

@@ -267,7 +267,7 @@ class Heartbeat:
             silence = links[name].session.silence()
             return None if silence is None else self._clock() - silence
 
-        is_due, silent = self._lease.look(heard, acknowledged, now)
+        is_due, silent = self._lease.check(heard, acknowledged, now)
         for name in silent:
             cause = f"lost: silent for {self._spec.lease:g} s (--lease)"
             hint = f"ping {name}: the host is down, or the network is cut"

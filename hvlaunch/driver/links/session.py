@@ -1,6 +1,6 @@
-"""The session with one host's agent: the frames to and fro, whichever connections carry them.
+"""The session with a host's agent: numbered frames in both directions, over successive connections.
 
-agent/wire/session.py counts them; docs/architecture.md, "Sessions", has the whole.
+agent/wire/session.py counts the frames, and docs/internals describes the whole.
 """
 
 import os
@@ -31,15 +31,16 @@ _LEAVE_PATIENCE = 0.2
 _HANDSHAKE_PATIENCE = 10.0
 _PAUSE = 0.2
 _SURELY = -1
+"""In place of a count: the agent itself has left the connection."""
 _HANDSHAKES = ("challenge", "resumed", "refused")
-_TELLING = ("have", "ack", "bye")
-"""With these the agent is told what it need not keep: a write of its own would cost as much as the printing of a piece."""
+_REPORTING = ("have", "ack", "bye")
+"""Frames sent together with the newest acknowledgement: a write of its own would cost as much as printing a piece."""
 
 
 class HostSession:
-    """For a host's thread, which reads; a thread of the session's own writes.
+    """The frames of a host's agent. The host's thread reads; a thread of the session writes.
 
-    `patience` is how long the agent waits for another connection; `clock` is the driver's.
+    `patience` is the agent's time limit in seconds for another connection; `clock` is the driver's.
     """
 
     def __init__(
@@ -52,25 +53,25 @@ class HostSession:
         patience: float,
         note: Callable[[int], None] = lambda _number: None,
     ) -> None:
-        """`note` is called before the agent is told that it need not keep its frames up to this number."""
+        """`note` is called with a frame number before the agent may drop its frames up to this number."""
         self.status: int | None = None
-        """The agent's exit status, once frames() has ended; None where it is not known."""
+        """The agent's exit status, once frames() has ended; None if unknown."""
         self.broken: str | None = None
-        """How the last connection broke; None where it ended."""
+        """How the last connection broke; None if it ended."""
         self.lost: str | None = None
-        """Why there is no other connection in its place."""
+        """Why no other connection could be made."""
         self.is_over = False
-        """Whether no other connection is needed: the agent ends on its own account, or has ended."""
+        """True if the agent has ended or is about to: no other connection is needed."""
         self.has_bye = False
-        """Whether the agent has said its last word. It waits until all before that is durable."""
+        """True if the agent has sent its last word, and waits for the acknowledgement of earlier frames."""
         self.key: str | None = None
-        """What proves at another connection that it is ours; None where there can be none."""
+        """The key for the proof on later connections; None if no later connection is possible."""
         self.scratch: str | None = None
-        """The agent's directory, once it is known."""
+        """The agent's directory; None before its hello."""
         self.number = 0
-        """That of the frame that frames() gave last, in the lasting stream; 0 where it is of the other."""
+        """Number in the lasting stream of the newest frame of frames(); 0 if the frame is of the other stream."""
         self.acked = AckedFrames()
-        """Those that the agent need not keep: whoever has dealt with one adds it."""
+        """Frames that the agent need not keep."""
         self._host = host
         self._program = program
         self._listener = listener
@@ -80,25 +81,25 @@ class HostSession:
         self._note = note
         self._session = Session(BY_DRIVER, BY_AGENT)
         self._counting = threading.Lock()
-        """For what the session keeps."""
+        """Guards the session's counts and stored frames."""
         self._writing = threading.Lock()
-        """For who writes, to whichever channel there is."""
+        """Guards the channel against two writers."""
         self._outgoing: Outgoing[Frame] = Outgoing()
         self._connection: AgentConnection | None = None
         self._channel: AgentChannel | None = None
-        """Where frames go now; None while the connection is lost."""
+        """The channel for sending; None while the connection is lost."""
         self._reading: AgentChannel | None = None
         self._received = 0
-        """How many frames of the lasting stream have come."""
+        """How many frames of the lasting stream have arrived."""
         self._next = 1
-        """The number of the next one on this connection, which may have come before."""
-        self._told = 0
-        """The number of the last one that the agent was told not to keep."""
+        """Number of the next frame on this connection, which may repeat an earlier one."""
+        self._reported = 0
+        """The newest acknowledgement sent to the agent."""
         self._is_renewed = False
-        """Whether it is another than the first, by which the agent was started."""
+        """True if the first connection, over which the agent was started, has been replaced."""
         self._heard = 0
         self._suspected_at: int | None = None
-        """What _heard was when the connection was found to be silent, and another was begun beside it."""
+        """Value of `_heard` when the connection was silent and another was begun beside it."""
         self._renewing = threading.Lock()
         self._renewal: Renewal | None = None
         self._closed = threading.Event()
@@ -121,20 +122,21 @@ class HostSession:
         self._reading = self._channel = connection.start_agent(self._program, self._host, self)
 
     def greet(self, hello: Mapping[str, Any]) -> None:
-        """Send it, before all that was sent already, and from now on all that follows."""
+        """Send the hello, then the queued frames."""
         self.key = hello["session"]
         modules = b""
         if self._connection is not None and not self._connection.has_modules:
             modules = self._program.rare(self._host, is_here=self._connection.remote_address is None)
-        self._put_on_channel((dict(hello), b""), ({"type": "modules"}, modules))  # one message on its way
+        # One write for both: the agent's host then needs one packet more, not one round trip.
+        self._put_on_channel((dict(hello), b""), ({"type": "modules"}, modules))
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 
     def take_up(
         self, epoch: int, key: str, scratch: str, connection: AgentConnection, acked: AckedFrames
     ) -> None:
-        """Go on with the session of a driver before us, whose connection is lost. All was sent that it has ordered.
+        """Continue the session of a killed driver. `connection` is lost; the queue has every frame of its orders.
 
-        Of what has come since it began, `durable` need not come again.
+        The agent need not repeat the frames in `acked`.
         """
         self._session = Session(BY_DRIVER, BY_AGENT, epoch)
         self.key, self.scratch = key, scratch
@@ -147,39 +149,43 @@ class HostSession:
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 
     def send(self, header: Mapping[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
-        """Send a frame, as soon as those before it are through. Never blocks."""
+        """Queue a frame; a relayed one in the queue of relayed frames. Never blocks."""
         self._outgoing.put((dict(header), body), relayed=relayed)
 
     def ping(self, patience: float | None = None) -> None:
-        """Let the agent hear from us, and know what we have; and how long to wait for us, if that is not as it was begun with."""
+        """Send a sign of life, with news of acked frames.
+
+        `patience` replaces the agent's time limit for another connection.
+        """
         if patience is not None:
             self.send({"type": "patience", "seconds": patience})
-        if self._session.has_news or self.acked.prefix > self._told:
+        if self._session.has_news or self.acked.prefix > self._reported:
             self.send({"type": "have"})
         self.send({"type": "ping"})
 
     def acknowledge(self) -> None:
-        """Let the agent know at once, where all is durable that has come before its last word."""
-        if self._told < self._received - self.has_bye <= self.acked.prefix:
+        """Acknowledge at once if only the agent's last word remains: the agent waits for this to end."""
+        if self._reported < self._received - self.has_bye <= self.acked.prefix:
             self.send({"type": "have"})
 
     def _have(self) -> list[int]:
-        """What to tell the agent that it need not keep: never less than before."""
+        """Return the acknowledgement of both streams, never less than before."""
+        # Noted before sending: the agent drops frames at once, and a successor must not ask for these again.
         have = self._session.tell()
-        self._told = have[LASTING] = self.acked.prefix
-        self._note(self._told)
+        self._reported = have[LASTING] = self.acked.prefix
+        self._note(self._reported)
         return have
 
     def wait_for_relayed(self, most: int) -> None:
-        """Until at most so many relayed frames wait here."""
+        """Block until at most `most` relayed frames are queued."""
         self._outgoing.wait_for_relayed(most)
 
     def leave(self) -> None:
-        """Send what waits, and that we leave. Never blocks."""
+        """Send the queued frames, then `leave`. Never blocks."""
         self._outgoing.close()
 
     def close(self) -> None:
-        """Give the host up, whatever the threads are doing. May be repeated."""
+        """Give the host up, in any state of the threads. May be repeated."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -193,11 +199,14 @@ class HostSession:
             self._connection.close()
 
     def frames(self) -> "Iterator[Frame]":
-        """What the agent sends, to the end. Raises as AgentChannel.frames(), but OSError: that is in `broken`.
+        """Yield the agent's frames until its end, each once. An OSError ends up in `broken`.
 
-        None comes twice. Whoever gets one of the lasting stream adds its number to those that are durable.
+        The caller adds frames of the lasting stream to `acked` after dealing with each. Raises BadFrame, Garbled and
+        HostError as AgentChannel.frames() does.
         """
-        frames: Iterator[Frame] | None = self._go_on() if self._reading is None else self._reading.frames()
+        frames: Iterator[Frame] | None = (
+            self._reconnected() if self._reading is None else self._reading.frames()
+        )
         while frames is not None:
             self.broken = None
             try:
@@ -208,16 +217,17 @@ class HostSession:
                     if self._is_new(kind):
                         self.has_bye |= kind == "bye"
                         yield header, body
-                    size = 0 if kind == "output" else len(body)  # of output the agent is told with its credit
+                    # Output does not count: the agent hears of it with its credit.
+                    size = 0 if kind == "output" else len(body)
                     if self._session.received(kind, size + FRAME_COST):
                         self.send({"type": "have"})
             except OSError as error:
                 self.broken = self.broken or str(error) or type(error).__name__
-            frames = self._go_on() if self._may_go_on() else None
+            frames = self._reconnected() if self._may_reconnect() else None
         self.is_over = True
 
     def _is_new(self, kind: str) -> bool:
-        """Whether the frame has not come yet, on another connection; `number` is its number from here on."""
+        """True if the frame has not arrived over an earlier connection. Sets `number` to the frame's number."""
         self.number = 0
         if BY_AGENT.get(kind) != LASTING:
             return True
@@ -228,7 +238,7 @@ class HostSession:
         return number not in self.acked
 
     def _is_about_frames(self, header: Mapping[str, Any]) -> bool:
-        """Whether it is for us alone. Raises BadFrame."""
+        """True if the frame belongs to the session itself. Raises BadFrame."""
         kind = header["type"]
         if kind in _HANDSHAKES:
             raise BadFrame(f"a frame of type {kind} that was not asked for")
@@ -239,20 +249,20 @@ class HostSession:
         return True
 
     def silence(self) -> float | None:
-        """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+        """Return the seconds since the first machine on the way acknowledged data; None if unknown."""
         return None if self._connection is None else self._connection.silence()
 
     def heard_agent(self) -> None:
-        """For channels, as a Listener."""
+        """Pass on to the link; for channels, as a Listener."""
         self._heard += 1
         self._listener.heard_agent()
 
     def heard_noise(self, data: bytes) -> None:
-        """For channels, as a Listener."""
+        """Pass on to the link; for channels, as a Listener."""
         self._listener.heard_noise(data)
 
     def stderr(self) -> str:
-        """The last of what the agent, or what was to reach it, wrote to stderr."""
+        """Return the last stderr of the agent, or of the carrier on its way to the agent."""
         return "" if self._reading is None else self._reading.stderr().decode("utf-8", "replace").strip()
 
     # Writing
@@ -272,20 +282,21 @@ class HostSession:
             if self._channel is None:
                 return
             first = frames[0][0]["type"]
-            if first in _TELLING:
+            if first in _REPORTING:
                 have = {"type": "have", "frames": self._have()}
                 frames = ((have, b""), *frames[first == "have" :])
             try:
                 self._channel.send(*frames)
             except OSError:
-                self._channel = None  # the reading side sees the end too, and knows more of its cause
+                # No error here: the reading side sees the end too, and knows more of its cause.
+                self._channel = None
 
     # Another connection
 
     def renew(self, *, is_sure: bool = False) -> None:
-        """The agent has been silent for long: connect again, beside the connection that there is.
+        """Connect again, beside the present connection, since the agent has been silent for long.
 
-        `is_sure`: it has left that connection, as it knows itself.
+        `is_sure`: the agent itself has left the present connection.
         """
         if self._is_ready_for_renewal() and (self._renewal is None or is_sure) and self._channel is not None:
             self._suspected_at = _SURELY if is_sure else self._heard
@@ -301,18 +312,17 @@ class HostSession:
             and self._connection.can_rejoin
         )
 
-    def _may_go_on(self) -> bool:
-        """Whether the connection has ended, and perhaps not the agent.
-
-        Its end has an exit status on its first connection; later ones have their carriers', who wait for an agent that has said bye.
-        """
+    def _may_reconnect(self) -> bool:
+        """True if the connection has ended, and the agent perhaps has not."""
+        # On the first connection an exit status is the agent's. On later connections the carrier has its own, and waits for
+        # an agent after bye.
         may_tell = self.has_bye or not self._is_renewed
         if self.broken is None and may_tell and self._reading is not None:
             self.status = self._reading.exit_status(_EXIT_STATUS_WAIT)
         return self.status is None and self._is_ready_for_renewal()
 
     def _start_renewal(self) -> "Renewal | None":
-        """The one under way, or a new one; None after close()."""
+        """Return the current or a new renewal; None after close()."""
         from hvlaunch.driver.links.renewal import Renewal  # noqa: PLC0415 (few connections are lost)
 
         with self._renewing:
@@ -322,7 +332,7 @@ class HostSession:
             return self._renewal
 
     def _give_way(self) -> None:
-        """There is a candidate, or there will be none. The connection that was silent has to go, if it still is."""
+        """Close the silent connection if still silent: the renewal has a candidate, or has failed."""
         if self._suspected_at in (self._heard, _SURELY):
             self.broken = "it was silent"
             if self._connection is not None:
@@ -336,12 +346,13 @@ class HostSession:
         if renewal is not None:
             renewal.stop()
 
-    def _go_on(self) -> "Iterator[Frame] | None":
-        """The frames of another connection; None where there is none: `lost` has the cause."""
+    def _reconnected(self) -> "Iterator[Frame] | None":
+        """Return the frames of a new connection; None on failure, with the cause in `lost`."""
         began = self._clock()
         self._suspected_at = None
         if self._connection is not None:
-            self._connection.close()  # the agent may not know yet
+            # The agent may not have noticed yet, and would not take another connection.
+            self._connection.close()
         self._post(on.HostAway(self._host.name, self.broken or "it ended"))
         with self._writing:
             self._channel = None
@@ -358,7 +369,10 @@ class HostSession:
         return None
 
     def _try(self, renewal: "Renewal") -> "tuple[Iterator[Frame] | None, float]":
-        """The frames of the renewal's connection; else None, and until when another may be better: `lost` has the cause."""
+        """Return the frames of the renewal's connection; on failure None and the seconds for further attempts.
+
+        `lost` has the cause of a failure.
+        """
         from hvlaunch.driver.links.renewal import RenewalFailed  # noqa: PLC0415 (as above)
 
         try:
@@ -367,7 +381,7 @@ class HostSession:
             self.lost = str(error)
             return None, 0.0
         except (OSError, StopIteration) as error:
-            # This connection is lost too, but the agent was there: the next one finds out whether it still is.
+            # This connection is lost too, but the agent was there: the next connection finds out if it still is.
             self.lost = f"its agent did not take it: {str(error) or type(error).__name__}"
             return None, inf
         except (BadFrame, Garbled) as error:
@@ -375,22 +389,23 @@ class HostSession:
             return None, self._patience
 
     def _resume(self, candidate: "Candidate") -> "Iterator[Frame]":
-        """Prove who we are, see that it is our agent, and send what it lacks.
+        """Prove the driver's identity, check the agent's, and send missing frames.
 
         Raises RenewalFailed, OSError, BadFrame, Garbled, and StopIteration.
         """
         channel = candidate.channel
+        # A hanging connection would block the host's thread for ever: closing makes the handshake raise OSError.
         watch = threading.Timer(_HANDSHAKE_PATIENCE, candidate.connection.close)
         watch.daemon = True
         watch.start()
         try:
-            found, told = self._shake_hands(candidate)
+            arrived, acked = self._shake_hands(candidate)
             with self._writing:
                 with self._counting:
-                    again = self._session.again(found)
-                for frame in again:
+                    repeated = self._session.again(arrived)
+                for frame in repeated:
                     channel.send(frame)
-                self._next = told + 1
+                self._next = acked + 1
                 self._channel = channel
         except BaseException:
             candidate.connection.close()
@@ -403,7 +418,10 @@ class HostSession:
         return candidate.frames
 
     def _shake_hands(self, candidate: "Candidate") -> tuple[list[int], int]:
-        """How many frames of ours the agent has, and after which of its own it goes on. Raises as _resume()."""
+        """Return the count of driver frames at the agent, and the number of the last acked agent frame.
+
+        Raises as _resume().
+        """
         from hvlaunch.agent.wire.rejoin import session_proof  # noqa: PLC0415 (few connections are lost)
 
         key, epoch, have, nonce = (
@@ -422,9 +440,9 @@ class HostSession:
             raise RenewalFailed(header["cause"])
         if header["type"] != "resumed":
             raise BadFrame(f"a frame of type {header['type']}, where resumed should be")
-        found: list[int] = header["have"]
+        arrived: list[int] = header["have"]
         if not same(
-            header["proof"].encode(), session_proof(key, "agent", candidate.nonce, nonce, *found).encode()
+            header["proof"].encode(), session_proof(key, "agent", candidate.nonce, nonce, *arrived).encode()
         ):
             raise BadFrame("a wrong proof")
-        return found, have[LASTING]
+        return arrived, have[LASTING]

@@ -13,7 +13,7 @@ class Silent:
         self.acknowledged: float | None = 10.0
 
     def look(self, heard: float, now: float) -> list[str]:
-        return self.lease.look({"a": heard}, lambda _: self.acknowledged, now)[1]
+        return self.lease.check({"a": heard}, lambda _: self.acknowledged, now)[1]
 
     def until(self, end: float) -> list[str]:
         """Look until then; who is lost at that time, and nobody before."""
@@ -24,15 +24,15 @@ class Silent:
 
 def test_signs_of_life_are_due_four_times_in_a_lease() -> None:
     lease = Lease(8.0, 100.0)
-    assert lease.look({}, unknown, 100.0) == (True, [])
+    assert lease.check({}, unknown, 100.0) == (True, [])
     assert lease.deadline == 102.0
-    assert lease.look({}, unknown, 101.0) == (False, [])
-    assert lease.look({}, unknown, 102.0) == (True, [])
+    assert lease.check({}, unknown, 101.0) == (False, [])
+    assert lease.check({}, unknown, 102.0) == (True, [])
 
 
 def test_they_are_never_further_apart_than_five_seconds() -> None:
     lease = Lease(3600.0, 0.0)
-    lease.look({}, unknown, 0.0)
+    lease.check({}, unknown, 0.0)
     assert lease.deadline == 5.0
 
 
@@ -83,11 +83,11 @@ def test_an_agent_waits_longer_than_a_cut_of_the_lease_is() -> None:
 def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
     lease = Lease(4.0, 0.0)
     heard = {"a": 0.0}
-    lease.look(heard, unknown, 0.0)
-    assert lease.look(heard, lambda _: 59.9, 60.0) == (True, [])
+    lease.check(heard, unknown, 0.0)
+    assert lease.check(heard, lambda _: 59.9, 60.0) == (True, [])
     for now in (61.0, 62.0, 63.0, 64.0):
-        assert lease.look(heard, unknown, now) == (True, [])
-    assert lease.look(heard, unknown, 65.0) == (True, ["a"])
+        assert lease.check(heard, unknown, now) == (True, [])
+    assert lease.check(heard, unknown, 65.0) == (True, ["a"])
 
 
 def test_a_driver_that_is_late_in_every_turn_gives_a_silent_host_up_all_the_same() -> None:
@@ -96,7 +96,7 @@ def test_a_driver_that_is_late_in_every_turn_gives_a_silent_host_up_all_the_same
     turns = [10.0 * number for number in range(12)]
     lost = []
     for now in turns:
-        lost.append(lease.look(heard, unknown, now)[1])
+        lost.append(lease.check(heard, unknown, now)[1])
         heard["b"] = now + 0.1
     assert lost[:9] == [[]] * 9  # it was asked in the first, and excused in eight
     assert lost[9] == ["a"]
@@ -122,14 +122,14 @@ def test_a_host_is_quiet_that_has_not_answered_when_the_next_ping_is_due() -> No
         (12.5, 12.4, True),
         (13.0, 12.4, False),
     ):
-        lease.look({"a": heard}, unknown, now)
+        lease.check({"a": heard}, unknown, now)
         assert lease.quiet == ({"a"} if quiet else set()), now
-    lease.look({}, unknown, 14.0)
+    lease.check({}, unknown, 14.0)
     assert lease.quiet == set()
 
 
 def test_nobody_is_quiet_for_what_is_still_to_be_read() -> None:
     lease = Lease(8.0, 10.0, pulse=1.0)
-    lease.look({"a": 9.9}, unknown, 10.0)
-    lease.look({"a": 9.9}, unknown, 70.0)
+    lease.check({"a": 9.9}, unknown, 10.0)
+    lease.check({"a": 9.9}, unknown, 70.0)
     assert lease.quiet == set()
