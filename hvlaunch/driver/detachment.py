@@ -1,4 +1,4 @@
-"""Leaving the terminal: from then on the driver needs nobody who started it."""
+"""Leaving the terminal: afterwards the driver depends on no process of the user's session."""
 
 import os
 import signal
@@ -16,12 +16,12 @@ __all__ = ["Detachment"]
 
 
 class Detachment:
-    """Lets go of the terminal, of the session and of stdin, stdout and stderr of this process, once. For the driver's loop."""
+    """Detaches this process from its terminal, session, stdin, stdout and stderr, once. For the driver's loop."""
 
     def __init__(
         self, directory: JobDirectory, printer: Printer, on_detached: Callable[[str], None] | None
     ) -> None:
-        """`on_detached` gets the job's id when it is done."""
+        """`on_detached` is called with the job's id afterwards."""
         self._directory = directory
         self._printer = printer
         self._on_detached = on_detached
@@ -29,7 +29,7 @@ class Detachment:
         self._is_done = False
 
     def leave_when_running(self, event: on.Event, actions: Sequence[do.Action], _now: float) -> None:
-        """A watcher: leave when all workers of a round have been started."""
+        """Leave when every worker of a round has started; a watcher."""
         for action in actions:
             if isinstance(action, do.Start):
                 if action.round != self._round:
@@ -41,22 +41,21 @@ class Detachment:
                 self.leave()
 
     def leave(self) -> None:
-        """Do it now, unless it is done."""
+        """Leave now. Further calls do nothing."""
         if self._is_done:
             return
         self._is_done = True
         self._directory.is_detached = True
         self._printer.go_headless()
-        with suppress(
-            OSError
-        ):  # this process leads a group: its terminal is not its own any more all the same
+        # A leader of a process group can't make a session; without its descriptors the terminal is gone all the same.
+        with suppress(OSError):
             os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(null, descriptor)
         os.close(null)
         if threading.current_thread() is threading.main_thread():
-            # Not SIG_IGN, which the processes that we start would inherit.
+            # Not SIG_IGN: processes started by the driver would inherit that.
             signal.signal(signal.SIGHUP, lambda *_: None)
         start_minder(self._directory.path)
         if self._on_detached is not None:

@@ -1,4 +1,4 @@
-"""What the workers of a job return that calls a function: a file for each, and its parts as they come."""
+"""The results of a function call on workers: a file for each worker, written in parts as they arrive."""
 
 import os
 from contextlib import suppress
@@ -9,29 +9,29 @@ from typing import BinaryIO
 __all__ = ["PROBLEM", "ResultFiles", "parts_of"]
 
 PROBLEM = ".problem"
-"""The end of the name of a file that says why there is no result of a rank."""
+"""Suffix of the file with the reason for a missing result of a rank."""
 
 _PART = 1 << 20
-"""Bytes of one frame."""
+"""Bytes of a frame."""
 _Worker = tuple[int, int, int]
-"""The number of its link, its slot and its start."""
+"""A worker, by number of its link, slot and start."""
 
 
 class ResultFiles:
-    """The file of a worker gets its rank for a name, the one that it has when its result is whole. For links' threads.
+    """Writes result files. A complete file is named by its worker's rank at that time. For links' threads.
 
-    Nothing is read here: what workers return is for those who called the function.
+    The driver does not read results: only the caller of the function does.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock = Lock()
-        """For what is open: each file is written by one thread."""
+        """Guards the table of open files; each file is written by a single thread."""
         self._open: dict[_Worker, tuple[int, BinaryIO]] = {}
         self._failed: set[_Worker] = set()
 
     def take(self, worker: _Worker, rank: int, part: bytes) -> None:
-        """The next part of the worker's result; an empty one ends it."""
+        """Write the next part of the worker's result; an empty part ends the result."""
         if worker in self._failed:
             return
         try:
@@ -43,7 +43,7 @@ class ResultFiles:
             self._give_up(worker, rank, os.strerror(error.errno or 0).lower())
 
     def close(self) -> None:
-        """No more will come."""
+        """Finish the open files: no more parts will come."""
         with self._lock:
             workers = list(self._open)
         for worker in workers:
@@ -64,6 +64,7 @@ class ResultFiles:
             rank, file = self._open.pop(worker, (0, None))
         if file is not None:
             file.close()
+            # A reader that polls for the name sees the whole result or no file.
             self._path(worker).replace(self._directory / str(rank))
 
     def _give_up(self, worker: _Worker, rank: int, cause: str) -> None:
@@ -81,7 +82,7 @@ class ResultFiles:
 
 
 def parts_of(program: Path) -> list[bytes]:
-    """What a host gets of it, frame by frame. Raises OSError."""
+    """Return the program in parts of a frame each. Raises OSError."""
     data = program.read_bytes()
     return [data[start : start + _PART] for start in range(0, len(data), _PART)]
 

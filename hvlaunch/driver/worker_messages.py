@@ -1,4 +1,4 @@
-"""The driver's side of rounds that workers ask for: what it hears from them, and tells them, at the rendezvous."""
+"""The driver's messages with workers at the rendezvous: rounds of elastic jobs, and the scopes of Horovod's workers."""
 
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
@@ -34,13 +34,13 @@ __all__ = ["Message", "WorkerMessages", "addresses", "let_in", "scopes"]
 
 
 Message: TypeAlias = do.Assign | do.Leave | do.Break | do.Change
-"""What is for workers that ask for their places."""
+"""An action for workers that ask for their places."""
 
 
 class WorkerMessages:
-    """Turns what workers write into events for `post`, and the engine's actions into what they read.
+    """Turns messages of workers into events for `post`, and actions of the engine into messages.
 
-    `exists` tells whether there ever was a worker of this host, slot and start.
+    `exists` returns True if a worker of this host, slot and start was ever started.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class WorkerMessages:
         self._exists = exists
 
     def open(self, since: int | None = None) -> None:
-        """Listen to workers, until the server closes. `post` is called in the server's thread.
+        """Listen to workers until the server closes. `post` is called in the server's thread.
 
-        `since` is the version of the last message that a driver before us has heard.
+        `since` is the version of the last message to a killed driver.
         """
         self._server.subscribe(ASKS, loud(self._asked), since=since)
         self._server.subscribe(BEATS, loud(self._beaten), since=since)
@@ -65,14 +65,15 @@ class WorkerMessages:
         self._server.put(*_message(action))
 
     def carry_out_again(self, actions: Iterable[Message]) -> None:
-        """What a driver before us was to carry out, and has, but perhaps for the last."""
-        told = {(scope, key): value for scope, key, value in map(_message, actions)}
-        for (scope, key), value in told.items():
+        """Repeat the actions of a killed driver, of which the last may not have been carried out."""
+        values = {(scope, key): value for scope, key, value in map(_message, actions)}
+        for (scope, key), value in values.items():
+            # A put of an equal value would wake waiting workers for nothing.
             if self._server.get(scope, key) != value:
                 self._server.put(scope, key, value)
 
     def _asked(self, key: str, value: bytes | None, version: int) -> None:
-        with suppress(ValueError):  # nonsense from a worker is none of our business
+        with suppress(ValueError):  # a malformed message is the worker's own mistake
             if value is not None:
                 ask = decode(Ask, value)
                 cause = None if ask.cause is None else plain(ask.cause, LONGEST_TEXT)
@@ -87,7 +88,7 @@ class WorkerMessages:
                 self._post(Arrival(event, version=version))
 
     def _worker(self, key: str) -> tuple[str, int, int]:
-        """Raises ValueError where there is no such worker."""
+        """Return host, slot and start. Raises ValueError for an unknown worker."""
         worker = worker_of(key)
         if not self._exists(*worker):
             raise ValueError("no worker of this job")
@@ -95,7 +96,7 @@ class WorkerMessages:
 
 
 def _message(action: Message) -> tuple[str, str, bytes]:
-    """Scope, key and value, which takes the place of what the key had before."""
+    """Return scope, key and value of the message. A new value replaces the key's old one."""
     match action:
         case do.Assign(number, launch, network):
             place = launch.place
@@ -120,13 +121,13 @@ def _message(action: Message) -> tuple[str, str, bytes]:
 
 
 def let_in(starts: Sequence[Start], rendezvous: RendezvousServer) -> None:
-    """The workers of these, which are all of a round, unless they may be at work there already."""
+    """Let the workers of a round use Horovod's scopes, unless some of them already do."""
     places = [launch.place for start in starts for launch in start.launches]
     rendezvous.open_to_horovod(scopes(places), addresses(starts), starts[0].round)
 
 
 def scopes(places: Iterable[Placement]) -> dict[str, int]:
-    """The scopes that Horovod's workers meet in, and how many do in each."""
+    """Return the scopes for Horovod's workers, with the number of workers in each."""
     sizes: dict[str, int] = {}
     for place in places:
         sizes["global"] = place.size
@@ -136,19 +137,19 @@ def scopes(places: Iterable[Placement]) -> dict[str, int]:
 
 
 def addresses(starts: Sequence[Start]) -> set[str]:
-    """Where the hosts' connections to the rendezvous come from, as the server names it.
-
-    A loopback address is the driver's own machine's there, whichever host it was told by.
-    """
+    """Return the peer addresses of the hosts' connections, as the rendezvous server sees them."""
+    # A loopback address stands for the driver's own machine there, whichever host reported it.
     from hvlaunch.driver.links.relay import peer_name  # noqa: PLC0415 (it needs asyncio, which few jobs do)
 
-    found: set[str] = set()
+    peers: set[str] = set()
     for start in starts:
-        known = start.facts
-        own = {address for listed in known.addresses.values() for address in listed}
-        if known.peer_address:
-            own.add(known.peer_address.partition("%")[0])
-        if known.peer_address is not None:
-            own = {address for address in own if not ipaddress.ip_address(address).is_loopback}
-        found |= own | {peer_name(start.host)}
-    return found
+        facts = start.facts
+        addresses_here = {address for listed in facts.addresses.values() for address in listed}
+        if facts.peer_address:
+            addresses_here.add(facts.peer_address.partition("%")[0])
+        if facts.peer_address is not None:
+            addresses_here = {
+                address for address in addresses_here if not ipaddress.ip_address(address).is_loopback
+            }
+        peers |= addresses_here | {peer_name(start.host)}
+    return peers

@@ -1,4 +1,4 @@
-"""The seam between the driver and the ways to hosts: an agent is started, and frames go to it and come from it."""
+"""The seam between the driver and the transports: start an agent on a host, and exchange frames with the agent."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
@@ -26,79 +26,79 @@ __all__ = [
 ]
 
 Reconnect = Callable[[float | None], Connection]
-"""Connects to a host once more, within so many seconds. Raises HostError."""
+"""Connects to a host again, within the given seconds. Raises HostError."""
 
 
 class AgentChannel(Protocol):
-    """Frames between the driver and a host's agent, which has been started. One thread receives, another sends."""
+    """Frames between the driver and a started agent. One thread receives, another sends."""
 
     def frames(self) -> "Iterator[Frame]":
-        """What the agent sends, as it comes, to the end: frames that fit their forms (reports.py). Blocks.
+        """Yield the agent's frames on arrival until its end; only frames with a form of reports.py. Blocks.
 
-        Raises OSError where the connection broke, BadFrame and Garbled where what came is not an agent's, HostError
-        where it is known what ended the agent.
+        Raises OSError for a broken connection, BadFrame and Garbled for bytes of another program, and HostError if the
+        cause of the agent's end is known.
         """
 
     def send(self, *frames: "Frame") -> None:
-        """Blocks while the host does not take it. Raises OSError where the connection broke or the agent is gone."""
+        """Send frames; blocks while the host does not read. Raises OSError if the connection broke or the agent is gone."""
 
     def stderr(self) -> bytes:
-        """The last of what the agent, or what was to start it, wrote to stderr."""
+        """Return the last stderr of the agent, or of the command for starting the agent."""
 
     def exit_status(self, timeout: float) -> int | None:
-        """The agent's exit status, 128 + n for a signal n; None if not known within `timeout` seconds."""
+        """Return the agent's exit status, 128 + n for a signal n; None if unknown within `timeout` seconds."""
 
 
 class Listener(Protocol):
-    """Hears what is no frame, between frames."""
+    """Notified of every arrival, in the receiving thread."""
 
     def heard_agent(self) -> None:
-        """Something of the agent's came, and be it a part of a frame."""
+        """Bytes of the agent have arrived, at least a part of a frame."""
 
     def heard_noise(self, data: bytes) -> None:
-        """Others have printed into its channel."""
+        """Another program has printed into the agent's channel."""
 
 
 class AgentConnection(Protocol):
-    """An open way to one host, by which its agent is started."""
+    """An open connection to a host, for starting its agent."""
 
     local_address: str | None
-    """Our own end; empty where it is not known; None where the host is this machine."""
+    """Address of the driver's end; empty if unknown; None if the host is this machine."""
 
     remote_address: str | None
-    """The host's end; empty where it is not known; None where the host is this machine."""
+    """Address of the host's end; empty if unknown; None if the host is this machine."""
 
     is_launched: bool
-    """Whether a launcher has started it, and may end it: of that the driver is not told."""
+    """True if a launcher (mpirun, srun) has started the agent, and may end the agent without notice."""
     processes: int
-    """How many processes are there to become the agent and its workers' parents; 1 where the agent starts all workers itself."""
+    """Number of processes that a launcher has started here as workers' parents; 1 if the agent starts its workers itself."""
 
     can_rejoin: bool
-    """Whether another connection can take its place."""
+    """True if another connection can replace this one."""
 
     has_modules: bool
-    """Whether its agent has all modules from the start."""
+    """True if the agent has every module from the start."""
 
     on_call: Callable[[], None]
-    """Called, in a thread, where the agent comes by another connection on its own account; for the session to set."""
+    """Called, in a thread, when the agent itself connects again; set by the session."""
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
-        """Raises HostError."""
+        """Start the agent. Raises HostError."""
 
     def silence(self) -> float | None:
-        """Seconds since the first machine on the way acknowledged something; None where that is not known."""
+        """Return the seconds since the first machine on the way acknowledged data; None if unknown."""
 
     def rejoin(
         self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
     ) -> "tuple[AgentConnection, AgentChannel]":
-        """Another connection to the agent, whose scratch directory this is, within so many seconds. Raises HostError."""
+        """Connect to the running agent with this scratch directory again, within `timeout` seconds. Raises HostError."""
 
     def close(self) -> None:
-        """Close it and its channel; unblocks threads in them. Never raises, may be repeated."""
+        """Close the connection and its channel; unblocks threads in both. Never raises, may be repeated."""
 
 
 class BaseConnection:
-    """What most AgentConnections have in common."""
+    """Common parts of most AgentConnections."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class BaseConnection:
         *,
         has_modules: bool = False,
     ) -> None:
-        """`again` connects once more, within so many seconds; None where this is the only way."""
+        """`again` connects once more; None if no other connection is possible."""
         self.local_address = local_address
         self.remote_address = remote_address
         self.is_launched = False
@@ -130,7 +130,7 @@ class BaseConnection:
 
 
 class CommandConnection(BaseConnection):
-    """AgentConnection over one that runs commands: ssh's, or pipes."""
+    """AgentConnection over a connection for commands: ssh, or pipes."""
 
     def __init__(self, connection: Connection, again: Reconnect | None = None) -> None:
         super().__init__(again, connection.local_address, connection.remote_address)
@@ -149,7 +149,7 @@ class CommandConnection(BaseConnection):
 
 
 class LostConnection(BaseConnection):
-    """AgentConnection of a driver before us, which is lost."""
+    """Lost AgentConnection of a killed driver; the session replaces this connection with another."""
 
     def start_agent(self, _program: AgentProgram, host: Host, _listener: Listener) -> AgentChannel:
         raise HostLost("its connection is lost", host=host.name)
@@ -166,7 +166,7 @@ def _rejoin(
     listener: Listener,
     timeout: float,
 ) -> tuple[AgentConnection, AgentChannel]:
-    """Connect, and run a carrier there. Raises HostError."""
+    """Connect, and run a carrier on the host. Raises HostError."""
     connection = again(timeout)
     command, data = program.carrier(host, scratch, timeout)
     try:
@@ -182,7 +182,7 @@ def _rejoin(
 
 
 class CommandChannel:
-    """AgentChannel over the stdin and stdout of a command, which reads `program` before the first frame."""
+    """AgentChannel over stdin and stdout of a command. The command reads `program` before the first frame."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class CommandChannel:
         listener: Listener,
         decoder: Callable[[], Decoder] = report_decoder,
     ) -> None:
-        """`decoder` makes what takes the frames of that program."""
+        """`decoder` makes the decoder of the program's frames."""
         self._channel = channel
         self._program = program
         self._listener = listener
@@ -206,6 +206,7 @@ class CommandChannel:
                 yield from decoder.feed(sent)
 
     def send(self, *frames: "Frame") -> None:
+        # With the first frames, in one write: program and hello travel in one message.
         program, self._program = self._program, b""
         self._channel.write(b"".join((program, *(encode(*frame) for frame in frames))))
 

@@ -1,6 +1,6 @@
-"""What an agent may say now, by what it was told. A frame that was not to be expected is as bad as none: its host is lost.
+"""The order of an agent's frames: each is checked against earlier frames. An unexpected frame ends the connection.
 
-reports.py has what a frame may look like at all.
+reports.py has the forms of the frames.
 """
 
 from collections import Counter
@@ -36,10 +36,11 @@ _NOT_ASKED: tuple[frozenset[str], int] = frozenset(), 0
 
 
 class Expected:
-    """One agent's, from its first frame to its last.
+    """Checks the frames of an agent, from the first to the last.
 
-    `born` has the round that a worker was started for, by slot and start; None where there was no such worker.
-    `window` is how much output may be on its way, `spill` how much more after a loss of the connection. sent() is for who sends, all else for who receives.
+    `born` returns the round that a worker was started for, by slot and start; None for an unknown worker. `window` is the
+    output in bytes that may be on its way, `spill` the further output after a loss of the connection. sent() is for the
+    sending thread, all other methods for the receiving thread.
     """
 
     def __init__(self, born: Callable[[int, int], int | None], window: int, spill: int = 0) -> None:
@@ -47,15 +48,15 @@ class Expected:
         self._window = window
         self._spill = spill
         self._asked: Mapping[str, Any] = {}
-        """The hello that it got."""
+        """The hello to the agent."""
         self._had: set[object] = set()
-        """What may come only once, and has."""
-        # What one side writes, the other only reads: so neither needs a lock.
+        """Arrived frames of kinds without repetition."""
+        # Each attribute is written by one of the two threads and only read by the other: no lock is needed.
         self._probes: dict[tuple[str, int], tuple[frozenset[str], int]] = {}
-        """By target and its agent: the addresses that were asked for, and how many answers there may be."""
+        """The probed addresses and the number of possible answers, by target and its agent."""
         self._answers: Counter[tuple[str, int]] = Counter()
         self._stdin: Counter[int] = Counter()
-        """Bytes by slot."""
+        """Bytes of stdin sent, by slot."""
         self._taken: Counter[int] = Counter()
         self._starts = self._ports = self._workers = 0
         self._is_ending = False
@@ -64,19 +65,20 @@ class Expected:
         self._relay = RelayRules()
 
     def may_end(self) -> None:
-        """From now on the agent may end without having been asked to."""
+        """Allow the agent to end without an order."""
         self._is_ending = True
 
     def sent(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """The agent is about to get this frame."""
+        """Note a frame to the agent, before sending."""
         match header["type"]:
             case "hello":
                 self._asked = header
             case "probe":
                 target = header["target"], header["agent"]
                 addresses, answers = self._probes.get(target, _NOT_ASKED)
-                more = header["addresses"]
-                self._probes[target] = addresses.union(more), answers + len(more) + 1
+                new = header["addresses"]
+                # An answer for each address, and one for the failure of all.
+                self._probes[target] = addresses.union(new), answers + len(new) + 1
             case "start":
                 self._starts += 1
             case "stdin":
@@ -89,7 +91,7 @@ class Expected:
                 self._is_ending = True
 
     def remember(self, event: on.Event) -> None:
-        """The agent has said this to a driver before us."""
+        """Note an event of the agent that a killed driver has recorded."""
         match event:
             case on.HostReady():
                 self._had.add("hello")
@@ -115,13 +117,14 @@ class Expected:
                 pass
 
     def begin_epoch(self) -> None:
-        """The agent has given itself new credit, beside all that it sends again."""
+        """Allow more output after a takeover: the agent repeats frames, and starts with new credit."""
         self._spill += self._window + SELDOM
 
     def check(self, header: Mapping[str, Any], body: bytes) -> None:
-        """A frame has come that fits its form. Raises BadFrame."""
+        """Check an arrived frame, whose form fits. Raises BadFrame."""
         kind = header["type"]
-        if "bye" in self._had and kind != "pong":  # it answers as long as it waits
+        # After bye the agent only waits for its acknowledgement, and answers pings meanwhile.
+        if "bye" in self._had and kind != "pong":
             raise BadFrame(f"a frame of type {kind} after bye")
         if kind in _OF_WORKERS:
             self._check_worker(kind, header, body)
@@ -151,10 +154,10 @@ class Expected:
                 if not self._is_ending:
                     raise BadFrame("a frame of type bye that was not asked for")
 
-    def _once(self, what: object, kind: str) -> None:
-        if what in self._had:
+    def _once(self, key: object, kind: str) -> None:
+        if key in self._had:
             raise BadFrame(f"a frame of type {kind} for the second time")
-        self._had.add(what)
+        self._had.add(key)
 
     def _check_hello(self, header: Mapping[str, Any]) -> None:
         self._once("hello", "hello")
@@ -167,6 +170,7 @@ class Expected:
             raise BadFrame("a frame of type hello with GPUs that were not asked for, or without")
 
     def _check_port(self, port: int) -> None:
+        # The user's range is what a firewall lets through.
         within = self._asked["ports"]
         if within is not None and not within[0] <= port <= within[1]:
             raise BadFrame(f"port {port}, which is not in the workers' range")
@@ -177,13 +181,13 @@ class Expected:
         if asked is None:
             raise BadFrame("a frame of type reached that was not asked for")
         candidates = {address for address, _ in asked["candidates"]}
-        known = {None, *candidates}
+        allowed = {None, *candidates}
         if header["relay_port"] is not None:
             if asked["relay"] == "never":
                 raise BadFrame("a relay that was not asked for")
             self._had.add("relay")
-            known = {_LOOPBACK}
-        if header["address"] not in known or not candidates.issuperset(header["tried"]):
+            allowed = {_LOOPBACK}
+        if header["address"] not in allowed or not candidates.issuperset(header["tried"]):
             raise BadFrame("an address of the rendezvous that it was not told")
 
     def _check_probed(self, header: Mapping[str, Any]) -> None:
@@ -194,6 +198,7 @@ class Expected:
             raise BadFrame("a frame of type probed that was not asked for")
 
     def _check_taken(self, slot: int, size: int) -> None:
+        # More than was sent would let the driver's window grow without bound.
         self._taken[slot] += size
         if self._taken[slot] > self._stdin[slot]:
             raise BadFrame("more of stdin taken than there was")
@@ -225,6 +230,7 @@ class Expected:
         slot, start, stream = header["slot"], header["start"], header["stream"]
         if ("started", slot, start) not in self._had:
             raise BadFrame(f"output of a worker that has not started, in slot {slot}")
+        # The printer has finished the stream's last line at its end.
         end = (stream, slot, start)
         if end in self._had:
             raise BadFrame(f"output of slot {slot} behind its end")
@@ -237,14 +243,14 @@ class Expected:
             self._check_last_output(over)
 
     def _check_last_output(self, over: int) -> None:
-        """At a worker's end, and at its own, the agent sends what the pipes and its file hold, whatever its credit is."""
+        """Check output beyond the credit: at an end of a worker, or its own, the agent empties pipes and its file."""
         chunks = LAST_OUTPUT // OUTPUT_CHUNK + 1
         if over > self._spill + self._workers * _STREAMS * chunks * _CHUNK_COST:
             raise BadFrame("output beyond its credit")
 
 
 class _Connection:
-    """Bytes of both directions. What we have passed on of the agent's, it may send again."""
+    """Counts of bytes in both directions. Each byte passed on gives the agent credit for another."""
 
     def __init__(self) -> None:
         self.arrived = 0
@@ -255,14 +261,17 @@ class _Connection:
 
 
 class RelayRules:
-    """For one agent. sent() may be called by another thread than heard()."""
+    """Checks an agent's relayed connections: numbers, count, and bytes on their way.
+
+    sent() and heard() may be called by different threads.
+    """
 
     def __init__(self) -> None:
         self._opened = 0
         self._open: dict[int, _Connection] = {}
 
     def sent(self, header: Mapping[str, Any], size: int) -> None:
-        """The agent is about to get this frame, with a body of `size` bytes."""
+        """Note a frame to the agent, with a body of `size` bytes."""
         connection = self._open.get(header["id"])
         if connection is None:
             return
@@ -275,9 +284,9 @@ class RelayRules:
                 self._open.pop(header["id"], None)
 
     def heard(self, header: Mapping[str, Any], size: int) -> None:
-        """The agent has sent this frame. Raises BadFrame."""
-        number, what = header["id"], header["what"]
-        if what == "open":
+        """Check a frame of the agent. Raises BadFrame."""
+        number, kind = header["id"], header["what"]
+        if kind == "open":
             self._opened += 1
             if number != self._opened or len(self._open) >= MOST_RELAYED:
                 raise BadFrame("a relayed connection too many")
@@ -287,13 +296,13 @@ class RelayRules:
             raise BadFrame("a relayed connection that was never opened")
         connection = self._open.get(number)
         if connection is None:
-            return  # we have closed it, and the agent did not know yet
-        match what:
+            return  # closed by the driver, before the agent heard of it
+        match kind:
             case "data" | "end":
                 connection.arrived += size
                 if connection.is_ended or connection.arrived - connection.passed_on > RELAY_WINDOW:
                     raise BadFrame("relayed data beyond its window")
-                connection.is_ended = what == "end"
+                connection.is_ended = kind == "end"
             case "credit":
                 connection.taken += header["bytes"]
                 if connection.taken > connection.sent:

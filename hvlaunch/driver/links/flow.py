@@ -37,7 +37,7 @@ class AckedFrames:
                 self.prefix = number
             elif number > self.prefix:
                 self._beyond.add(number)
-                # A bound on memory: the agent's own storage has a limit too, and drops its oldest output.
+                # A bound on memory: the frames in the gap are given up.
                 if len(self._beyond) > _MOST_BEYOND:
                     self.prefix = min(self._beyond)
             if self._beyond:

@@ -55,7 +55,7 @@ def quoted(traceback: bytes) -> str:
 
 
 def broken(host: str, error: BadFrame) -> ProtocolBroken:
-    """The error for a host whose agent sent a frame that it may not send."""
+    """The error for a host whose agent sent an unexpected frame."""
     return ProtocolBroken(
         f"lost: it sent what no agent of hvlaunch's sends: {error}",
         host=host,
@@ -74,6 +74,7 @@ def garbled(host: str) -> ChannelGarbled:
 
 def never_began(name: str, status: int | None, stderr: str, broken: str | None, noise: bytes) -> HostError:
     """The error for a host whose agent has sent nothing; `noise` is the output of other programs."""
+    # The command prints NO_PYTHON itself; a shell without the command exits with the same status.
     if status == _NOT_FOUND and NO_PYTHON in stderr:
         tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), _LONGEST_LINE)
         return NoPython(

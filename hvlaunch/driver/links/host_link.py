@@ -39,7 +39,7 @@ __all__ = ["HostLink", "Opening", "host_facts"]
 _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _MOST_PARTINGS = 4
-"""Partings that are posted, of an agent that announces its end again and again."""
+"""Announcements of its end to post, from an agent with any number of them."""
 _UNREAD = 5.0
 """Seconds that a parting agent waits for unread output of its workers."""
 # One lock for all links: errands are made once for each host, and rarely.
@@ -47,7 +47,7 @@ _MAKING_ERRANDS = threading.Lock()
 
 
 class Opening(NamedTuple):
-    """The parts that a link begins with."""
+    """The parts of a new link."""
 
     connect: Callable[[Host], AgentConnection]
     program: AgentProgram
@@ -60,15 +60,15 @@ class Opening(NamedTuple):
     spill: int = 0
     """Bytes of output that its agent may keep while the connection is lost."""
     reconnect: float = 0.0
-    """Seconds that its agent waits for another connection."""
+    """Seconds for which its agent waits for another connection."""
     number: int = 0
     """Number of the connection, counted over the job."""
     call: Sequence[bytes] = ()
     """The program of a job that calls a function, in parts."""
     results: "ResultFiles | None" = None
-    """The files for the results of that function."""
+    """The files for the function's results."""
     frame_record: "FrameRecord | None" = None
-    """The record of acked and printed frames; None if nothing outlives this driver."""
+    """The record of acked and printed frames; None for a job without a successor."""
 
 
 class _Noise:
@@ -76,7 +76,7 @@ class _Noise:
 
     def __init__(self) -> None:
         self.kept = b""
-        """The last of it, for the error of an agent that never began."""
+        """The newest output, for the error of an agent without a hello."""
         self.is_posted = False
 
     def add(self, data: bytes) -> str:
@@ -87,10 +87,10 @@ class _Noise:
 
 
 class HostLink:
-    """The way to one host's agent. `post` takes events, `clock` is the driver's.
+    """The link to a host's agent. `post` takes events, `clock` is the driver's.
 
     An event comes as an Arrival with the number of its frame if frames are recorded; acknowledge() is called with this
-    number once the event is on record.
+    number after the event was recorded.
 
     `rank_of` returns the rank of a worker, by slot and start, `born` the round that it was started for; both return None
     if no such worker was started.
@@ -112,7 +112,7 @@ class HostLink:
         self.last_heard: float | None = None
         """When the agent's last bytes came; None before its hello."""
         self.hello: Mapping[str, Any] = {}
-        """The first frame that its agent got."""
+        """The first frame to its agent."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self.pids: dict[tuple[int, int], int] = {}
         """The living workers, by slot and start."""
@@ -148,7 +148,7 @@ class HostLink:
         self._has_released = False
         """True if its agent was told to end."""
         self._acked_before: list[int] = []
-        """Frames that a killed driver has recorded."""
+        """Frames recorded by a killed driver."""
         self._is_taken_up = False
         record = opening.frame_record
         note = (lambda _number: None) if record is None else record.acknowledge
@@ -169,7 +169,7 @@ class HostLink:
 
     @property
     def has_parted(self) -> bool:
-        """True if the agent has sent its last word, and waits until all before that is acked."""
+        """True if the agent has sent its last word, and waits for the acknowledgement of earlier frames."""
         return self._closed is not None
 
     def open(self) -> None:
@@ -177,7 +177,7 @@ class HostLink:
         threading.Thread(target=self._run, name=f"host {self.host.name}", daemon=True).start()
 
     def remember(self, turn: "PastTurn", hello: Mapping[str, Any]) -> None:
-        """Take on the state after a turn of a killed driver. `hello` is the first frame that the agent got."""
+        """Take on the state after a turn of a killed driver. `hello` was the first frame to the agent."""
         if turn.frame:
             self._acked_before.append(turn.frame)
         if turn.offset is not None:
@@ -239,14 +239,14 @@ class HostLink:
         self.session.send(header, body, relayed=relayed)
 
     def acknowledge(self, frame: int) -> None:
-        """Mark this frame of the lasting stream as acked: the agent need not keep it. For any thread."""
+        """Mark this frame of the lasting stream as acked: the agent need not keep its copy. For any thread."""
         if frame:
             self.session.acked.add(frame)
             if self._has_released:
                 self.session.acknowledge()
 
     def let_go(self) -> None:
-        """Let an agent end that has parted and waited for long: perhaps no one reads its workers' output."""
+        """Let an agent end after a long wait for the acknowledgement of output: perhaps stdout has no reader."""
         if self.has_parted and self._clock() >= self._closed_at + _UNREAD:
             self.session.send({"type": "leave"})
 
@@ -311,7 +311,7 @@ class HostLink:
         self.last_heard = self._clock()
 
     def heard_noise(self, data: bytes) -> None:
-        """Keep output of other programs, and post the first of it; for the session, as a Listener."""
+        """Keep output of other programs, and post its first line; for the session, as a Listener."""
         line = self._noise.add(data)
         # Before the agent begins, the login shell may print as it likes.
         if self.last_heard is not None and not self._noise.is_posted and line:
@@ -359,12 +359,13 @@ class HostLink:
             case "parting" | "fault":
                 self._part(header["cause"], body)
             case "bye":
+                # Not posted yet: the agent still waits for its acknowledgement, and may be lost until it has ended.
                 self._closed_at = self._clock()
                 self._closed = on.HostClosed(name, header["left"], tuple(header["pids"]))
                 self.session.acknowledge()
 
     def _post_event(self, event: on.Event) -> None:
-        """Post an event that was made of the newest frame."""
+        """Post an event made of the newest frame."""
         is_recorded = self._opening.frame_record is not None
         self._post(Arrival(event, self, self.session.number) if is_recorded else event)
 
@@ -400,7 +401,8 @@ class HostLink:
         self._relay.obey(header, body)
 
     def _compare_clocks(self, at: float) -> None:
-        """Estimate the offset of the host's clock; the quickest frame gives the best estimate."""
+        """Estimate the offset of the host's clock."""
+        # A frame's delay only adds to the difference: the smallest difference is the closest to the true offset.
         offset = self._clock() - at
         self.offset = offset if self.offset is None else min(self.offset, offset)
 

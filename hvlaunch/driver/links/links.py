@@ -1,4 +1,4 @@
-"""The links to the job's hosts: one for each, the newest where there was another before."""
+"""The links to a job's hosts, by name, and the heartbeat over them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,7 +41,7 @@ _PULSES_PER_WORKER_TIMEOUT = 8
 
 
 class HostLinks:
-    """Opens links, and has them by their hosts' names. `post` takes what comes of them."""
+    """Makes the links, and keeps the newest of each host by its name. `post` takes the links' events."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HostLinks:
         self._links: dict[str, HostLink] = {}
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
-        """How many there have been."""
+        """The number of links so far."""
         config = {
             "lease": agents_lease(spec.lease),
             "grace": spec.grace,
@@ -93,13 +93,13 @@ class HostLinks:
         return host in self._links
 
     def remember(self, turn: "PastTurn", hellos: Mapping[int, Mapping[str, Any]]) -> None:
-        """A turn of the driver before us: be as its links were."""
+        """Take on the state of the links after a turn of a killed driver."""
         link = self._links.get(getattr(turn.event, "host", ""))
         if link is not None:
             link.remember(turn, hellos.get(link.number, {}))
 
     def take_up(self, takeover: "Takeover") -> None:
-        """Go on with all of them; hosts that were not ready are connected to anew."""
+        """Continue the sessions of a killed driver; connect anew to hosts without a session."""
         for link in self:
             if link.last_heard is None:
                 link.open()
@@ -107,13 +107,14 @@ class HostLinks:
                 link.take_up(takeover.epoch, self._keys.session(link.number), takeover.lost(link.host))
 
     def probe(self, probe: do.Probe) -> None:
-        """Let the host try the addresses of another host's beacon."""
+        """Order a host to try the addresses of another host's beacon."""
         question = {**probe._asdict(), "type": "probe", "key": self._beacon_keys[probe.target]}
         del question["host"]
         self._links[probe.host].send(question)
 
     def close(self) -> None:
-        """Tell all agents that nobody will come back, and give them up."""
+        """Tell the agents that the driver leaves, and give them up."""
+        # First to all hosts, then wait for each: the agents end at the same time.
         for link in self:
             link.session.leave()
         for link in self:
@@ -122,9 +123,9 @@ class HostLinks:
             self._results.close()
 
     def add(self, host: Host) -> HostLink:
-        """A new link, which is to be opened."""
+        """Make a link for the caller to open."""
         number, self._opened = self._opened, self._opened + 1
-        # Nobody asks its beacon where it is alone: the library for such keys takes 3 ms.
+        # The beacon of a single host is never asked: skip the library for its key, which takes 3 ms.
         self._beacon_keys[host.name] = self._keys.beacons if self._is_alone else self._keys.beacon(number)
         opening = Opening(
             connect=self._connect,
@@ -141,7 +142,7 @@ class HostLinks:
         )
 
         def post(event: on.Event | Arrival) -> None:
-            # Else it is news of an earlier connection, or of one that we have given up.
+            # Drop events of an earlier link to the host, and of a link that was given up.
             if self._links.get(host.name) is link and not link.is_closed:
                 self._post(event)
 
@@ -159,11 +160,11 @@ class HostLinks:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the job has one host, and there will be no other."""
+        """True if the job has one host and will never have another."""
         return self._spec.elastic is None and len(self._spec.hosts) == 1
 
     def _hello(self, host: Host, number: int, connection: AgentConnection) -> Mapping[str, Any]:
-        # On this machine alone nothing breaks but the driver.
+        # A job on this machine alone has no connection to lose, unless the driver is replaced.
         is_needed = not self._is_alone or connection.remote_address is not None or self._record is not None
         has_session = connection.can_rejoin and is_needed
         return {
@@ -182,7 +183,7 @@ class HostLinks:
         }
 
     def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:
-        """Where a host may reach the rendezvous; nothing needs to be found out on this machine itself."""
+        """Return the addresses at which a host may reach the rendezvous; None for this machine itself."""
         if connection.local_address is None:
             return None
         if connection.remote_address is not None:
@@ -197,14 +198,15 @@ class HostLinks:
         }
 
     def _addresses_for(self, used: str) -> list[str]:
-        """Ours, as a host may reach them that comes by `used`; the one that the user chose, if any."""
+        """Return the driver's addresses for a host whose connection uses address `used`, or the user's choice."""
         chosen = self._spec.rendezvous_bind
         if chosen is None or chosen in EVERYWHERE:
             addresses = _own_addresses(used)
         else:
-            addresses = [chosen] if is_usable(chosen) else []  # where it is a loopback, agents relay
+            # Without an address, as for a loopback, agents relay.
+            addresses = [chosen] if is_usable(chosen) else []
         if self._spec.horovod:
-            # Its client knows IPv4 alone; where that leads nowhere, agents relay.
+            # Horovod's client speaks IPv4 only. Without an IPv4 address, agents relay.
             addresses = [address for address in addresses if ":" not in address]
         return addresses
 
@@ -221,15 +223,15 @@ def _call_files(call: Call) -> "tuple[Sequence[bytes], ResultFiles]":
 
 
 def _own_addresses(used: str) -> list[str]:
-    """The driver's addresses, as a host may reach them; the one that SSH uses first, if that is known."""
+    """Return the driver's usable addresses, `used` first if known: SSH got through there."""
     usable = filter(is_usable, own_addresses())
     return list(dict.fromkeys([used, *usable] if used else usable))
 
 
 class Heartbeat:
-    """Pings the agents, and gives up the hosts that are silent for the lease. For the loop's thread.
+    """Pings the agents, and gives up hosts after a silence as long as the lease. For the loop's thread.
 
-    `can_be_replaced` returns True if another driver could take the job over: agents then wait longer for one.
+    `can_be_replaced` returns True if another driver could take the job over: agents then wait longer.
     """
 
     def __init__(
@@ -248,15 +250,15 @@ class Heartbeat:
         pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
         self._lease = Lease(spec.lease, clock() + _FIRST_PING, pulse=pulse)
         self._quiet: set[str] = set()
-        """Hosts that the engine was told are quiet."""
+        """Quiet hosts, as posted to the engine."""
 
     @property
     def deadline(self) -> float:
-        """When beat() must be called next."""
+        """The time of the next beat()."""
         return self._lease.deadline
 
     def beat(self) -> None:
-        """Ping the agents if it is time, and post which hosts are silent."""
+        """Ping the agents if a ping is due, and post the silent hosts."""
         now = self._clock()
         if now < self._lease.deadline:
             return
@@ -284,7 +286,7 @@ class Heartbeat:
                 links[name].session.renew()
 
     def _post_quiet(self) -> None:
-        """Post which hosts have become quiet, or answer again: a quiet host may have workers that live or have ended."""
+        """Post the hosts that have become quiet or answer again: the state of a quiet host's workers is unknown."""
         quiet = self._lease.quiet
         for name in sorted(quiet ^ self._quiet):
             self._post(on.HostQuiet(name) if name in quiet else on.HostAnswers(name))

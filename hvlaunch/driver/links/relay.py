@@ -1,4 +1,4 @@
-"""The driver's end of relayed connections: clients of the rendezvous whose bytes come in frames, not by a socket.
+"""The driver's end of relayed connections: clients of the rendezvous whose bytes arrive in frames instead of a socket.
 
 agent/relay.py has the other end, and describes the frames.
 """
@@ -15,30 +15,33 @@ from hvlaunch.driver.process_events import loud
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 
-_MUCH = 1 << 16  # bytes that wait for credit, beyond which the server is asked to write no more
-_MOST_UNSERVED = 64  # frames of a host that wait for the server's thread, after which its others wait, too
-_LOOK = 1.0  # seconds between looks whether the server is still there
+_MUCH = 1 << 16
+"""Bytes waiting for credit, beyond which the server must stop writing."""
+_MOST_UNSERVED = 64
+"""Frames of a host waiting for the server's thread; further frames of the host wait in its link."""
+_LOOK = 1.0
+"""Seconds between checks of the server's loop."""
 
 Send = Callable[[Mapping[str, Any], bytes], None]
 
 
 class Rendezvous(Protocol):
-    """What a relay needs of the server."""
+    """The rendezvous server, as the relay uses it."""
 
     def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]: ...
     def expect(self, addresses: Iterable[str]) -> None: ...
 
 
 def peer_name(host: str) -> str:
-    """What the rendezvous knows relayed clients of a host by, where others have their address (without a zone)."""
+    """Return the peer name of a host's relayed clients at the rendezvous, in place of an address without a zone."""
     return f"relay:{host.partition('%')[0]}"
 
 
 class HostRelay:
-    """Connections of one host's workers to `rendezvous`. `send` takes frames for the host, and never blocks.
+    """Relayed connections of a host's workers to `rendezvous`. `send` takes frames for the host, and never blocks.
 
-    obey() and close() are for the host's own thread. All else happens in the rendezvous' thread, whose event
-    loop is not loaded before the first worker comes.
+    obey() and close() are for the host's own thread. Everything else happens in the rendezvous' thread, whose event loop
+    is loaded for the first client.
     """
 
     def __init__(self, host: str, rendezvous: Rendezvous, send: Send) -> None:
@@ -53,34 +56,34 @@ class HostRelay:
     def obey(self, header: Mapping[str, Any], body: bytes) -> None:
         """Carry out a `relay` frame of the host's agent. Raises RendezvousClosed.
 
-        It waits as long as the server's thread is behind: a host where connections come and go faster than they are
-        served is read from more slowly.
+        Waits for the server's thread: a host with more frames than the server can take is read more slowly.
         """
         if self._loop is None:
             self._loop, self._new_client = self._rendezvous.endpoint()
             self._rendezvous.expect([peer_name(self._host)])
-        while not self._loop.is_closed():  # else no connection is left
+        # A closed loop has closed its connections: the frame is dropped.
+        while not self._loop.is_closed():
             if self._room.acquire(timeout=_LOOK):
-                with suppress(RuntimeError):  # it has just been closed
+                with suppress(RuntimeError):  # the loop was closed in this moment
                     self._loop.call_soon_threadsafe(loud(self._obey), header, body)
                 return
 
     def close(self) -> None:
-        """The host is gone, and its workers with it."""
+        """Close the connections: the host is gone with its workers."""
         if self._loop is not None:
             with suppress(RuntimeError):  # as above
                 self._loop.call_soon_threadsafe(self._lose_all)
 
     def _obey(self, header: Mapping[str, Any], body: bytes) -> None:
         self._room.release()
-        number, what = header["id"], header["what"]
-        if what == "open":
+        number, kind = header["id"], header["what"]
+        if kind == "open":
             self._open(number)
             return
         transport = self._transports.get(number)
         if transport is None:
-            return  # it has ended here, and the agent does not know yet
-        match what:
+            return  # ended here, before the agent heard of it
+        match kind:
             case "close":
                 del self._transports[number]
                 transport.lose()
@@ -94,10 +97,10 @@ class HostRelay:
     def _open(self, number: int) -> None:
         client = self._new_client()
 
-        def send(what: str, body: bytes = b"", **more: int) -> None:
-            if what == "close":
+        def send(kind: str, body: bytes = b"", **fields: int) -> None:
+            if kind == "close":
                 del self._transports[number]
-            self._send({"type": "relay", "id": number, "what": what, **more}, body)
+            self._send({"type": "relay", "id": number, "what": kind, **fields}, body)
 
         transport = self._transports[number] = _Transport(client, peer_name(self._host), send)
         client.connection_made(transport)
@@ -109,9 +112,9 @@ class HostRelay:
 
 
 class _Transport(asyncio.Transport):
-    """One relayed connection, as the server's protocol sees it. For the event loop's thread alone.
+    """A relayed connection as a transport for the server's protocol. For the event loop's thread alone.
 
-    `send(what, body, **more)` sends a frame about it.
+    `send(kind, body, **fields)` sends a frame about this connection.
     """
 
     def __init__(self, client: asyncio.Protocol, peer: str, send: Callable[..., None]) -> None:
@@ -130,7 +133,7 @@ class _Transport(asyncio.Transport):
         self._closing = False
         self._over = False
 
-    # What the agent sends:
+    # Frames of the agent:
 
     def arrive(self, data: bytes) -> None:
         self._arrived += data
@@ -148,11 +151,11 @@ class _Transport(asyncio.Transport):
             self._client.resume_writing()
 
     def lose(self) -> None:
-        """The worker has reset the connection, or its host is gone: there is nobody to tell."""
+        """End without a frame to the agent: the worker has reset the connection, or the host is gone."""
         self._send = _nowhere
         self._finish(ConnectionResetError("the relayed connection was reset"))
 
-    # What the server's protocol calls, as asyncio.Transport has it:
+    # Calls of the server's protocol, as asyncio.Transport defines:
 
     def is_closing(self) -> bool:
         return self._closing
@@ -163,7 +166,8 @@ class _Transport(asyncio.Transport):
     def resume_reading(self) -> None:
         if self._paused:
             self._paused = False
-            self._loop.call_soon(self._deliver)  # not at once: the client is in the middle of something
+            # Not at once: the protocol calls this in the middle of handling earlier data.
+            self._loop.call_soon(self._deliver)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._closing or self._end_follows:
@@ -203,7 +207,7 @@ class _Transport(asyncio.Transport):
                 self._passed = 0
             try:
                 self._client.data_received(data)
-            except Exception as error:  # noqa: BLE001 (what a client sends is as bad for no other)
+            except Exception as error:  # noqa: BLE001 (a defect with one client must not end the others)
                 self._finish(error)
                 self._loop.call_exception_handler({"message": "a relayed client", "exception": error})
                 return
@@ -213,7 +217,7 @@ class _Transport(asyncio.Transport):
                 self.close()
 
     def _push(self) -> None:
-        """Send what there is credit for, then what comes behind it."""
+        """Send as much as the credit allows, then the end if it follows."""
         while self._waiting and self._credit > 0 and not self._over:
             data = bytes(self._waiting[: min(CHUNK, self._credit)])
             del self._waiting[: len(data)]
@@ -234,8 +238,9 @@ class _Transport(asyncio.Transport):
         self._waiting.clear()
         self._arrived.clear()
         self._loop.call_soon(lambda: self._client.connection_lost(error))
-        self._send("close")  # whoever hears of it finds the connection gone
+        # Last: the receiver of this frame finds the connection gone.
+        self._send("close")
 
 
-def _nowhere(_what: str, _body: bytes = b"", **_more: int) -> None:
+def _nowhere(_kind: str, _body: bytes = b"", **_fields: int) -> None:
     pass

@@ -1,4 +1,4 @@
-"""Connecting again to an agent that is still there: at once, then after growing pauses, for as long as it makes sense."""
+"""Reconnecting to a running agent: at once, then after growing pauses, as long as the agent may still be reached."""
 
 import threading
 import time
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "Renewal", "RenewalFailed"]
 
 _FIRST_LIMIT, _LONGEST_LIMIT = 3.0, 24.0
-"""Seconds for one attempt."""
+"""Seconds for an attempt. The limit doubles: a slow host needs longer, a lost packet only a quick next attempt."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 _STATUS_WAIT = 2.0
 
 
 class Ears:
-    """Hears a candidate, of which nothing counts before it has the session, and there is a `listener`."""
+    """Listener of a candidate; ignores the candidate until the session has taken it and set `listener`."""
 
     listener: Listener | None = None
 
@@ -40,7 +40,7 @@ class Ears:
 
 @dataclass
 class Candidate:
-    """A connection over which an agent has asked us what we are."""
+    """A new connection, over which the agent has sent its challenge."""
 
     connection: AgentConnection
     channel: AgentChannel
@@ -50,13 +50,14 @@ class Candidate:
 
 
 class RenewalFailed(Exception):
-    """There will be no candidate."""
+    """The renewal has no candidate."""
 
 
 class Renewal:
-    """One loss of a connection. `connect` makes another, within so many seconds; `patience` is how long a host may refuse us.
+    """Reconnects after the loss of a connection.
 
-    A host that does not answer at all is tried for ever: until stop().
+    `connect` makes a connection within the given seconds; `patience` is how long a host may refuse. A host without any
+    answer is tried until stop().
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class Renewal:
         host: str,
         connect: "Callable[[Ears, float], tuple[AgentConnection, AgentChannel]]",
         patience: float,
-        found: Callable[[], None],
+        on_end: Callable[[], None],
         *,
         random: Callable[[], float] = any_random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`found` is called, in a thread, when there is a candidate, or none will be."""
+        """`on_end` is called, in a thread, with a candidate ready or the renewal failed."""
         self._host = host
         self._connect = connect
         self._patience = patience
-        self._found = found
+        self._on_end = on_end
         self._random = random
         self._clock = clock
         self._stopped = threading.Event()
@@ -83,12 +84,12 @@ class Renewal:
         threading.Thread(target=self._run, name=f"to {host} again", daemon=True).start()
 
     def stop(self) -> None:
-        """There is no need any more. May be repeated."""
+        """Stop reconnecting. May be repeated."""
         self._stopped.set()
         self._over.set()
 
     def wait(self) -> Candidate:
-        """The candidate, which is the caller's. Raises RenewalFailed, with the cause, and without one after stop()."""
+        """Wait for the candidate, for the caller to own. Raises RenewalFailed with the cause, empty after stop()."""
         self._over.wait()
         candidate, self._candidate = self._candidate, None
         if candidate is None:
@@ -109,15 +110,16 @@ class Renewal:
                 self._cause = error.cause
                 if not _is_silent(error) and self._clock() >= began + self._patience:
                     break
+            # A random pause, so that the hosts of a job do not all connect in the same moment.
             self._stopped.wait(pause * (1 + self._random()) / 2)
             limit, pause = min(2 * limit, _LONGEST_LIMIT), min(2 * pause, _LONGEST_PAUSE)
         self._over.set()
         if self._stopped.is_set() and self._candidate is not None:
             self._candidate.connection.close()
-        self._found()
+        self._on_end()
 
     def _attempt(self, limit: float) -> Candidate:
-        """Raises HostLost where there is no agent any more, and other HvlaunchErrors where there may be one."""
+        """Connect once. Raises HostLost if the agent is gone, other HvlaunchErrors if the agent may still run."""
         ears = Ears()
         connection, channel = self._connect(ears, limit)
         late = threading.Event()
@@ -138,7 +140,8 @@ class Renewal:
             connection.close()
             if status == EXIT_NO_AGENT:
                 raise HostLost("its agent is gone", host=self._host) from None
-            if late.is_set():  # a machine that is busy, as likely as not
+            # Too late is not a refusal: the machine is probably busy.
+            if late.is_set():
                 raise StartTimeout(f"its agent did not answer within {limit:g} s", host=self._host) from None
             raise HostError(f"no way to its agent: {last or f'status {status}'}", host=self._host) from None
         except (OSError, BadFrame, Garbled) as error:
@@ -150,7 +153,7 @@ class Renewal:
 
 
 def _challenge(frames: "Iterator[Frame]") -> str:
-    """Raises BadFrame where the first frame is none."""
+    """Return the nonce of the first frame. Raises BadFrame for any other frame."""
     header, _ = next(frames)
     if header["type"] != "challenge":
         raise BadFrame(f"a first frame of type {header['type']}")
@@ -159,7 +162,7 @@ def _challenge(frames: "Iterator[Frame]") -> str:
 
 
 def _is_silent(error: HvlaunchError) -> bool:
-    """Whether nobody has answered there, so that its agent may not know that we are away either."""
+    """True if the host gave no answer: its agent then perhaps has not noticed the loss either."""
     if isinstance(error, ConnectFailed):
         return "refused" not in error.cause
     return isinstance(error, StartTimeout)

@@ -1,6 +1,6 @@
-"""The frames that an agent may send: the table of docs/architecture.md, "Frames". Nothing acts on any other.
+"""The forms of an agent's frames, as docs/architecture.md, "Frames", describes. Any other frame ends the connection.
 
-That a frame fits says nothing of its truth; expected.py has what may come when.
+A fitting form says nothing about truth or order: expected.py checks the order.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["REPORTS", "report_decoder"]
 
 _REPLACED = 3
-"""Bytes that a byte of an error file may become: those that are no text are sent as a character of three."""
+"""Most bytes for one byte of an error file: a byte outside of UTF-8 is sent as a character of three bytes."""
 _CODES, _SIGNALS = whole(0, 255), whole(1, 64)
 _NOT_STARTED = whole(126, 127)
 _COUNT = whole(0, 1 << 31)
@@ -128,5 +128,5 @@ REPORTS: Mapping[str, Form | Choice] = {
 
 
 def report_decoder() -> Decoder:
-    """What makes frames of an agent's bytes, and takes only those that fit."""
+    """Return a decoder for an agent's bytes; its frames fit the forms."""
     return Decoder(REPORTS, LONGEST_ERROR * _REPLACED)

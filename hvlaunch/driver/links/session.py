@@ -127,7 +127,7 @@ class HostSession:
         modules = b""
         if self._connection is not None and not self._connection.has_modules:
             modules = self._program.rare(self._host, is_here=self._connection.remote_address is None)
-        # One write for both: the agent's host then needs one packet more, not one round trip.
+        # One write: both travel in one message.
         self._put_on_channel((dict(hello), b""), ({"type": "modules"}, modules))
         threading.Thread(target=self._write, name=f"to {self._host.name}", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What a driver needs that takes a job over: all that was, and the ways to agents that wait."""
+"""The takeover of a killed driver's job: its past turns, and connections to the waiting agents."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,28 +14,28 @@ __all__ = ["Takeover"]
 
 @dataclass
 class Takeover:
-    """One driver takes the place of another."""
+    """A driver's takeover of a job, with the clocks of both drivers."""
 
     past: Past
     lost: Callable[[Host], AgentConnection]
-    """The connection to a host's agent, which is lost: another can be made in its place."""
+    """Returns the lost connection to a host's agent, for the session to replace."""
     is_same_boot: bool
-    """Whether the machine has not started again since: then all is there that was written."""
+    """True if the machine has not booted since: every write of the killed driver is then in its files."""
     shift: float
-    """What the new driver's clock has more than the machine's monotonic one."""
+    """Seconds from the machine's monotonic clock to the new driver's clock."""
     _now: float | None = None
-    """While turns are told again: when the one was that is told now."""
+    """The time of the turn under replay; None outside of a replay."""
 
     def clock(self) -> float:
-        """The driver's clock, which goes on where it was."""
+        """Return the time of the driver's clock, a continuation of the killed driver's."""
         return time.monotonic() + self.shift
 
     def wall(self) -> float:
-        """The time, in seconds since 1970; that of a past turn while it is told again."""
+        """Return the time in seconds since 1970; during a replay the time of the replayed turn."""
         return time.time() if self._now is None else self._now
 
     def turns(self) -> Iterator[tuple[int, PastTurn]]:
-        """All past turns, by their numbers."""
+        """Yield the past turns with their numbers."""
         for number, turn in enumerate(self.past.turns):
             self._now = turn.wall
             yield number, turn
@@ -47,7 +47,7 @@ class Takeover:
         return self.past.drivers[-1].epoch + 1
 
     def check(self, number: int, actions: Sequence[Action]) -> None:
-        """That the engine wants the same done at this turn. Raises OtherVersion."""
+        """Check the engine's actions at this turn against the journal. Raises OtherVersion."""
         turn = self.past.turns[number]
         if digest(actions) != turn.digest:
             cause = f"job {self.past.begin.job_id}: this hvlaunch decides otherwise at turn {number} ({turn.event})"

@@ -1,4 +1,4 @@
-"""The way to hosts of a warm pool: its process has a connection to each, and a warm agent there that forks the job's agent."""
+"""Connections by a warm pool: the pool's process is connected to each host, where a warm agent forks the job's agent."""
 
 import json
 import socket
@@ -27,7 +27,7 @@ _READ_SIZE = 1 << 18
 
 
 class WarmWay:
-    """Connects to the hosts of a pool, for one job. `otherwise` connects to hosts that it has not, and where it is gone."""
+    """Connects to the hosts of a pool, for one job. `otherwise` connects to other hosts, and if the pool is gone."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WarmWay:
         otherwise: Callable[[Host], AgentConnection],
         again: Callable[[Host], Reconnect],
     ) -> None:
-        """`again` gives what connects to a host once more, without the pool."""
+        """`again` returns the function for later connections to a host, without the pool."""
         self._pool = pool
         self._keys = keys
         self._otherwise = otherwise
@@ -45,28 +45,29 @@ class WarmWay:
         self._hosts: Mapping[str, Any] = {}
 
     def connect(self, host: Host) -> AgentConnection:
-        """Raises HostError."""
+        """Connect to the host's warm agent. Raises HostError."""
         try:
-            known = self._known(host)
+            state = self._state_of(host)
         except HvlaunchError:  # PoolGone too
-            known = None
-        if known is None:
+            state = None
+        if state is None:
             return self._otherwise(host)
-        if known["state"] != "ready":
-            why = known["problem"] or "it connects"
+        if state["state"] != "ready":
+            why = state["problem"] or "it connects"
             raise ConnectFailed(
                 f"pool {self._pool.name} has no connection to it now: {why}",
                 host=host.name,
                 hint=f"hvlaunch pool status {self._pool.name}",
             )
-        return _WarmConnection(self._pool, self._keys.job_id, known, self._again(host))
+        return _WarmConnection(self._pool, self._keys.job_id, state, self._again(host))
 
-    def _known(self, host: Host) -> Mapping[str, Any] | None:
-        """What the pool says of the host, now or when it was asked for another. Raises HvlaunchError."""
+    def _state_of(self, host: Host) -> Mapping[str, Any] | None:
+        """Return the host's state in the pool, by the newest answer. Raises HvlaunchError."""
         before = self._hosts
-        with self._asking:  # one answer is for all that wait here
-            known = self._hosts.get(host.name)
-            if self._hosts is before and (known is None or known["state"] != "ready"):
+        # One question for every thread in this queue: the answer has the states of all hosts.
+        with self._asking:
+            state = self._hosts.get(host.name)
+            if self._hosts is before and (state is None or state["state"] != "ready"):
                 answer = ask(self._pool, {"what": "begin"})
                 if answer["certificate"] is not None:
                     self._keys.certificate.adopt(answer["certificate"].encode("ascii"))
@@ -77,8 +78,8 @@ class WarmWay:
 class _WarmConnection(BaseConnection):
     """AgentConnection by a warm pool."""
 
-    def __init__(self, pool: KnownPool, job_id: str, known: Mapping[str, Any], again: Reconnect) -> None:
-        super().__init__(again, known["local_address"], known["remote_address"], has_modules=True)
+    def __init__(self, pool: KnownPool, job_id: str, state: Mapping[str, Any], again: Reconnect) -> None:
+        super().__init__(again, state["local_address"], state["remote_address"], has_modules=True)
         self._pool = pool
         self._job_id = job_id
         self._channel: _LaneChannel | None = None
@@ -102,9 +103,9 @@ class _LaneChannel:
     def __init__(self, link: socket.socket, request: Mapping[str, Any]) -> None:
         self._link = link
         self._request = json.dumps(request).encode() + b"\n"
-        """Sent with the first that is written: one message for all on its way."""
-        self._rest = b""
-        """What is no whole part yet."""
+        """Sent together with the first data: one message instead of two."""
+        self._incomplete = b""
+        """The beginning of an incomplete part."""
         self._ended: Mapping[str, Any] | None = None
 
     def read(self) -> bytes:
@@ -112,8 +113,8 @@ class _LaneChannel:
             data = self._link.recv(_READ_SIZE)
             if not data:
                 raise ConnectionResetError("the warm pool has lost it")
-            if found := b"".join(self._parts(self._rest + data)):
-                return found
+            if content := b"".join(self._parts(self._incomplete + data)):
+                return content
         return b""
 
     def _parts(self, data: bytes) -> Iterator[bytes]:
@@ -128,7 +129,7 @@ class _LaneChannel:
                 yield part
             else:
                 self._ended = json.loads(part)
-        self._rest = data[at:]
+        self._incomplete = data[at:]
 
     def write(self, data: bytes) -> None:
         request, self._request = self._request, b""
@@ -137,7 +138,7 @@ class _LaneChannel:
     def stderr(self) -> bytes:
         return b"" if self._ended is None else str(self._ended["stderr"]).encode()
 
-    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (it comes with the end of what is read)
+    def exit_status(self, timeout: float) -> int | None:  # noqa: ARG002 (the end of the data brings it)
         return None if self._ended is None else int(self._ended["status"])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A job's secrets and names: all of chance that there is in a driver, drawn once, before the job begins."""
+"""A job's keys and id: the driver's only random values, drawn before the job begins."""
 
 import json
 import os
@@ -14,14 +14,16 @@ KEYS = "keys.json"
 
 
 def _random_word(size: int) -> str:
-    """`size` random bytes in hexadecimal; what the secrets module does, without its imports (10 ms)."""
+    """Return `size` random bytes in hexadecimal."""
+    # As secrets.token_hex(), without the imports of that module (10 ms).
     return os.urandom(size).hex()
 
 
 class Keys(NamedTuple):
-    """`token` opens the rendezvous, which proves that it is the job's to agents by `probe_key`, to workers by `certificate`.
+    """The keys of a job.
 
-    `entry` lets agents in that a launcher has started, and nothing more; `job_id` is for people and programs.
+    `token` opens the rendezvous; the rendezvous proves its identity to agents by `probe_key`, to workers by `certificate`.
+    `entry` admits agents of a launcher, and nothing else. `job_id` is not secret.
     """
 
     token: str
@@ -30,10 +32,10 @@ class Keys(NamedTuple):
     entry: str
     job_id: str
     beacons: str
-    """What the keys of the hosts' beacons and sessions are made of."""
+    """The key for deriving the keys of beacons and sessions."""
 
     def __repr__(self) -> str:
-        """Without what is secret."""
+        """Show no secret."""
         return f"Keys(job_id={self.job_id!r})"
 
     @classmethod
@@ -48,7 +50,7 @@ class Keys(NamedTuple):
         )
 
     def save(self, path: Path) -> None:
-        """In a file for this user alone, with the certificate's private key, so that another driver has them. Raises OSError."""
+        """Save for a successor, in a file readable by this user alone, with the certificate's private key. Raises OSError."""
         pem = (self.certificate.key + self.certificate.pem).decode("ascii")
         data = json.dumps({**self._asdict(), "certificate": pem}).encode()
         with os.fdopen(
@@ -58,7 +60,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> "Keys":
-        """What save() has written. Raises OSError, ValueError."""
+        """Load the keys of save(). Raises OSError, ValueError."""
         words = json.loads(path.read_bytes())
         if not isinstance(words, dict) or words.keys() != set(cls._fields):
             raise ValueError("not the keys of a job")
@@ -67,9 +69,10 @@ class Keys(NamedTuple):
         return cls(**{**words, "certificate": Certificate(words["certificate"].encode("ascii"))})
 
     def beacon(self, number: int) -> str:
-        """The key of a beacon, by the number of the connection to its host; nothing about the others' can be told by it."""
+        """Return the key of a beacon, derived from the number of the connection to its host."""
         return mac(self.beacons.encode("ascii"), b"beacon %d" % number).hex()
 
     def session(self, number: int) -> str:
-        """The key of a session, which its agent alone has beside us, by the number of the connection that began it."""
+        """Return the key of a session, derived from the number of its first connection."""
+        # Derived by HMAC: a host that learns its key learns nothing of the others.
         return mac(self.beacons.encode("ascii"), b"session %d" % number).hex()
