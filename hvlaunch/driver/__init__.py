@@ -1,1 +1,1 @@
-"""What carries out: the loop, the links to hosts, and all that has sockets, threads or a clock."""
+"""The driver: the loop, the links to hosts, and every part with sockets, threads or a clock."""

@@ -46,7 +46,7 @@ Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
 
 _MOST_AT_ONCE = 256
 _LATE = 5.0
-"""A turn that comes so many seconds late means that this process was stopped itself."""
+"""Seconds of delay of a turn from which the loop concludes: this process itself was stopped."""
 _RECORDED_WITHIN = 0.05
 """Seconds in which a turn without actions is recorded."""
 
@@ -58,9 +58,9 @@ class _Replay:
         self.takeover = takeover
         self.is_running = True
         self.messages: list[Message] = []
-        """All messages to workers that ask for their places."""
+        """The messages to workers asking for their places."""
         self.newest_starts: Sequence[do.Start] = ()
-        """The newest workers that were started together."""
+        """The newest orders to start workers, of one turn."""
 
 
 class Driver:
@@ -97,6 +97,7 @@ class Driver:
         self._engine = Engine(spec, rendezvous.port)
         self.ranks = Ranks()
         self._replay: _Replay | None = None
+        # The narrator stands behind the journal of HVLAUNCH_JOURNAL: a turn is written there before it is shown.
         self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).watch]
         if record is not None:
             from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
@@ -138,7 +139,7 @@ class Driver:
 
     @property
     def output_dir(self) -> Path | None:
-        """The directory with the output of the last round; None if the job keeps none."""
+        """The directory with the output of the last round; None without --output-filename."""
         return None if self._files is None else self._files.path
 
     def run(self) -> JobResult:
@@ -176,6 +177,7 @@ class Driver:
         self._carry_out_turns(turns)
         if self._record is not None:
             self._printer.keep_unfinished(self._record.unfinished)
+        # Began comes from no frame: there is nothing to acknowledge.
         self._show(self._record_turns(turns))
 
     def take_over(self, takeover: "Takeover") -> None:
@@ -211,6 +213,7 @@ class Driver:
             self._worker_messages.open(takeover.past.version)
         if self._files is not None and self._result is None:
             self._files.reopen(is_known=takeover.is_same_boot)
+        # After the files and messages: the agents repeat output at once.
         self._links.take_up(takeover)
         if self._result is None:
             turns = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
@@ -287,7 +290,7 @@ class Driver:
         return isinstance(event, on.HostStage) and (deadline is None or self._clock() < deadline)
 
     def _record_turns(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """Record the turns; return all that are recorded now. Those without actions may come with a later call."""
+        """Record the turns, and return the newly recorded ones. A turn without actions may wait for a later call."""
         return turns if self._turns is None else self._turns.keep(turns)
 
     def _show(self, turns: Sequence[Turn]) -> None:
@@ -410,7 +413,7 @@ def _worker_messages(
 
 
 def _host_discovery(options: ElasticOptions, post: Callable[[on.Event], None]) -> "Discovery | None":
-    """Start to find hosts, by a script or a file that is read again and again; None if the pool never changes."""
+    """Return the discovery of hosts by a script or a file; None for a fixed pool."""
     from hvlaunch.hosts.discovery import Discovery, host_source  # noqa: PLC0415 (few jobs are elastic)
 
     source = host_source(options)

@@ -30,7 +30,7 @@ class StdinFeed:
 
     @property
     def reading(self) -> list[int]:
-        """The ranks that get further input."""
+        """The ranks with further input to come."""
         has_ended = self._pump is None or self._pump.has_ended
         return [] if has_ended else [rank for _, _, rank in self._readers]
 
@@ -68,7 +68,7 @@ def _send(link: "HostLink", slot: int, data: bytes) -> None:
 class StdinPump:
     """Reads stdin and calls each of `targets` with the bytes, and with b"" at the end.
 
-    `taken` reports what a target's worker has read, which keeps at most 256 KiB on the way.
+    taken() reports the bytes read by a target's worker; at most 256 KiB are on the way.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class StdinPump:
 
 
 def _echoes(fd: int) -> bool:
-    """True if the terminal shows what is typed."""
+    """True if the terminal echoes typed characters."""
     import termios  # noqa: PLC0415 (few jobs read a terminal)
 
     try:

@@ -2,26 +2,26 @@
 
 The loop (loop.py) is the only consumer of one queue. For each batch of events it takes six steps, in this order:
 
-1. **events**: take the events that wait in the queue. Each is an Arrival: the event with its source, an agent's frame
+1. **events**: take the waiting events from the queue. Each is an Arrival: the event with its source, an agent's frame
    or a change at the rendezvous. If none arrives before a deadline of the engine, the event is a Tick.
 2. **decide**: the engine handles each event, and returns actions. An event with its actions is a Turn.
-3. **record**: write the turns to the journal. A turn without actions may wait up to 0.05 s for others, since one write
-   for many turns is cheaper. A turn with actions is written, with all that wait, before the next step.
+3. **record**: write the turns to the journal. A turn without actions may wait up to 0.05 s for others, since a single
+   write for many turns is cheaper. A turn with actions is written, with all waiting turns, before the next step.
 4. **show**: watchers (narrator, recorder, hang watch) see each recorded turn. They change nothing in the job.
-5. **acknowledge**: mark the frame of each recorded turn as acked. The next frame to its agent reports up to which number
-   all are acked, and the agent drops its copies.
+5. **acknowledge**: mark the frame of each recorded turn as acked. The next frame to its agent reports the number of the
+   last acked frame, and the agent drops its copies.
 6. **carry out**: do the actions: connect, send frames, stop workers, finish.
 
 The order lets the driver be killed between any two steps and another driver take its job over:
 
 - *Record before show and before carry out.* The successor replays the journal, and its engine decides the same. An action
   without a recorded event could never be decided again; a message shown before the record would be shown twice.
-- *Carry out after record.* The successor repeats actions that the killed driver may not have reached. Each is safe to
-  repeat: frames are numbered, and an agent drops those that it has.
-- *Acknowledge after record.* An agent sends again each frame that is not acked. A frame that was acked before its event
-  was recorded would be lost with the driver. A frame that was recorded and not acked comes twice, and is dropped by its
+- *Carry out after record.* The successor repeats actions that the killed driver may not have reached. Repeating is safe:
+  frames are numbered, and an agent drops a frame with a number it has.
+- *Acknowledge after record.* An agent repeats its frames without acknowledgement to the successor. A frame acked before
+  its event was recorded would be lost with the driver. A frame recorded and not acked comes twice, and is dropped by its
   number.
-- *Acknowledge before carry out.* A `bye` reports that all is acked, and the agent ends without waiting for another frame.
+- *Acknowledge before carry out.* A `bye` then carries the newest acknowledgement, and the agent ends at once.
 
 Output makes no turns: the printer acknowledges its frames when they are written (host_link.py). Without a record (a local
 job) each frame is acked when it is received, since no driver could use it later.
@@ -41,7 +41,7 @@ __all__ = ["Arrival", "FrameSource", "Turn"]
 
 
 class FrameSource(Protocol):
-    """The link that a frame came from."""
+    """The link of a frame."""
 
     number: int
     """Number of the connection to the host, counted over the job."""
@@ -49,7 +49,7 @@ class FrameSource(Protocol):
     """Seconds from the host's clock to the driver's; None if unknown."""
 
     hello: Mapping[str, Any]
-    """The first frame that its agent got."""
+    """The first frame to its agent."""
 
     def acknowledge(self, frame: int) -> None:
         """Mark this frame as acked: the agent need not send it again."""

@@ -1,1 +1,1 @@
-"""The connections to hosts: one session each, its frames, and its end."""
+"""The connections to hosts: a session each, its frames, and its end."""

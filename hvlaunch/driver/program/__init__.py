@@ -1,1 +1,1 @@
-"""The agent as it is sent to a host, and what it is told first."""
+"""The agent as a program for hosts, and the frames at its start."""

@@ -1,4 +1,4 @@
-"""The agent that a job's hosts get, made when the first of them needs it."""
+"""The agent as a program for hosts: a shell command for any login shell, and the bytes for its stdin."""
 
 import marshal
 import re
@@ -35,9 +35,10 @@ __all__ = [
 
 
 class AgentProgram:
-    """The agent with one `config` (grace, lease, reconnect in seconds; window, spill in bytes), for all hosts. `python` is for those that name none. Thread-safe.
+    """The agent with a job's `config` (grace, lease, reconnect in seconds; window, spill in bytes). Thread-safe.
 
-    `own_pythons` are those that the user named before the job: no other runs on this machine.
+    Each part is made for the first host in need of it. `python` is for hosts without a Python of their own; only
+    `own_pythons`, named by the user before the job, run on this machine.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class AgentProgram:
         self._rare = b""
 
     def packed(self, *, is_near: bool, with_ranks: bool = False) -> bytes:
-        """The program itself, one zlib stream; see bundle()."""
+        """Return the program, as bundle() makes it."""
         kind = is_near, with_ranks
         with self._making:
             if kind not in self._packed:
@@ -59,11 +60,12 @@ class AgentProgram:
             return self._packed[kind]
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
-        """What a login shell of the host is to run, and the program, where it is to be sent.
+        """Return the command for the host's login shell, and the program for its stdin.
 
-        On this machine (`is_here`) there is nothing to send, unless another Python is to run it. Raises BadUsage,
-        and HostError for a Python that was found while the job runs, and would run here.
+        On this machine (`is_here`) the program is empty, unless another Python runs the agent. Raises BadUsage, and
+        HostError for a Python of a discovered host that would run here.
         """
+        # A discovery script may not choose a program that runs as the user on the driver's machine.
         if is_here and host.python is not None and host.python not in self._own_pythons:
             raise HostError(
                 f"this machine runs no python={host.python} that is found while the job runs",
@@ -77,11 +79,11 @@ class AgentProgram:
         return agent_command(candidates, len(program), self.config["lease"]), program
 
     def _has_files(self, host: Host, is_here: bool) -> bool:
-        """Whether it runs from the files of this installation."""
+        """True if the agent runs from the files of this installation."""
         return is_here and host.python is None and self._python is None
 
     def rare(self, host: Host, *, is_here: bool) -> bytes:
-        """What few jobs need of it, and what comes behind its hello; empty where it has it already."""
+        """Return the rarely used modules, to be sent after the hello; empty if the agent has its files here."""
         if self._has_files(host, is_here):
             return b""
         with self._making:
@@ -89,13 +91,13 @@ class AgentProgram:
             return self._rare
 
     def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
-        """What a login shell of the host is to run so that we reach its agent again, in `limit` seconds, and the program for it."""
+        """Return the command and program of a carrier to the running agent with this scratch directory."""
         program = carrier(scratch)
         return agent_command(python_candidates(host.python or self._python), len(program), limit), program
 
 
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
-"""What the command prints where it finds no interpreter."""
+"""Printed by the command if the host has no usable interpreter."""
 
 _MODULES = (
     "__init__",
@@ -128,38 +130,37 @@ _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
 _DOCUMENTED = 0x3 | (0x4000000 if sys.version_info >= (3, 14) else 0)
-"""Flags of a function's code whose first constant is its docstring, or None: CO_OPTIMIZED, CO_NEWLOCALS, CO_HAS_DOCSTRING."""
+"""Code flags of a function with its docstring, or None, as first constant: CO_OPTIMIZED, CO_NEWLOCALS, CO_HAS_DOCSTRING."""
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
-# Reads exactly its own size from stdin, whose next bytes are frames: buffered by 1, nothing is read ahead.
-# Until the agent's own loop, which has the lease, a timer ends it: the rest may never come.
+# Reads exactly its own size from stdin, since the next bytes are frames: a buffer of 1 reads nothing ahead.
+# A timer ends the process until the agent's own loop takes over with the lease: the program may never arrive in full.
 _BOOT = (
     "import io,zlib,_signal;_signal.setitimer(0,{limit:g});"
     "exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
 )
 NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
-"""What `python -V` prints, which is four times as quick as to start it, as the patterns of a shell's `case`.
+"""Output of `python -V`, four times as quick as a start, as the patterns of a shell's `case`.
 
-A name may say it as well. A shim of pyenv's or conda's may print before it.
+An absolute path with the version in its name is not asked. The first * allows for a line that a shim of pyenv or conda prints.
 """
 _VERSION_LIMIT = 10
-"""Seconds for that, where the host has timeout(1): one on a file system that hangs is passed over."""
+"""Seconds for `python -V` if the host has timeout(1): an interpreter on a hanging file system is skipped."""
 _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
 def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
-    """The agent and `config` (see AgentProgram) as a program, compressed: one zlib stream.
+    """Return the agent and `config` (see AgentProgram) as a compressed program: a zlib stream.
 
-    `with_ranks`: a launcher starts it, with a process for each of the host's ranks.
-
-    For a host that is near, its modules are there twice: as text, which any Python takes, and compiled
-    for ours, which makes three times as much to send and saves such a Python 10 ms.
+    `with_ranks`: a launcher starts the program, with a process for each of the host's ranks.
     """
+    # A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That triples the
+    # bytes to send, and saves a Python of the same version 10 ms.
     packed = _modules_packed(_MODULES + (_WITH_RANKS if with_ranks else ()), is_near=is_near)
     return zlib.compress(f"{_boot()}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
 
 
 def warm_bundle(lease: float) -> bytes:
-    """The warm agent (agent/warm.py) with its lease in seconds as a program, as bundle(): all modules that an agent may need."""
+    """Return the warm agent (agent/warm.py) with its lease in seconds as a program, with every module of an agent."""
     packed = _modules_packed((*_MODULES, *_RARE, *_WARM), is_near=True)
     config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
     start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
@@ -172,7 +173,7 @@ def _modules_packed(paths: Sequence[str], *, is_near: bool) -> dict[bytes, bytes
     packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
     if is_near:
         code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
-        shorter = {name: without_docstrings(each) for name, each in code.items() if each is not None}
+        shorter = {name: without_docstrings(module) for name, module in code.items() if module is not None}
         packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **shorter})
     return packed
 
@@ -187,14 +188,14 @@ def _boot() -> str:
 
 
 def rare_modules() -> bytes:
-    """The agent's other modules, as agent/boot.py adds them."""
+    """Return the agent's rarely used modules, in the form for agent/boot.py."""
     root = Path(agent.__file__).parent
     texts = {_name_of(path): _text(root / f"{path}.py") for path in _RARE}
     return zlib.compress(marshal.dumps(texts), _LEVEL)
 
 
 def carrier(scratch: str) -> bytes:
-    """The program that joins its stdin and stdout to the agent with this scratch directory, compressed."""
+    """Return the compressed program that joins its stdin and stdout to the agent with this scratch directory."""
     text = _text(Path(agent.__file__).parent / "wire" / "carrier.py")
     return zlib.compress(f"{text}\nmain({scratch!r})\n".encode())
 
@@ -204,13 +205,18 @@ def _text(file: Path) -> str:
 
 
 def without_words(text: str) -> str:
-    """The module less its docstrings and comments, a quarter of what is sent. Its lines keep their numbers."""
-    return _COMMENT.sub("", _DOCSTRING.sub(lambda found: f'{found[1]}""' + "\n" * found[0].count("\n"), text))
+    """Return the module's text without docstrings and comments. Lines keep their numbers."""
+    # A quarter of the bytes to send.
+    return _COMMENT.sub("", _DOCSTRING.sub(lambda match: f'{match[1]}""' + "\n" * match[0].count("\n"), text))
 
 
 def without_docstrings(code: CodeType) -> CodeType:
-    """The code less the docstrings of its functions and its own, an eighth of what is sent. Nothing may use its own docstring's text."""
-    constants = [without_docstrings(each) if isinstance(each, CodeType) else each for each in code.co_consts]
+    """Return the code without docstrings. No module may use the text of its own docstring."""
+    # An eighth of the bytes to send.
+    constants = [
+        without_docstrings(constant) if isinstance(constant, CodeType) else constant
+        for constant in code.co_consts
+    ]
     is_function = code.co_flags & _DOCUMENTED == _DOCUMENTED and not code.co_name.startswith("<")
     is_module = "__doc__" in code.co_names[:2]
     if (is_function or is_module) and constants and isinstance(constants[0], str):
@@ -223,12 +229,13 @@ def without_docstrings(code: CodeType) -> CodeType:
 
 
 def _packed(modules: Mapping[str, CodeType | str | None]) -> bytes:
-    """In base64, as Python's own literals for bytes are slow to read."""
+    """Return the modules compressed, in base64."""
+    # Python parses a literal of base64 much faster than one of escaped bytes.
     return b2a_base64(zlib.compress(marshal.dumps(dict(modules)), _LEVEL), newline=False)
 
 
 def python_candidates(chosen: str | None) -> list[str]:
-    """Interpreters to try on a host, in order; the user's own choice stands alone."""
+    """Return the interpreters to try on a host, in order; only the user's choice if there is one."""
     if chosen is None:
         ours = Path(sys.executable)
         named = ours.with_name(f"python3.{sys.version_info.minor}")
@@ -239,13 +246,12 @@ def python_candidates(chosen: str | None) -> list[str]:
 
 
 def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
-    """Start the first candidate that is a Python >= 3.8 with a bundle of `size` bytes on its stdin.
+    """Return the command that starts the first candidate with Python >= 3.8, with a bundle of `size` bytes on its stdin.
 
-    The bundle has to come within `limit` seconds: a process whose driver is gone, and that has no lease yet, ends so.
-
-    Written so that bash, zsh, dash, fish, csh and tcsh read it alike: one exec, one pair of single
-    quotes. Nothing secret is in it.
+    The bundle must arrive within `limit` seconds; otherwise the process ends.
     """
+    # One exec and one pair of single quotes: bash, zsh, dash, fish, csh and tcsh read this alike. A command line is visible
+    # to every user of the host, and therefore holds no secret.
     usable = [path for path in candidates if _SHELL_SAFE.fullmatch(path)]
     named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
     others = usable[len(named) :]
@@ -261,7 +267,7 @@ def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
 
 
 def local_agent_command(config: Mapping[str, Any]) -> str:
-    """Start the agent on this machine itself, from the files of this installation: nothing needs to travel."""
+    """Return the command that starts the agent on this machine, from the files of this installation."""
     import shlex  # noqa: PLC0415 (only for this machine)
 
     root = str(Path(agent.__file__).parents[2])

@@ -1,4 +1,4 @@
-"""The `start` frame: a round's workers of one host. What they share is in it once."""
+"""The `start` frame: the workers of a round on one host, with their environment (docs/environment.md)."""
 
 import functools
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ __all__ = ["default_env", "elastic_env", "gets_stdin", "identity_env", "shared_e
 
 
 def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tuple[dict[str, Any], bytes]:
-    """Header and body, which carries the command and all environment: none of it is on a command line."""
+    """Return header and body. The body holds the command and the environment, neither of which is on a command line."""
+    # Common values stand in the body once: a host may have hundreds of workers.
     workers = [
         {
             "slot": launch.slot,
@@ -37,7 +38,8 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         }
         for launch in start.launches
     ]
-    # Where another driver may come, another user of this machine could have its port before it does, and be told the token.
+    # Between two drivers another user of this machine could take the rendezvous' port, and would be sent the token: TLS
+    # proves the server's identity.
     is_sealed = start.facts.peer_address is None and may_be_taken_over(spec)
     shared = shared_env(
         start.network, spec.env, keys.certificate, spec.worker_ports, spec.lease, is_sealed=is_sealed
@@ -55,23 +57,23 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
 
 
 def gets_stdin(place: Placement, spec: JobSpec) -> bool:
-    """Whether the worker reads what the driver's stdin has; the others, and all of an elastic job, read an empty one."""
+    """True if the worker reads the driver's stdin. Other workers, and those of elastic jobs, read an empty stdin."""
     if spec.elastic is not None:
         return False
     return spec.stdin == "all" or (spec.stdin == "0" and place.rank == 0)
 
 
 _LONGEST = 130_000
-"""Characters, of which nearly 2,000 hosts with long names have as many: a variable has 131,072 bytes at most."""
+"""Characters for the names of nearly 2,000 hosts: a variable has at most 131,072 bytes."""
 
 
 def default_env(cpus: int, local_size: int) -> dict[str, str]:
-    """Set only where neither the user nor the host has set it."""
+    """Return the defaults of variables that neither the user nor the host has set."""
     return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
 
 
 class Certificate(Protocol):
-    """What workers know the rendezvous by."""
+    """The certificate of the rendezvous, by which workers know it."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -86,10 +88,10 @@ def shared_env(
     *,
     is_sealed: bool = False,
 ) -> dict[str, str]:
-    """The same for all workers of a host. The user's own choice of address, port and interface stands.
+    """Return the common variables of a host's workers. The user's own address, port and interface take precedence.
 
-    `certificate` is made where workers need it: nobody else is on a loopback. `ports` are the lowest and the highest that workers may listen on; None is any.
-    `lease`: the seconds for which a worker asks a rendezvous again that does not answer. `is_sealed`: by TLS on a loopback, too.
+    `ports` are the lowest and highest port for workers; None allows any. `lease` is the time in seconds for which a worker
+    repeats a request to a silent rendezvous. `is_sealed`: use TLS on a loopback too. The certificate is made only if used.
     """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
     if network.interface is not None:
@@ -119,7 +121,7 @@ def shared_env(
 
 @functools.lru_cache(maxsize=1)
 def _hosts(hosts: tuple[HostAddress, ...]) -> str:
-    """One text for all hosts of a round; empty where no process could be started with it."""
+    """Return the hosts of a round as text; empty if too long for a variable."""
     text = ",".join(f"{name}={_in_brackets(address)}:{workers}" for name, address, workers in hosts)
     return text if len(text) < _LONGEST else ""
 
@@ -131,7 +133,7 @@ def _in_brackets(address: str) -> str:
 def identity_env(
     place: Placement, *, worker: str, job_id: str, round_number: int, token: str, scratch: str
 ) -> dict[str, str]:
-    """Who this worker is; `worker` is its id. `scratch` is the job's private directory on the worker's host."""
+    """Return the worker's own variables. `worker` is its id, `scratch` the job's private directory on its host."""
     ranks = {
         "RANK": place.rank,
         "SIZE": place.size,
@@ -156,7 +158,7 @@ def identity_env(
         "TORCHELASTIC_RUN_ID": job_id,
         "TORCHELASTIC_ERROR_FILE": f"{scratch}/{worker.partition('/')[2].replace('/', '.')}.error.json",
     }
-    own = {
+    identity = {
         "HVLAUNCH_JOB_ID": job_id,
         "HVLAUNCH_ROUND": round_number,
         "HVLAUNCH_HOST": place.host,
@@ -166,11 +168,11 @@ def identity_env(
         "HOROVOD_HOSTNAME": place.host,
     }
     both = {f"{prefix}_{name}": value for prefix in ("HVLAUNCH", "HOROVOD") for name, value in ranks.items()}
-    return {name: str(value) for name, value in (own | both | torch).items()}
+    return {name: str(value) for name, value in (identity | both | torch).items()}
 
 
 def elastic_env(options: ElasticOptions | None) -> dict[str, str]:
-    """What the worker of an elastic job finds besides."""
+    """Return the additional variables of an elastic job's worker."""
     if options is None:
         return {}
     return {
