@@ -1,4 +1,4 @@
-"""hvlaunch's own controller: what is open while a job runs, around the driver's loop."""
+"""hvlaunch's own controller: it opens the parts of a job, runs the driver's loop among them, and reports the end."""
 
 import errno
 import itertools
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["run", "take_over"]
 
 _PAGER_PATIENCE = 600.0
-"""Seconds for somebody who reads the output of a job that went well page by page."""
+"""Seconds for a user who reads a successful job's output in a pager."""
 
 
 def run(
@@ -62,11 +62,11 @@ def run(
     on_begun: Callable[[str], None] = lambda _job_id: None,
     on_status: OnStatus | None = None,
 ) -> JobResult:
-    """Run a job: workers' output to stdout and stderr, the failure report last of all.
+    """Run a job: workers' output to stdout and stderr, the failure report last.
 
-    `on_detached` gets the job's id when the driver has left its terminal, `on_begun` as soon as there is one.
-    `on_status` gets what hvlaunch waits for, in place of stderr. Must be called in the main thread for signals to reach the workers.
-    Raises HvlaunchError for what is wrong with the job itself, before anything is started.
+    `on_detached` is called with the job's id when the driver has left its terminal, `on_begun` as soon as the id exists.
+    `on_status` gets hvlaunch's status lines, in place of stderr. Signals reach the workers only if called in the main thread.
+    Raises HvlaunchError for errors in the job itself, before anything is started.
     """
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
@@ -86,7 +86,7 @@ def run(
 def take_over(
     directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = by_ssh
 ) -> JobResult:
-    """Go on with the job of a driver that was killed; its output is kept in the directory. As run() otherwise."""
+    """Continue the job of a killed driver as run() does; the job's directory keeps the output."""
     job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
         result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
@@ -95,16 +95,16 @@ def take_over(
 
 
 class _Job(NamedTuple):
-    """What there is of a job before anything of it is open."""
+    """A job before any part of it is open."""
 
     spec: JobSpec
     keys: Keys
     directory: "JobDirectory | None"
     ways: WaysToHosts
     about: Mapping[str, Any]
-    """What it was begun with, for those who look on."""
+    """Description of the job for other programs."""
     past: "Past | None" = None
-    """What a driver before us has done."""
+    """The turns of a killed driver; None for a new job."""
 
 
 def _run_and_report(
@@ -115,7 +115,7 @@ def _run_and_report(
     on_detached: Callable[[str], None] | None,
     on_status: OnStatus | None = None,
 ) -> tuple[JobResult, Reporting]:
-    """`stdout` and `stderr` are None where all output is kept in the job's directory, and nowhere else."""
+    """Run the job and show its end. Without `stdout` and `stderr`, only the job's directory gets the output."""
     spec, directory = job.spec, job.directory
     events: SimpleQueue[Item] = SimpleQueue()
     has_store = directory is not None and (spec.detach != "never" or stdout is None or _is_followed(spec))
@@ -155,19 +155,20 @@ def _run_and_report(
 
                 last_words = None if spec.console.quiet else partial(ended_well, result)
                 patience = _PAGER_PATIENCE
-                signals.close()  # one ends the wait for who reads; in any other end it must not take the report
+                # A signal may end the wait for a slow reader here; elsewhere it must not suppress the report.
+                signals.close()
             reporting.write(result, printer.say)
         finally:
             printer.close(patience, last_words)
     if failures.first is not None:
-        # The printer may be what failed, in the end still; its thread is no more, and stderr is free.
-        is_told = printer.is_whole and result.error is failures.first
+        # The printer itself may have failed, even at the very end. Its thread has ended then, and stderr is free.
+        is_shown = printer.is_whole and result.error is failures.first
         result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
-        told = "" if is_told else reporting.text(result)
+        report = "" if is_shown else reporting.text(result)
         reporting.write(result, lambda _: None)
         story = failures.traceback() if spec.verbose else ""
         if stderr is not None:
-            _write_last(stderr, visible(story + told))
+            _write_last(stderr, visible(story + report))
     if result.exit_code == 0 and printer.has_lost:
         result = result._replace(exit_code=EXIT_NOT_WRITTEN)
         reporting.write(result, lambda _: None)
@@ -260,35 +261,35 @@ def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
 
 
-def _show_stacks(printer: Printer, found: "Sequence[ProcessStack]") -> None:
-    """Somebody has pressed Ctrl and the backslash."""
+def _show_stacks(printer: Printer, stacks: "Sequence[ProcessStack]") -> None:
+    """Show the workers' stacks to a user who has pressed Ctrl and the backslash."""
     from hvlaunch.telemetry.stack import tree_lines  # noqa: PLC0415 (when somebody asks)
 
-    printer.say("\n".join(["what the workers are doing:", *tree_lines(found)]) if found else "no workers")
+    printer.say("\n".join(["what the workers are doing:", *tree_lines(stacks)]) if stacks else "no workers")
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:
-    """Where the printer can't."""
+    """Write to stderr in place of a failed printer."""
     with suppress(OSError):
         stderr.write(text.encode(errors="backslashreplace"))
         stderr.flush()
 
 
 def _make_output_directory(path: Path) -> None:
-    """The directory of --output-filename, which must be the user's own. Raises BadUsage."""
+    """Make the directory of --output-filename, which must belong to the user. Raises BadUsage."""
     from hvlaunch.owners import make_own_directory  # noqa: PLC0415 (few jobs have one)
 
     try:
         make_own_directory(str(path))
     except OSError as error:
         cause = error.strerror if error.errno == errno.EPERM else os.strerror(error.errno or 0).lower()
-        where = "" if error.filename in (None, str(path)) else f"{error.filename}: "
+        part = "" if error.filename in (None, str(path)) else f"{error.filename}: "
         hint = (
             f"a directory of your own, such as {path}/NAME"
             if error.errno == errno.EPERM
             else "a directory that you may write to"
         )
-        raise BadUsage(f"--output-filename {path}: {where}{cause}", hint=hint) from None
+        raise BadUsage(f"--output-filename {path}: {part}{cause}", hint=hint) from None
 
 
 def _check_report_path(path: Path) -> None:
@@ -317,7 +318,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
 
 @contextmanager
 def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
-    """The job's own directory; None where there can be none, which is no reason not to run it."""
+    """Make the job's directory. Yields None if that fails: the job runs all the same, unless it is to be detached."""
     from hvlaunch.outside.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
 
     try:
@@ -340,7 +341,7 @@ def _can_not_leave(cause: str) -> BadUsage:
 
 
 def _output_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
-    """Where output is kept for those who look on. Raises BadUsage."""
+    """Make the store of output for other programs. Raises BadUsage."""
     try:
         directory.reserve()
         return _new_store(spec, directory)
@@ -365,7 +366,7 @@ def _detachment(
 
 
 def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.Signals) -> on.Event | Inquiry:
-    """What follows when the terminal is closed, or who reads is gone."""
+    """Return the event of a closed terminal, or of a stdout without a reader: the job ends, or is detached."""
     if detachment is None or spec.detach != "on hangup":
         return on.Interrupted(number)
     leave = detachment.leave
@@ -433,7 +434,7 @@ def _serve_control(
 def _event_file(
     job: _Job, say: Callable[[str], None]
 ) -> Iterator[Callable[[Mapping[str, object]], None] | None]:
-    """What takes records for --events; those that a driver before us has written are not written again. Raises BadUsage."""
+    """Open the file of --events; yields the function for records. Records of a killed driver are skipped. Raises BadUsage."""
     path = job.spec.events
     if path is None:
         yield None
@@ -447,8 +448,8 @@ def _event_file(
 
 
 @contextmanager
-def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | None"]:
-    """What keeps the job for another driver; None where its agents end with this one. Raises BadStoreFile."""
+def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
+    """Open the record of a job that another driver may take over; yields None for other jobs. Raises BadStoreFile."""
     spec, directory = job.spec, job.directory
     if directory is None or not may_be_taken_over(spec):
         yield None
@@ -456,8 +457,8 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | Non
     from hvlaunch.driver.record.job_record import JobRecord  # noqa: PLC0415 (not for a local job)
 
     try:
-        keeping = JobRecord(directory.path, say, is_synced=spec.fsync, past=job.past)
-    except OSError:  # a disk that is full: the job runs all the same
+        keeping = Keeping(directory.path, say, is_synced=spec.fsync, past=job.past)
+    except OSError:  # such as a full disk: the job runs without a record
         yield None
         return
     with closing(keeping):
@@ -466,8 +467,9 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | Non
 
 @contextmanager
 def _journal(say: Callable[[str], None]) -> Iterator["Journal | None"]:
-    """What keeps the job's journal, where a variable names a file for it. Raises BadUsage."""
-    path = os.environ.pop("HVLAUNCH_JOURNAL", None)  # which is not for a job in one of our workers
+    """Open the journal that HVLAUNCH_JOURNAL names, for developers; yields None without one. Raises BadUsage."""
+    # Removed from the environment: a job inside a worker would write to the same file.
+    path = os.environ.pop("HVLAUNCH_JOURNAL", None)
     if path is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""The failure report of a job: as it runs, when it has ended, and into the file of `--report`."""
+"""The failure report of a job: during the job, at its end, and in the file of `--report`."""
 
 import threading
 import time
@@ -20,7 +20,10 @@ __all__ = ["Reporting"]
 
 
 class Reporting:
-    """`about` is what the job was begun with. What makes a report is loaded when one is wanted: most jobs need none."""
+    """Makes the report on demand. `about` describes the job at its begin.
+
+    The modules for a report are loaded with the first report: most jobs need none.
+    """
 
     def __init__(
         self, spec: JobSpec, printer: Printer, about: Mapping[str, Any], *, has_directory: bool
@@ -39,15 +42,15 @@ class Reporting:
         self._waiting: dict[object, Callable[[Mapping[str, Any]], None]] = {}
 
     def follow(self, driver: "Driver") -> None:
-        """`driver` knows what workers were doing, and how many there are."""
+        """Take the number, stacks and output of workers from `driver`."""
         self._driver = driver
 
     def begin(self) -> None:
-        """What happens from now on happens now: before, another driver has seen it."""
+        """Note that the replay of a killed driver's turns is over: the printer has output from now on."""
         self._has_begun = True
 
     def watch(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
-        """What an elastic job's engine has made of an event: failures of rounds that others follow."""
+        """Note failures of an elastic job's rounds before the last; a watcher."""
         if self._failures is None:
             from hvlaunch.watch.rounds import Failures  # noqa: PLC0415 (elastic jobs alone)
 
@@ -55,19 +58,19 @@ class Reporting:
         self._failures.watch(event, actions, now)
 
     def text(self, result: JobResult) -> str:
-        """For a terminal; empty for a job that went well."""
+        """Return the report for a terminal; empty after a success."""
         from hvlaunch.report.text import as_text  # noqa: PLC0415 (15 ms, and hopefully never)
 
         return as_text(self._made(result))
 
     def form(self, result: JobResult) -> Mapping[str, Any]:
-        """As JSON."""
+        """Return the report as JSON."""
         from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
 
         return as_json(self._made(result))
 
     def write(self, result: JobResult, say: Callable[[str], None]) -> None:
-        """Into the file of --report, if there is one. What goes wrong is told; it is no reason for another exit code."""
+        """Write the file of --report, if wanted. A failure is said, and does not change the exit code."""
         path = self._spec.report
         if path is None:
             return
@@ -79,7 +82,7 @@ class Reporting:
             say(f"--report {path}: {reason(error)}; there is no report")
 
     def now(self) -> Mapping[str, Any]:
-        """Of a job that runs; in the loop's thread."""
+        """Return the report of the running job; in the loop's thread."""
         from dataclasses import replace  # noqa: PLC0415 (when somebody asks)
 
         from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
@@ -90,7 +93,7 @@ class Reporting:
 
     @property
     def final(self) -> Mapping[str, Any] | None:
-        """As JSON; None until the job has ended."""
+        """The report as JSON; None until the job has ended."""
         with self._lock:
             result = self._result
         if result is None:
@@ -100,7 +103,7 @@ class Reporting:
         return self._final
 
     def end(self, result: JobResult) -> None:
-        """The job has ended: who waits for that gets the report."""
+        """Note the end of the job, and pass the report to the callers of when_ended()."""
         with self._lock:
             self._result = result
             waiting, self._waiting = self._waiting, {}
@@ -108,8 +111,9 @@ class Reporting:
             call(self.final or {})
 
     def when_ended(self, call: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
-        """Call it once with the final one, from any thread; what calls that off."""
+        """Call `call` once with the final report, in any thread. Returns a function that cancels this."""
         key = object()
+        # Under the lock: the job may end in this moment, and would miss the call.
         with self._lock:
             is_over = self._result is not None
             if not is_over:
@@ -142,7 +146,7 @@ class Reporting:
         )
 
     def _kept_as(self) -> str | None:
-        """The job's id, if its directory keeps its stacks."""
+        """Return the job's id if its directory has the stacks."""
         return str(self._about["id"]) if self._has_directory else None
 
     def _rank_of(self, host: str, slot: int, start: int) -> int | None:

@@ -1,7 +1,7 @@
-"""A driver that takes over the job of another that was killed: `python -m hvlaunch.gloo.successor DIRECTORY`.
+"""The program of a successor, which takes over the job of a killed driver: `python -m hvlaunch.gloo.successor DIRECTORY`.
 
-It is headless: what workers print is kept in the job's directory. Its exit code is the job's, 2 where there is another
-driver, and 69 where the job can't be taken over; then stderr says why.
+A successor is headless: the job's directory keeps the workers' output. Its exit code is the job's, 2 if the job has
+another driver, and 69 if the job can't be taken over; stderr has the reason then.
 """
 
 import os
@@ -22,7 +22,7 @@ __all__ = ["main", "succeed"]
 
 
 class JobOver(HvlaunchError):
-    """There is nothing to be taken over: the job has ended."""
+    """The job has ended and needs no successor."""
 
     exit_code = EXIT_HOSTS
 
@@ -30,20 +30,21 @@ class JobOver(HvlaunchError):
 def succeed(path: Path) -> JobResult:
     """Take over the job of this directory, and run it to its end.
 
-    Raises DriverLives, NoJobDirectory, JobOver, and what read_past() raises.
+    Raises DriverLives, NoJobDirectory, JobOver, and the errors of read_past().
     """
     with closing(JobDirectory.adopt(path)) as directory:
         try:
-            past, keys = _what_was(path)
+            past, keys = _past_and_keys(path)
         except HvlaunchError as error:
-            _tell_who_looks(path, str(error))
+            _say_in_output(path, str(error))
             raise
+        # Relative paths of the job count from there; a directory that is gone is no reason to end the job.
         with suppress(OSError):
             os.chdir(past.begin.cwd)
         return take_over(directory, keys, past)
 
 
-def _what_was(path: Path) -> tuple[Past, Keys]:
+def _past_and_keys(path: Path) -> tuple[Past, Keys]:
     if (path / RESULT).exists():
         raise JobOver(f"{path}: the job has ended", hint="hvlaunch jobs")
     past = read_past(path / JOURNAL)
@@ -53,15 +54,15 @@ def _what_was(path: Path) -> tuple[Past, Keys]:
         raise NoJournal(f"{path / KEYS}: {error}") from None
 
 
-def _tell_who_looks(path: Path, text: str) -> None:
-    """Nobody may read our stderr: a minder has started us."""
+def _say_in_output(path: Path, text: str) -> None:
+    """Say it where the job's output is read: a successor's own stderr has no reader, since a minder starts it."""
     with suppress(OSError), closing(OutputStore(path)) as store:
         store.say(text)
         store.write()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The program; the exit code."""
+    """Run the program; return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         return succeed(Path(words[0])).exit_code

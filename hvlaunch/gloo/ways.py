@@ -1,4 +1,4 @@
-"""The ways to a job's hosts that hvlaunch makes itself: by ssh, by a scheduler's own program, and by pipes on this machine."""
+"""The connections of a job that hvlaunch itself makes: by ssh, a scheduler's own program, a warm pool, or pipes on this machine."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -18,21 +18,21 @@ __all__ = ["HostWays", "WaysToHosts", "by_ssh"]
 
 
 class HostWays(NamedTuple):
-    """The ways to hosts. `connect` and `lost` raise HostError."""
+    """The functions for connections to hosts. `connect` and `lost` raise HostError."""
 
     connect: Callable[[Host], AgentConnection]
-    """A new connection, by which an agent can be started."""
+    """Makes a new connection, for starting an agent."""
     lost: Callable[[Host], AgentConnection]
-    """That of a driver before us, which is lost: another can take its place."""
+    """Returns the lost connection of a killed driver, for the session to replace."""
 
 
 WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextManager[HostWays]]
-"""What is open while a job runs, and has the ways to hosts. It gets the job, its keys, and what tells the user."""
+"""Opens the ways for the duration of a job, by the job, its keys, and a function that prints a message."""
 
 
 @contextmanager
 def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
-    """The ways that hvlaunch makes itself; by a scheduler's own program where it has one."""
+    """Open hvlaunch's own ways: by ssh, or by a scheduler's own program."""
     agent = spec.ssh.remote_agent
     if agent is not None:
         from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few jobs have one)
@@ -46,7 +46,7 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
 
 
 def _by_pool(spec: JobSpec, keys: Keys, plain: HostWays, remote: "_Remote") -> HostWays:
-    """By the warm pool's connections; a pool that is gone by now is done without."""
+    """Use the warm pool's connections, or the plain ways if the pool is gone by now."""
     from hvlaunch.driver.links.warm_way import WarmWay  # noqa: PLC0415 (as above)
     from hvlaunch.errors import BadUsage  # noqa: PLC0415 (few jobs have one)
     from hvlaunch.outside.pools import find_pool, pools_directory  # noqa: PLC0415 (as above)
@@ -64,10 +64,8 @@ class _Remote(Protocol):
 
 
 def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
-    """A way to the host: pipes where it is this machine itself, else `remote`. What is not used is not imported.
-
-    Raises HostError.
-    """
+    """Connect by pipes to this machine itself, else by `remote`. Raises HostError."""
+    # Each way is imported on its first use: a local job does without ssh.
     if is_local(host):
         from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
 
@@ -83,7 +81,7 @@ def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
 
 
 def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
-    """As _connect(), of a connection that is lost."""
+    """Return the lost connection that _connect() would have made."""
     if not is_local(host):
         return LostConnection(partial(remote, host))
     from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (as above)
@@ -93,7 +91,7 @@ def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
 
 
 def _host_environ(spec: JobSpec) -> dict[str, str]:
-    """The environment of this machine as a host: all of the driver's, but not where other hosts would lack it."""
+    """Return the environment of this machine as a host: the driver's, without variables that other hosts would lack."""
     from hvlaunch.hosts.variables import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
 
     environ = without_outer_rank(os.environ)
