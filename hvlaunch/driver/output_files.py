@@ -52,6 +52,7 @@ class RoundFiles:
         if self._round == number:
             return
         is_first, self._round = self._round is None, number
+        # The killed driver has made these files; reopen() continues the newest of them.
         if is_replay:
             return
         try:
@@ -74,6 +75,7 @@ class RoundFiles:
             self._folder.close()
 
     def _open(self, number: int, *, is_continued: bool = False, is_known: bool = False) -> None:
+        # The folder is made with the first round: a job that fails before leaves no empty one.
         if self._folder is None:
             self._folder = JobFolder(self._directory, self._job_id, goes_on=self.is_successor)
         below = f"round.{number}" if self._is_elastic else ""

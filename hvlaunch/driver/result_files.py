@@ -68,6 +68,7 @@ class ResultFiles:
             self._path(worker).replace(self._directory / str(rank))
 
     def _give_up(self, worker: _Worker, rank: int, cause: str) -> None:
+        # Further parts are dropped: a result with a gap is none.
         self._failed.add(worker)
         with self._lock:
             _, file = self._open.pop(worker, (0, None))

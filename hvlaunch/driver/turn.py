@@ -66,7 +66,7 @@ class Arrival(NamedTuple):
     """Version of the change at the rendezvous; 0 for no change."""
 
     def acknowledge(self) -> None:
-        """Mark the frame as acked, if the event came from one."""
+        """Mark the event's frame as acked, if any."""
         if self.source is not None:
             self.source.acknowledge(self.frame)
 

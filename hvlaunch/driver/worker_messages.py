@@ -58,6 +58,7 @@ class WorkerMessages:
 
         `since` is the version of the last message to a killed driver.
         """
+        # Exceptions are reported: the server's event loop would swallow them, and the job would wait for ever.
         self._server.subscribe(ASKS, loud(self._asked), since=since)
         self._server.subscribe(BEATS, loud(self._beaten), since=since)
 
@@ -76,6 +77,7 @@ class WorkerMessages:
         with suppress(ValueError):  # a malformed message is the worker's own mistake
             if value is not None:
                 ask = decode(Ask, value)
+                # A worker's words end up in messages: no control characters, and a bound.
                 cause = None if ask.cause is None else plain(ask.cause, LONGEST_TEXT)
                 event = on.WorkerAsked(*self._worker(key), ask.round, ask.commit, cause)
                 self._post(Arrival(event, version=version))

@@ -68,6 +68,7 @@ def run(
     `on_status` gets hvlaunch's status lines, in place of stderr. Signals reach the workers only if called in the main thread.
     Raises HvlaunchError for errors in the job itself, before anything is started.
     """
+    # The user's mistakes first, before any part of the job exists.
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
     if spec.report is not None:
@@ -78,6 +79,7 @@ def run(
         on_begun(keys.job_id)
         job = _Job(spec, keys, directory, ways, about)
         result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached, on_status)
+        # A job that ended well before its user's eyes leaves nothing behind.
         if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_followed(spec)):
             _keep(directory, result, reporting)
     return result
@@ -88,6 +90,7 @@ def take_over(
 ) -> JobResult:
     """Continue the job of a killed driver as run() does; the job's directory keeps the output."""
     job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
+    # The killed driver's stdin is gone; workers that read it have got its end.
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
         result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
     _keep(directory, result, reporting)
@@ -126,7 +129,7 @@ def _run_and_report(
             stdout,
             stderr,
             store=store,
-            # What workers print before the driver leaves is not for the terminal: stdout gets the job's id alone.
+            # Output of workers before the driver leaves is not for the terminal: stdout gets the job's id alone.
             options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
             on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
             on_status=on_status,
@@ -222,6 +225,7 @@ def _run(
             clock=clock,
             wall=wall,
         )
+        # Before the replay: its turns stand behind the first entry.
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
         reporting.follow(driver)
@@ -247,6 +251,7 @@ def _server(job: _Job, keeping: "JobRecord | None", say: Callable[[str], None]) 
         file=None if keeping is None else keeping.store_file,
         say=say,
     ) as server:
+        # A successor finds the addresses in the store's file.
         if spec.rendezvous_bind is not None and job.past is None:
             server.listen_at(spec.rendezvous_bind)
         yield server
@@ -256,6 +261,7 @@ def _takeover(past: "Past", ways: HostWays) -> "Takeover":
     from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
     from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
 
+    # After a boot, monotonic clocks start anew, and writes without fsync may be lost.
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
     return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
@@ -318,7 +324,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
 
 @contextmanager
 def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
-    """Make the job's directory. Yields None if that fails: the job runs all the same, unless it is to be detached."""
+    """Make the job's directory. Yields None on failure: the job runs without one, unless it is to be detached."""
     from hvlaunch.outside.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
 
     try:
@@ -369,6 +375,7 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
     """Return the event of a closed terminal, or of a stdout without a reader: the job ends, or is detached."""
     if detachment is None or spec.detach != "on hangup":
         return on.Interrupted(number)
+    # As a request on the queue: the loop's thread leaves, between two events.
     leave = detachment.leave
     return Inquiry(lambda _state: leave())
 
@@ -378,8 +385,10 @@ def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) ->
     from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
+    # A full disk must not turn the job's own end into an error.
     with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))
+    # Only after the result is kept: until then a successor could still be needed.
     forget(directory.path)
     prune(directory.path.parent)
 
@@ -404,6 +413,7 @@ def _serve_control(
         from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (as above)
         from hvlaunch.watch.rounds import Ranks  # noqa: PLC0415 (when somebody asks)
 
+        # Ranks of its own: the history reads turns later than the loop, whose ranks may have changed meanwhile.
         ranks = Ranks()
         recorder = Recorder(spec, job_id, write, ranks.rank_of, seen_at)
 
@@ -467,7 +477,7 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"
 
 @contextmanager
 def _journal(say: Callable[[str], None]) -> Iterator["Journal | None"]:
-    """Open the journal that HVLAUNCH_JOURNAL names, for developers; yields None without one. Raises BadUsage."""
+    """Open a developer's journal, the file of HVLAUNCH_JOURNAL; yields None if unset. Raises BadUsage."""
     # Removed from the environment: a job inside a worker would write to the same file.
     path = os.environ.pop("HVLAUNCH_JOURNAL", None)
     if path is None:

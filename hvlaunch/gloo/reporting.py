@@ -51,6 +51,7 @@ class Reporting:
 
     def watch(self, event: "Event", actions: "Sequence[Action]", now: float) -> None:
         """Note failures of an elastic job's rounds before the last; a watcher."""
+        # Loaded with the first turn of an elastic job; other jobs do not watch.
         if self._failures is None:
             from hvlaunch.watch.rounds import Failures  # noqa: PLC0415 (elastic jobs alone)
 
@@ -98,6 +99,7 @@ class Reporting:
             result = self._result
         if result is None:
             return None
+        # Made when first asked for: few programs ask for the report of a job that went well.
         if self._final is None:
             self._final = self.form(result)
         return self._final

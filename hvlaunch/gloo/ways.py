@@ -74,6 +74,7 @@ def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
     try:
         return CommandConnection(remote(host), partial(remote, host))
     except HostError as error:
+        # Under this name the machine is reached by ssh; its user may not know that the name means this machine.
         if host.port is None and is_here_by_dns(host):
             name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
             error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
@@ -94,6 +95,7 @@ def _host_environ(spec: JobSpec) -> dict[str, str]:
     """Return the environment of this machine as a host: the driver's, without variables that other hosts would lack."""
     from hvlaunch.hosts.variables import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
 
+    # A job started by a worker of another job has that worker's rank in its environment.
     environ = without_outer_rank(os.environ)
     if only_local(spec):
         return environ

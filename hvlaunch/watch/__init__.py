@@ -1,1 +1,1 @@
-"""What looks on as events and actions pass, and changes nothing: the narrator for people, the recorder for programs."""
+"""Watchers of a job: they see events and actions, and change nothing; the narrator for people, the recorder for programs."""

@@ -1,4 +1,7 @@
-"""The journal of a job: all that its engine was fed, in a file for the user alone; engine/entries.py says of what."""
+"""A developer's journal of a job: every event and its actions, in a file for this user alone (HVLAUNCH_JOURNAL).
+
+engine/entries.py describes the entries; replay() plays a journal again.
+"""
 
 import json
 import os
@@ -19,14 +22,14 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
 class Journal:
-    """Writes each entry at once, on a line of its own: what has been carried out is in it.
+    """Writes each entry at once, on a line of its own, before the loop carries the turn out. A watcher.
 
-    The job's environment is in it too, but none of its keys. `say` is told, once, where no more can be written: it
-    ends there, since one with a gap would tell of another job.
+    The file has the job's environment, and none of its keys. `say` is called once if writing fails: the journal ends
+    there, since a journal with a gap would describe another job.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        """Raises BadUsage where there is such a file, or none can be made."""
+        """Create the file. Raises BadUsage if it exists, or can't be made."""
         self._path = path
         self._say = say
         try:
@@ -36,11 +39,11 @@ class Journal:
         self._is_whole = True
 
     def begin(self, spec: JobSpec, job_id: str, rendezvous_port: int) -> None:
-        """The first entry."""
+        """Write the first entry."""
         self._write(lambda: begin_entry(__version__, job_id, spec, rendezvous_port))
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
-        """An event at `now`, and what the engine made of it, before any of that is carried out."""
+        """Write an event at `now` and its actions."""
         self._write(lambda: turn_entry(event, actions, now))
 
     def close(self) -> None:
@@ -51,9 +54,10 @@ class Journal:
             return
         try:
             line = json.dumps(entry(), separators=(",", ":"), allow_nan=False)
-            rest = memoryview(line.encode() + b"\n")
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
+            remaining = memoryview(line.encode() + b"\n")
+            # A write to a pipe or a nearly full disk may be partial.
+            while remaining:
+                remaining = remaining[os.write(self._descriptor, remaining) :]
         except (OSError, BadData) as error:
             self._is_whole = False
             self._say(f"journal {self._path}: {_reason(error)}; it ends here")
@@ -64,7 +68,7 @@ def _reason(error: OSError | BadData) -> str:
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """What is in a journal; half a line, from a driver that was killed over it, is no entry."""
+    """Yield the entries of a journal. An incomplete last line, of a driver killed while writing, is skipped."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):

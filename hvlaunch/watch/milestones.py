@@ -1,4 +1,7 @@
-"""The two lines of every job: where its workers start, and that it has ended well. All else is in sentences.py, which most jobs do without."""
+"""The two messages of every job: its workers start, and the job has ended well.
+
+Most jobs have no other message, and do without sentences.py.
+"""
 
 from hvlaunch.console.status import count, duration
 from hvlaunch.engine.facts import RoundStarting, SlotsAssumed
@@ -12,21 +15,19 @@ __all__ = ["assumed", "ended_well", "starting"]
 def starting(fact: RoundStarting) -> str:
     """`8 workers on 2 hosts; rank 0 is at 10.0.0.1:41873`."""
     again = f"round {fact.round}: " if fact.round else ""
-    where = f"host {fact.hosts[0]}" if len(fact.hosts) == 1 else f"{len(fact.hosts)} hosts"
+    place = f"host {fact.hosts[0]}" if len(fact.hosts) == 1 else f"{len(fact.hosts)} hosts"
     port = f"{fact.master_addr}:{fact.master_port}"
-    return f"{again}{count(fact.workers, 'worker')} on {where}; rank 0 is at {port}"
+    return f"{again}{count(fact.workers, 'worker')} on {place}; rank 0 is at {port}"
 
 
 def assumed(fact: SlotsAssumed) -> str:
-    """Where a number of slots came from that nobody has given."""
-    have, each = ("has", "") if len(fact.hosts) == 1 else ("have", " each")
+    """Say that a host has 1 slot by default, and how to give a number."""
+    have, per_host = ("has", "") if len(fact.hosts) == 1 else ("have", " each")
     way = "-np 4" if fact.hosts == ("localhost",) else f"-H {fact.hosts[0]}:4"
-    return (
-        f"{fold_hosts(fact.hosts)} {have} 1 slot{each}: no number was given, and no GPU was found; try: {way}"
-    )
+    return f"{fold_hosts(fact.hosts)} {have} 1 slot{per_host}: no number was given, and no GPU was found; try: {way}"
 
 
 def ended_well(result: JobResult, has_lost: bool) -> str:
-    """`done after 12.4 s, exit code 0`; `has_lost` tells whether some of the output is lost, which was said."""
+    """`done after 12.4 s, exit code 0`. `has_lost`: some of the output was lost, as an earlier message said."""
     lost = " but not all of the output was written," if has_lost else ""
     return f"done after {duration(result.elapsed)},{lost} exit code {EXIT_NOT_WRITTEN if has_lost else 0}"

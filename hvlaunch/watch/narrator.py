@@ -1,4 +1,4 @@
-"""What the user is told on the way: messages, details with --verbose, and what hvlaunch waits for."""
+"""The narrator of a job for its user: messages, details with --verbose, and the status line while hosts get ready."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ __all__ = ["Narrator"]
 
 
 _ERRORS = (tell.HostLostAtEnd, tell.HostNotClosing, tell.HostLeftOver)
-"""Facts that are told even where the user asked for quiet."""
+"""Facts that are errors, and are said even with --quiet."""
 _LAUNCHERS = ("run", "exec", "accelerate", "deepspeed")
-"""How names of commands end that may be launchers themselves."""
+"""Endings of commands that may be launchers themselves."""
 
 
 _STAGES = ("start", "resolve", "connect", "passphrase", "log in", "agent")
-"""Of a host on its way, in their order."""
+"""The stages of a connecting host, in order."""
 
 
 class Narrator:
-    """Tells of events and actions as they pass, and changes nothing.
+    """Tells the user about the events and actions of a job. A watcher.
 
-    `say` prints a message; `status` shows a text while it holds, and nothing with None.
+    `say` prints a message. `status` shows a text until the next call; None removes the text.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Narrator:
         self._hosts = 0
         self._clock = clock
         self._waiting: dict[str, str] = {}
-        """How far the hosts are that are waited for."""
+        """The stage of each host that is not ready, by name."""
         self._failed = 0
         self._connecting = True
         self._ranks: dict[str, list[int]] = {}
         self._pids: dict[str, list[int]] = {}
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
-        """An event at `now`, and what the engine made of it."""
+        """Tell the user about an event at `now` and its actions."""
         if isinstance(event, on.Began):
             self._began = now
         if isinstance(event, on.HostNoise) and not self._quiet:
@@ -76,6 +76,7 @@ class Narrator:
                 self._start(action)
             elif isinstance(action, tell.Fact):
                 self._fact(action)
+        # Behind the messages: the status line stands below them.
         if self._connecting and not self._quiet:
             self._wait(event, actions)
 
@@ -90,9 +91,10 @@ class Narrator:
             self._say(start_detail(start))
 
     def _warn(self, size: int) -> None:
-        """Of what looks like a mistake, when the number of workers is known."""
+        """Warn of probable mistakes once the number of workers is known."""
         if self._shown is not None and min(part.start for part in self._shown) >= size:
             self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
+        # The table of launchers is not loaded for commands that can't be in it.
         if size > 1 and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",)):
             from hvlaunch.watch.sentences import launcher_advice  # noqa: PLC0415 (few commands are launchers)
 
@@ -113,7 +115,7 @@ class Narrator:
             self._say(sentence(fact))
 
     def _wait(self, event: on.Event, actions: Sequence[do.Action]) -> None:
-        """Show who is waited for, until workers are started or the job ends."""
+        """Show the hosts that are not ready, until workers are started or the job ends."""
         for action in actions:
             match action:
                 case do.Connect(host):
@@ -122,6 +124,7 @@ class Narrator:
                     self._connecting = False
                     self._status(None)
                     return
+        # Elastic jobs find further hosts: the total grows, and never shrinks while the status is shown.
         self._hosts = max(self._hosts, len(self._waiting))
         match event:
             case on.HostStage() if event.host in self._waiting:
@@ -140,8 +143,9 @@ class Narrator:
         self._status(self._progress)
 
     def _progress(self) -> Status:
-        """How far the hosts are, in a line; and a line for each stage that some are at. The printer asks, in its thread."""
+        """Return the status: a line for all hosts, and a line for each stage. Called in the printer's thread."""
         stages: dict[str, list[str]] = {}
+        # A copy: the loop's thread changes the table meanwhile.
         for host, stage in list(self._waiting.items()):
             stages.setdefault(stage, []).append(host)
         missing = sum(map(len, stages.values()))
@@ -152,8 +156,8 @@ class Narrator:
         if not stages:
             rows = [f"connected {so_far}: finding addresses by which the hosts reach each other"]
         else:
-            found = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
-            rows = [f"connecting {so_far}", *found]
+            by_stage = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
+            rows = [f"connecting {so_far}", *by_stage]
         return Status("\n".join(rows), ready, self._hosts)
 
     def _details(self, event: on.Event, now: float) -> None:
@@ -163,6 +167,7 @@ class Narrator:
             host, pids = event.host, self._pids.setdefault(event.host, [])
             pids.append(event.pid)
             ranks = self._ranks.get(host, [])
+            # One message for a host, however many workers it has.
             if len(pids) == len(ranks):
                 self._say(f"host {host}: started {span('rank', ranks)}, {span('pid', pids)}")
                 self._pids[host] = []

@@ -1,4 +1,4 @@
-"""A job at one moment, as data for those who ask: its phase, its round, its workers and hosts. docs/control.md has the fields."""
+"""A job's state at a moment, and its totals so far, as data for other programs. docs/control.md has the fields."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["BOUNDS", "Totals", "overview"]
 def overview(
     engine: Engine, now: float, progress: Callable[[tuple[str, int, int]], Mapping[str, Any] | None]
 ) -> Mapping[str, Any]:
-    """What the engine knows at `now`, in seconds of the driver's clock; `progress` is what a worker tells of its own."""
+    """Return the engine's state at `now`, in seconds of the driver's clock. `progress` returns a worker's own report."""
     current = engine.round
     return {
         "phase": engine.phase.name.lower(),
@@ -44,7 +44,7 @@ def _round(current: Round, now: float) -> Mapping[str, Any]:
 
 
 def _worker(worker: Worker, progress: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Of one that tells no steps, its commits are."""
+    """Describe a worker. Its commits count as steps if it reports no steps."""
     place = worker.launch.place
     if progress is None and worker.commit >= 0:
         progress = {"step": worker.commit, "total": None, "rate": None, "metrics": {}}
@@ -83,7 +83,7 @@ _PLANNED = (
 
 
 class Totals:
-    """Totals of a job so far. A watcher; times are seconds of the driver's clock.
+    """Running totals of a job. A watcher; times are seconds of the driver's clock.
 
     A successor that replays the same events computes the same totals.
     """
@@ -95,19 +95,19 @@ class Totals:
         self._recovering = 0.0
         self._round = -1
         self._is_formed = True
-        """True if a worker of the round runs once it has met the others; False if it runs once it is started."""
+        """True if workers of the round run after meeting the others; False if they run after their start."""
         self._members: frozenset[Member] = frozenset()
         self._missing: set[Member] = set()
-        """Members that do not run yet."""
+        """Members not yet running."""
         self._failed_at: float | None = None
-        """When workers of a round ceased to run for a failure; None if all run again."""
+        """The time of the round's failure, until every worker runs again."""
         self._is_failed = self._is_planned = False
         """How the round has ended, or is to end."""
         self._useful = 0.0
         self._counted_to: float | None = None
-        """The time up to which useful seconds are counted; None while not all workers run."""
+        """The time up to which useful seconds are counted; None before every worker runs."""
         self._ran_to: float | None = None
-        """When not all workers ran any more; None while they run."""
+        """The time from which some worker did not run; None before."""
         self._commit = -1
         """The newest commit; another training counts its commits anew."""
         self._has_commits = False
@@ -125,6 +125,7 @@ class Totals:
                     self._run((host, slot, start), now)
             case on.WorkerAsked():
                 self._commit_at(event.commit, now)
+            # A compacted run of idle turns has the newest commit only.
             case on.Lull():
                 self._commit_at(event.commit, event.commit_at)
             case on.WorkerNotStarted() | on.WorkerExited() if event.code != 0:
@@ -170,6 +171,7 @@ class Totals:
         self._cease(now)
         self._count_remainder()
         self._rounds += begin.number > self._round
+        # A planned end, such as a changed pool, is a new round and no restart.
         self._restarts += self._is_failed
         self._round, self._members, self._missing = begin.number, begin.members, set(begin.members)
         self._is_formed = begin.is_formed
@@ -177,6 +179,7 @@ class Totals:
 
     def _run(self, member: Member, now: float) -> None:
         self._missing.discard(member)
+        # Before the first round begins there are no members.
         if self._missing or not self._members or self._counted_to is not None or self._is_failed:
             return
         self._counted_to, self._ran_to = now, None
@@ -187,7 +190,7 @@ class Totals:
             self._failed_at = None
 
     def _fail(self, lost: Iterable[Member], now: float) -> None:
-        """Note that workers were lost; it counts if they were members of the round that were not to end."""
+        """Note lost workers. A loss of members counts as the round's failure, unless the round was to end."""
         if self._is_planned or self._is_failed or self._members.isdisjoint(lost):
             return
         self._is_failed = True
@@ -196,12 +199,13 @@ class Totals:
         self._cease(now)
 
     def _cease(self, now: float) -> None:
-        """Note that not all workers of the round run any more."""
+        """Note the time from which some worker of the round does not run."""
         if self._counted_to is not None and self._ran_to is None:
             self._ran_to = now
 
     def _commit_at(self, commit: int, now: float) -> None:
-        """Count the time up to a commit as useful: work behind the newest commit may be lost."""
+        """Count the time up to a commit as useful."""
+        # Work behind the newest commit may be lost, and counts only with the next commit.
         if commit <= self._commit:
             return
         self._commit, self._has_commits = commit, True

@@ -1,4 +1,4 @@
-"""Events as objects for --events; docs/events.md is their description for users."""
+"""The recorder of a job's events as objects, for --events and other programs; docs/events.md describes them for users."""
 
 import re
 import time
@@ -21,10 +21,10 @@ Record = dict[str, object]
 
 
 class Recorder:
-    """Hands a record of each event, and of each action that users know of, to `write`.
+    """Passes a record of each event, and of each action with a meaning for users, to `write`. A watcher.
 
-    Command, environment and keys are in none: a record has nothing secret. `rank_of` has the rank of a worker, by
-    host, slot and start. `wall` is in seconds since the epoch.
+    No record has the command, environment or keys: records contain no secret. `rank_of` returns the rank of a worker, by
+    host, slot and start. `wall` returns the time in seconds since 1970.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class Recorder:
         self._wall = wall
         self._rank_of = rank_of
         self._started_at: float | None = None
-        """When the first workers were started."""
+        """The time of the first workers' start."""
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
-        """An event at `now`, and what the engine made of it."""
+        """Record an event at `now` and its actions."""
+        # One time for all records of a turn: they happened at once.
         stamp = {"time": _utc(self._wall()), "job": self._job_id}
         for record in self._of_event(event):
             self._write(stamp | record)
@@ -60,8 +61,8 @@ class Recorder:
             case on.HostConnected(host):
                 yield {"type": "host_connected", "host": host}
             case on.HostReady(host, facts):
-                known = {"python": facts.python, "cpus": facts.cpus, "gpus": facts.gpus}
-                yield {"type": "host_ready", "host": host, **known}
+                machine = {"python": facts.python, "cpus": facts.cpus, "gpus": facts.gpus}
+                yield {"type": "host_ready", "host": host, **machine}
             case on.HostFailed(host, error):
                 yield {"type": "host_failed", "host": host, **_error(error)}
             case on.HostGone(host, error):
@@ -77,8 +78,8 @@ class Recorder:
             case on.HostBack(host, seconds):
                 yield {"type": "host_back", "host": host, "seconds": round(seconds, 3)}
             case on.RendezvousReached(host, address, tried, relay_port):
-                where = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
-                yield {"type": "rendezvous_reached", "host": host, **where}
+                way = {"address": address, "tried": list(tried), "relayed": relay_port is not None}
+                yield {"type": "rendezvous_reached", "host": host, **way}
             case on.HostProbed(host, target, address):
                 yield {"type": "host_probed", "host": host, "target": target, "address": address}
             case on.HostsDiscovered(hosts):
@@ -89,15 +90,16 @@ class Recorder:
             case on.WorkerStarted() | on.WorkerNotStarted() | on.WorkerExited() | on.WorkerSuspended():
                 yield self._of_worker(event)
             case on.WorkerAsked(host, slot, start, number, commit, cause):
-                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot}
-                why = {"after_round": number, "commit": commit, "cause": cause}
-                yield {"type": "worker_asked", **who, **why}
+                worker = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot}
+                reason = {"after_round": number, "commit": commit, "cause": cause}
+                yield {"type": "worker_asked", **worker, **reason}
             case on.Interrupted(number):
                 yield {"type": "interrupted", "signal": signal_name(number)}
             case on.ThreadFailed(problem):
                 yield {"type": "thread_failed", **_error(problem)}
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
+            # No meaning for users: the clock, and stages of the status line.
             case on.Tick() | on.HostStage():
                 pass
 
@@ -105,7 +107,7 @@ class Recorder:
         self, event: on.WorkerStarted | on.WorkerNotStarted | on.WorkerExited | on.WorkerSuspended
     ) -> Record:
         rank = self._rank_of(event.host, event.slot, event.start)
-        who = {
+        worker = {
             "host": event.host,
             "rank": rank,
             "slot": event.slot,
@@ -114,15 +116,15 @@ class Recorder:
         }
         match event:
             case on.WorkerStarted():
-                return {"type": "worker_started", **who, "pid": event.pid}
+                return {"type": "worker_started", **worker, "pid": event.pid}
             case on.WorkerSuspended():
-                return {"type": "worker_suspended", **who}
+                return {"type": "worker_suspended", **worker}
             case on.WorkerNotStarted():
-                return {"type": "worker_not_started", **who, "code": event.code, "cause": event.cause}
+                return {"type": "worker_not_started", **worker, "code": event.code, "cause": event.cause}
             case _:
                 return {
                     "type": "worker_exited",
-                    **who,
+                    **worker,
                     "code": event.code,
                     "signal": None if event.signal is None else signal_name(event.signal),
                     "elapsed": round(event.at - (self._started_at or event.at), 3),
@@ -147,11 +149,12 @@ class Recorder:
                 }
             case do.Assign(number, launch):
                 place = launch.place
-                who = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
-                yield {"type": "worker_placed", **who, "round": number, "size": place.size}
+                worker = {"host": place.host, "rank": place.rank, "slot": launch.slot, "start": launch.start}
+                yield {"type": "worker_placed", **worker, "round": number, "size": place.size}
             case do.Leave(host, slot, start, cause):
-                who = {"host": host, "rank": self._rank_of(host, slot, start), "slot": slot, "start": start}
-                yield {"type": "worker_dismissed", **who, **_cause(cause)}
+                rank = self._rank_of(host, slot, start)
+                worker = {"host": host, "rank": rank, "slot": slot, "start": start}
+                yield {"type": "worker_dismissed", **worker, **_cause(cause)}
             case do.Break(number, cause):
                 yield {"type": "round_broken", "round": number, **_cause(cause)}
             case do.Change(number, cause):
@@ -166,12 +169,13 @@ class Recorder:
                 yield {"type": "job_ended", **result_record(result)}
             case do.Connect() | do.Probe() | do.Signal() | do.TakeStacks() | do.Release() | do.Abandon():
                 pass
+            # Facts have their message and their fields as a record, without a table of their own.
             case _:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}
 
 
 def result_record(result: JobResult) -> Record:
-    """How a job ended, as an object."""
+    """Return the end of a job as an object."""
     failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
     return {
         "exit_code": result.exit_code,
@@ -189,9 +193,10 @@ def _error(problem: Problem) -> Record:
 
 
 def _fields(fact: tell.Fact | Cause) -> Record:
-    """Its fields by name. What is made of parts itself, a cause or a problem, gives its own."""
+    """Return the fields by name. A field with fields of its own, a cause or a problem, contributes these."""
     record: Record = {}
     for name, value in zip(fact._fields, fact, strict=True):
+        # The order matters: a problem and a cause are tuples too.
         match value:
             case Problem():
                 record |= {"host": value.host} if value.host is not None else {}
@@ -210,18 +215,18 @@ def _fields(fact: tell.Fact | Cause) -> Record:
 
 
 def _cause(cause: Cause | None) -> Record:
-    """A cause in words, and as data."""
+    """Return a cause in words, and as data."""
     if cause is None:
         return {"cause": None, "reason": None}
     return {"cause": because(cause), "reason": {"kind": _name(cause), **_fields(cause)}}
 
 
 def _name(fact: tell.Fact | Cause) -> str:
-    """`host_excluded` of a HostExcluded."""
+    """Return the record's type: `host_excluded` for HostExcluded."""
     return re.sub("(?<!^)([A-Z])", r"_\1", type(fact).__name__).lower()
 
 
 def _utc(seconds: float) -> str:
-    """RFC 3339, to the millisecond."""
+    """Return the time as RFC 3339, to the millisecond."""
     whole, milliseconds = divmod(int(seconds * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{milliseconds:03}Z"

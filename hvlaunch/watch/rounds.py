@@ -1,6 +1,6 @@
 """The lifecycle of a job's rounds, derived from the engine's actions: members, ranks, begins and ends, and failures.
 
-The engine's own Round has what it needs to decide. Watchers see only events and actions, and ask this module.
+The engine's own Round serves decisions. Watchers see only events and actions, and ask this module.
 """
 
 from collections import deque
@@ -36,7 +36,7 @@ class RoundBegin(NamedTuple):
     """The host of each rank."""
     members: frozenset[Member]
     is_formed: bool
-    """True if running workers formed it; False if its workers are being started."""
+    """True for a round of running workers; False if its workers are being started."""
 
 
 class RoundEnd(NamedTuple):
@@ -92,6 +92,7 @@ class Ranks:
                     self._rounds[launch.host, launch.slot, launch.start] = action.round
             elif isinstance(action, do.Assign):
                 launches.append(action.launch)
+        # Start and Assign alike: a worker of an elastic job changes its rank from round to round.
         for launch in launches:
             place = launch.place
             self.size = place.size
@@ -104,16 +105,16 @@ class Ranks:
         return dict(self._places)
 
     def rank_of(self, host: str, slot: int, start: int) -> int | None:
-        """Return the worker's rank; None if no such worker was started."""
+        """Return the worker's rank; None for an unknown worker."""
         return self._ranks.get((host, slot, start))
 
     def first_round_of(self, host: str, slot: int, start: int) -> int | None:
-        """Return the round that the worker was started for; None if no such worker was started."""
+        """Return the round that the worker was started for; None for an unknown worker."""
         return self._rounds.get((host, slot, start))
 
 
 class _Course:
-    """A round so far."""
+    """The course of a round."""
 
     def __init__(self, begin: RoundBegin, now: float) -> None:
         self.begin = begin
@@ -135,7 +136,7 @@ class Failures:
         # A job may have any number of rounds; the report shows the newest.
         self._rounds: deque[_Course] = deque(maxlen=_MOST_ROUNDS)
         self._stopped: set[tuple[str, int | None]] = set()
-        """Host and slot of workers that were told to end; slot None stands for all of the host."""
+        """Host and slot of stopped workers; slot None stands for every slot."""
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """Take note of an event at `now` and its actions."""
@@ -157,6 +158,7 @@ class Failures:
                 self._stopped.update((action.host, slot) for slot in slots)
 
     def _note_exit(self, event: on.WorkerExited, current: _Course) -> None:
+        # A stopped worker ends by hvlaunch's own signal, which is no failure.
         was_stopped = not self._stopped.isdisjoint({(event.host, event.slot), (event.host, None)})
         rank = self._rank_of(event.host, event.slot, event.start)
         if event.code == 0 or was_stopped or rank is None or len(current.failed) == _MOST_WORKERS:
@@ -173,6 +175,7 @@ class Failures:
             error_file=event.error_file,
             look=event.look,
         )
+        # Now, since the rank's next worker will print under the same rank.
         current.failed.append((end, self._tail(rank)))
 
     def _close(self, now: float) -> None:

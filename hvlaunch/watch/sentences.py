@@ -1,4 +1,4 @@
-"""Facts, causes, and details in English: the one place where what happens to a job becomes words."""
+"""Facts, causes and details in English: messages about a job's events are written only here."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ _ALONE = {
     "mpi4py": "MPI's processes meet only if mpirun starts them (--mpi)",
     "tensorflow": "TensorFlow's strategies take their cluster from TF_CONFIG (docs/environment.md)",
 }
-"""What it may mean, by library."""
+"""Probable reasons, by the library that workers have loaded."""
 
 
 def sentence(fact: tell.Fact) -> str:
-    """What the user is told."""
+    """Return the message for a fact."""
     match fact:
         case tell.PoolEmpty() | tell.KeepingHosts() | tell.SlotsLacking():
             return _of_pool(fact)
@@ -68,8 +68,8 @@ def _of_host(
 ) -> str:
     match fact:
         case tell.HostNotUsable(problem, retry_in, goes_on):
-            so = "the job goes on without it" if goes_on else "the other hosts have too few slots"
-            return f"{problem}; {so}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
+            effect = "the job goes on without it" if goes_on else "the other hosts have too few slots"
+            return f"{problem}; {effect}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
         case tell.HostSkipped(problem):
             return f"host {problem.host} is skipped: {problem._replace(host=None)}"
         case tell.HostExcluded(host, seconds, cause):
@@ -84,17 +84,18 @@ def _of_host(
             if left == 1:
                 return f"host {host}: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel){which}"
             return f"host {host}: {left} processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel){which}"
-        case tell.KernelLacks(host, what):
-            return f"host {host}: {what}: processes that a worker detaches on it may outlive the job"
+        case tell.KernelLacks(host, feature):
+            return f"host {host}: {feature}: processes that a worker detaches on it may outlive the job"
         case tell.RendezvousUnreachable(host, tried, port):
-            where = ", ".join(f"{address}:{port}" for address in tried)
-            return f"host {host}: can't reach the driver's rendezvous (tried {where}); HVLAUNCH_RENDEZVOUS is not set on it"
+            addresses = ", ".join(f"{address}:{port}" for address in tried)
+            return f"host {host}: can't reach the driver's rendezvous (tried {addresses}); HVLAUNCH_RENDEZVOUS is not set on it"
         case tell.SharedMachine(hosts):
             return f"{fold_hosts(hosts)} are the same machine, and each uses all of its slots"
 
 
 def _of_excluded(host: str, cause: why.Cause) -> str:
-    """Why a host is excluded; its name has been said."""
+    """Return the cause of an exclusion, without the host's name: the message begins with the name."""
+    # because() would name the host again.
     if isinstance(cause, why.HostProblem) and cause.problem.host == host:
         return cause.problem.cause
     return because(cause)
@@ -147,7 +148,8 @@ def _alone(workers: int) -> str:
 
 
 def _interrupted(number: int, grace: float) -> str:
-    """What a signal to hvlaunch leads to. Its own SIGPIPE can't come once more."""
+    """Return the message for a signal to hvlaunch. SIGPIPE, from hvlaunch's own stdout, comes only once."""
+    # No user sends SIGPIPE, and there is no second one to kill with.
     if number == signal.SIGPIPE:
         return f"nobody reads the output any more: workers have {grace:g} s to end"
     another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/process_events.py
@@ -155,7 +157,7 @@ def _interrupted(number: int, grace: float) -> str:
 
 
 def because(cause: why.Cause) -> str:
-    """A cause, as it stands after a colon or in parentheses, and as workers are told it."""
+    """Return a cause in words, for use after a colon or in parentheses, and in messages to workers."""
     match cause:
         case why.WorkerEnded() | why.WorkerHangs() | why.WorkerLeft():
             return _of_worker(cause)
@@ -166,11 +168,11 @@ def because(cause: why.Cause) -> str:
         case why.JobHung(seconds, text):
             return JobHung(seconds, text).cause
         case why.NotMet(ranks, hosts, seconds):
-            who = f"{span('rank', ranks)} on {fold_hosts(hosts)}"
-            return f"{who} did not meet the other workers of the round within {seconds:g} s"
+            workers = f"{span('rank', ranks)} on {fold_hosts(hosts)}"
+            return f"{workers} did not meet the other workers of the round within {seconds:g} s"
         case why.HostProblem(problem):
-            where = f"host {problem.host}: " if problem.host is not None else ""
-            return f"{where}{problem.cause}"
+            host = f"host {problem.host}: " if problem.host is not None else ""
+            return f"{host}{problem.cause}"
         case why.RankDone(rank, host):
             return f"rank {rank} on host {host} is done (--end-with-rank)"
         case why.TrainingDone():
@@ -192,29 +194,29 @@ def because(cause: why.Cause) -> str:
 
 
 def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:
-    who = f"rank {cause.rank} on host {cause.host}"
+    worker = f"rank {cause.rank} on host {cause.host}"
     match cause:
         case why.WorkerEnded(not_started=str(reason)):
-            return f"{who} could not be started: {reason}"
+            return f"{worker} could not be started: {reason}"
         case why.WorkerEnded(signal=int(number)):
-            return f"{who} was killed by {signal_name(number)}"
+            return f"{worker} was killed by {signal_name(number)}"
         case why.WorkerEnded(code=code):
-            return f"{who} ended with exit code {code}"
+            return f"{worker} ended with exit code {code}"
         case why.WorkerHangs(how="silent", seconds=float(seconds)):
-            return f"{who} has been silent for {seconds:g} s"
+            return f"{worker} has been silent for {seconds:g} s"
         case why.WorkerHangs(how="stopped"):
-            return f"{who} is stopped"
+            return f"{worker} is stopped"
         case why.WorkerHangs():
-            return f"{who} has not left the round in time"
+            return f"{worker} has not left the round in time"
         case why.WorkerLeft(words=words):
-            return f"{who} has left the round" + (f": {words}" if words else "")
+            return f"{worker} has left the round" + (f": {words}" if words else "")
 
 
 # With --verbose
 
 
 def detail(event: on.Event, elapsed: float) -> str | None:
-    """What there is to tell of an event, so many seconds since the job began."""
+    """Return the message of --verbose for an event, `elapsed` seconds into the job; None for most events."""
     match event:
         case on.HostConnected(host):
             return f"host {host}: connected after {elapsed:.2f} s"
@@ -238,14 +240,14 @@ def detail(event: on.Event, elapsed: float) -> str | None:
 
 
 def start_detail(start: do.Start) -> str:
-    """What the workers of a host are told of the network."""
+    """Return the message of --verbose about the network of a host's workers."""
     network = start.network
     interface = f" on {network.interface}" if network.interface else ""
-    where = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}"
+    master = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}"
     if network.rendezvous is None:
-        return f"host {start.host}: {where}, no rendezvous"
+        return f"host {start.host}: {master}, no rendezvous"
     address, port = network.rendezvous
-    return f"host {start.host}: {where}, rendezvous at {address}:{port}"
+    return f"host {start.host}: {master}, rendezvous at {address}:{port}"
 
 
 def span(noun: str, numbers: Sequence[int]) -> str:
@@ -259,9 +261,9 @@ def span(noun: str, numbers: Sequence[int]) -> str:
 
 class _Launcher(NamedTuple):
     flag: str = ""
-    """What hvlaunch has for it."""
+    """The option of hvlaunch in place of the launcher, if any."""
     meant: tuple[str, ...] = ()
-    """How its options begin that are for one launcher on each host."""
+    """Beginnings of options that ask for a launcher on each host."""
 
 
 _TORCHRUN = _Launcher(meant=("--nnodes", "--node", "--rdzv"))
@@ -280,7 +282,9 @@ _LAUNCHERS: Mapping[str, _Launcher] = {
 
 
 def launcher_advice(command: Sequence[str]) -> str | None:
-    """What the user is told of this command; None where it is no launcher, or meant to be one on each host."""
+    """Return advice about a command that is a launcher itself; None for other commands."""
+    # Each worker would start a job of its own. With options for one launcher on each host, that is meant.
+    # Scripts of launchers are started by path, by name, or by `python -m`.
     name = command[0].rpartition("/")[2]
     if name.startswith("python") and command[1:2] == ("-m",):
         name = "".join(command[2:3])
@@ -290,5 +294,5 @@ def launcher_advice(command: Sequence[str]) -> str | None:
     if any(word.startswith(launcher.meant) for word in command[1:] if launcher.meant):
         return None
     scripts = [number for number, word in enumerate(command) if number and word.endswith(".py")]
-    rest = f"python {' '.join(command[scripts[0] :])}" if scripts else "python train.py"
-    return f"{name} starts a job of its own in each worker; write: hvlaunch … {launcher.flag}{rest}"
+    script = f"python {' '.join(command[scripts[0] :])}" if scripts else "python train.py"
+    return f"{name} starts a job of its own in each worker; write: hvlaunch … {launcher.flag}{script}"

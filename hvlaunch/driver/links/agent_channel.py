@@ -124,6 +124,7 @@ class BaseConnection:
     def rejoin(
         self, program: AgentProgram, host: Host, scratch: str, listener: Listener, timeout: float
     ) -> tuple[AgentConnection, AgentChannel]:
+        # A launcher's connection, for example, is made by the agent.
         if self._again is None:
             raise HostLost("there is no other way to its agent", host=host.name)
         return _rejoin(self._again, program, host, scratch, listener, timeout)
@@ -169,6 +170,7 @@ def _rejoin(
     """Connect, and run a carrier on the host. Raises HostError."""
     connection = again(timeout)
     command, data = program.carrier(host, scratch, timeout)
+    # A connection must not leak, whichever step fails.
     try:
         channel = connection.run(command)
         channel.write(data)
@@ -200,6 +202,7 @@ class CommandChannel:
     def frames(self) -> "Iterator[Frame]":
         reader = PieceReader(self._listener.heard_noise)
         decoder = self._decoder()
+        # Noise between the pieces is passed on, and ends nothing.
         while data := self._channel.read():
             if sent := reader.feed(data):
                 self._listener.heard_agent()

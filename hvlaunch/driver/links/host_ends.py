@@ -87,6 +87,7 @@ def never_began(name: str, status: int | None, stderr: str, broken: str | None, 
         return AgentFailed(
             cause, host=name, hint="a longer --lease: the way to that host is slow, or was cut"
         )
+    # Most shells say on stderr what is wrong; a login script may say it on stdout.
     lines = (stderr or noise.decode("utf-8", "replace").strip()).splitlines() or [broken or "nothing"]
     last = plain(lines[-1], _LONGEST_LINE)
     ended = f"status {status}" if status is not None else "no status"

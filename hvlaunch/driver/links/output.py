@@ -93,6 +93,7 @@ class HostOutput:
         if stream == "result":
             self._keep_result((self._number, slot, start), rank, body)
             return
+        # The agent gets credit only for printed output: a slow reader of stdout slows the workers down.
         done = partial(self._printed, stream, frame)
         origin = str(self._number), frame
         if body:
@@ -107,11 +108,13 @@ class HostOutput:
         if self._results is None:
             raise BadFrame("a result, and the job calls no function")
         self._results.take(worker, rank, body)
+        # A result is written at once, and needs no printer for its credit.
         if body:
             self._credit.add(len(body))
 
     def _printed(self, stream: Stream, frame: int, size: int) -> None:
         """Record and acknowledge a printed frame; in the printer's thread."""
+        # Recorded before the acknowledgement: a successor must not ask for the frame again.
         if self._frame_record is not None:
             self._frame_record.record_printed(stream, frame)
             self._acknowledge(frame)

@@ -114,6 +114,7 @@ class Renewal:
             self._stopped.wait(pause * (1 + self._random()) / 2)
             limit, pause = min(2 * limit, _LONGEST_LIMIT), min(2 * pause, _LONGEST_PAUSE)
         self._over.set()
+        # Stopped while the last attempt succeeded: wait() has no caller who would close the candidate.
         if self._stopped.is_set() and self._candidate is not None:
             self._candidate.connection.close()
         self._on_end()
@@ -128,6 +129,7 @@ class Renewal:
             late.set()
             connection.close()
 
+        # Closing the connection is the only way to end a read that hangs.
         watch = threading.Timer(limit, end)
         watch.daemon = True
         watch.start()

@@ -72,6 +72,7 @@ _FACTS = {
     "gpus": several(several(_NAME, 8), MOST_GPUS),
 }
 
+# An agent may be any program of another user's making: every number and text has a bound.
 REPORTS: Mapping[str, Form | Choice] = {
     "hello": Form(
         protocol=_COUNT,
@@ -98,6 +99,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         port_taken_by=or_null(record(_PORT_HOLDER)),
     ),
     "suspended": Form(fields=_WORKER),
+    # The library by name: its text is the driver's own, and no host can put words into a message.
     "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),
     "master_port": Form(port=PORT),
     "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),

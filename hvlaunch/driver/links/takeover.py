@@ -36,6 +36,7 @@ class Takeover:
 
     def turns(self) -> Iterator[tuple[int, PastTurn]]:
         """Yield the past turns with their numbers."""
+        # Watchers ask for the time, and must get that of the turn.
         for number, turn in enumerate(self.past.turns):
             self._now = turn.wall
             yield number, turn
@@ -48,6 +49,7 @@ class Takeover:
 
     def check(self, number: int, actions: Sequence[Action]) -> None:
         """Check the engine's actions at this turn against the journal. Raises OtherVersion."""
+        # Another version, or another Python, may decide otherwise, and would then act on a state that never was.
         turn = self.past.turns[number]
         if digest(actions) != turn.digest:
             cause = f"job {self.past.begin.job_id}: this hvlaunch decides otherwise at turn {number} ({turn.event})"

@@ -50,6 +50,7 @@ class WarmWay:
             state = self._state_of(host)
         except HvlaunchError:  # PoolGone too
             state = None
+        # A host that the pool has not, such as one of a discovery, is reached by ssh as without a pool.
         if state is None:
             return self._otherwise(host)
         if state["state"] != "ready":
@@ -109,6 +110,7 @@ class _LaneChannel:
         self._ended: Mapping[str, Any] | None = None
 
     def read(self) -> bytes:
+        # Behind the end no data follows: the socket may stay open.
         while self._ended is None:
             data = self._link.recv(_READ_SIZE)
             if not data:

@@ -97,6 +97,7 @@ def shared_env(
     if network.interface is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
             env[name] = network.interface
+    # The user's variables after those of the network, and before hvlaunch's own, which workers depend on.
     env.update(user_env)
     if network.address:
         env["HVLAUNCH_ADDRESS"] = network.address
@@ -108,6 +109,7 @@ def shared_env(
     if network.rendezvous is not None:
         address, port = network.rendezvous
         host = _in_brackets(address)
+        # On a loopback no other machine can listen in: a plain connection saves the certificate.
         if address == LOOPBACK and not is_sealed:
             env["HVLAUNCH_RENDEZVOUS"] = f"http://{host}:{port}"
         else:
