@@ -66,8 +66,8 @@ class _Replay:
 class Driver:
     """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
 
-    `record` takes records for --events; `watchers` see each turn before the driver's own; `keeping` has the files by
-    which another driver takes the job over; `directory` is the job's. `wall` is the time in seconds since 1970.
+    `write_event` takes records for --events; `watchers` see each turn before the driver's own; `record` has the files for
+    a takeover of the job; `directory` is the job's. `wall` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Driver:
         connect: Callable[[Host], AgentConnection],
         *,
         stdin: int,
-        record: Callable[[Mapping[str, object]], None] | None = None,
+        write_event: Callable[[Mapping[str, object]], None] | None = None,
         watchers: Sequence[Watcher] = (),
-        keeping: "JobRecord | None" = None,
+        record: "JobRecord | None" = None,
         directory: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -93,22 +93,22 @@ class Driver:
         self._rendezvous = rendezvous
         self._keys = keys
         self._clock = clock
-        self._record = keeping
+        self._record = record
         self._engine = Engine(spec, rendezvous.port)
         self.ranks = Ranks()
         self._replay: _Replay | None = None
         # The narrator stands behind the journal of HVLAUNCH_JOURNAL: a turn is written there before it is shown.
         self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).watch]
-        if record is not None:
+        if write_event is not None:
             from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 
-            self._watchers.append(Recorder(spec, keys.job_id, record, self.ranks.rank_of, wall).watch)
+            self._watchers.append(Recorder(spec, keys.job_id, write_event, self.ranks.rank_of, wall).watch)
         self._worker_messages = (
             None if spec.elastic is None else _worker_messages(rendezvous, events.put, self.ranks)
         )
         self._discovery = None if spec.elastic is None else _host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
-            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, record=keeping
+            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, record=record
         )
         self._stdin = StdinFeed(stdin, printer)
         self.observing = Observing(
@@ -125,10 +125,10 @@ class Driver:
             say=self._say,
         )
         self._watchers.append(self.observing.hang_watch.watch)
-        self._turns = None if keeping is None else self._turn_record(keeping)
+        self._turns = None if record is None else self._turn_record(record)
         self._files = None if spec.output_dir is None else self._round_files(spec.output_dir)
         self._heartbeat = Heartbeat(
-            spec, self._links, events.put, clock, lambda: keeping is not None and keeping.is_whole
+            spec, self._links, events.put, clock, lambda: record is not None and record.is_whole
         )
         self._result: JobResult | None = None
 
@@ -384,11 +384,11 @@ class Driver:
 
     # Parts that few jobs have
 
-    def _turn_record(self, keeping: "JobRecord") -> "TurnRecord":
+    def _turn_record(self, record: "JobRecord") -> "TurnRecord":
         from hvlaunch.driver.record.job_record import TurnRecord  # noqa: PLC0415 (not for a local job)
 
-        begin = partial(keeping.begin, self._spec, self._keys, self._rendezvous.port)
-        return TurnRecord(keeping, self._engine, begin)
+        begin = partial(record.begin, self._spec, self._keys, self._rendezvous.port)
+        return TurnRecord(record, self._engine, begin)
 
     def _round_files(self, directory: Path) -> "RoundFiles":
         from hvlaunch.driver.output_files import RoundFiles  # noqa: PLC0415 (few jobs have files)

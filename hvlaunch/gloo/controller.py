@@ -188,9 +188,9 @@ def _run(
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
-        _event_file(job, printer.say) as record,
-        _keeping(job, printer.say) as keeping,
-        _server(job, keeping, printer.say) as server,
+        _event_file(job, printer.say) as write_event,
+        _job_record(job, printer.say) as job_record,
+        _server(job, job_record, printer.say) as server,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
@@ -218,9 +218,9 @@ def _run(
             keys,
             ways.connect,
             stdin=stdin,
-            record=record,
+            write_event=write_event,
             watchers=watchers,
-            keeping=keeping,
+            record=job_record,
             directory=None if directory is None else directory.path,
             clock=clock,
             wall=wall,
@@ -240,7 +240,7 @@ def _run(
 
 
 @contextmanager
-def _server(job: _Job, keeping: "JobRecord | None", say: Callable[[str], None]) -> Iterator[RendezvousServer]:
+def _server(job: _Job, record: "JobRecord | None", say: Callable[[str], None]) -> Iterator[RendezvousServer]:
     spec, keys = job.spec, job.keys
     with RendezvousServer(
         keys.token,
@@ -248,7 +248,7 @@ def _server(job: _Job, keeping: "JobRecord | None", say: Callable[[str], None]) 
         answerer=Prover(keys.probe_key, "rendezvous"),
         host=spec.rendezvous_bind if spec.rendezvous_bind in EVERYWHERE else LOOPBACK,
         port=spec.rendezvous_port if job.past is None else job.past.begin.rendezvous_port,
-        file=None if keeping is None else keeping.store_file,
+        file=None if record is None else record.store_file,
         say=say,
     ) as server:
         # A successor finds the addresses in the store's file.
@@ -458,7 +458,7 @@ def _event_file(
 
 
 @contextmanager
-def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"]:
+def _job_record(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | None"]:
     """Open the record of a job that another driver may take over; yields None for other jobs. Raises BadStoreFile."""
     spec, directory = job.spec, job.directory
     if directory is None or not may_be_taken_over(spec):
@@ -467,12 +467,12 @@ def _keeping(job: _Job, say: Callable[[str], None]) -> Iterator["Keeping | None"
     from hvlaunch.driver.record.job_record import JobRecord  # noqa: PLC0415 (not for a local job)
 
     try:
-        keeping = Keeping(directory.path, say, is_synced=spec.fsync, past=job.past)
+        record = JobRecord(directory.path, say, is_synced=spec.fsync, past=job.past)
     except OSError:  # such as a full disk: the job runs without a record
         yield None
         return
-    with closing(keeping):
-        yield keeping
+    with closing(record):
+        yield record
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class Rig:
         hosts = tuple(Host(name, slots=1) for name in self.agents)
         self.spec = JobSpec(command=("train",), hosts=hosts, cwd="/", lease=LEASE)
         self.watchers: list[Watcher] = []
-        self.keeping: JobRecord | None = None
+        self.record: JobRecord | None = None
         self.was_asked = False
         """Whether the rendezvous has had a client."""
         self.rendezvous: Any = None
@@ -91,7 +91,7 @@ class Rig:
             self.connect,
             stdin=-1,
             watchers=self.watchers,
-            keeping=self.keeping,
+            record=self.record,
             clock=lambda: self.now,
         )
         self._thread = threading.Thread(target=lambda: self._results.append(self.driver.run()))
@@ -316,11 +316,11 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
 
 def test_agents_are_told_when_nobody_can_take_the_job_over_any_more(rig: Rig, tmp_path: Path) -> None:
     rig.spec = replace(rig.spec, detach="at start", reconnect_timeout=LEASE)
-    rig.keeping = JobRecord(tmp_path, lambda _: None)
+    rig.record = JobRecord(tmp_path, lambda _: None)
     rig.started()
     rig.pulse("a", "b")
     assert rig.agents["a"].got["patience"] == 0
-    rig.keeping.lose("the disk is full")
+    rig.record.lose("the disk is full")
     rig.pulse("a", "b")
     assert rig.agents["a"].got["patience"] == rig.agents["b"].got["patience"] == 1
     for agent in rig.agents.values():
@@ -352,7 +352,7 @@ def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
     written: list[on.Event] = []
     told: list[tuple[on.Event, bool]] = []
     times: list[float] = []
-    rig.keeping = Noted(tmp_path, pytest.fail)
+    rig.record = Noted(tmp_path, pytest.fail)
     rig.watchers = [see]
     rig.started()
     for _ in range(5):
@@ -378,7 +378,7 @@ def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path:
             super().write(turns, hellos)
 
     may_write = threading.Event()
-    rig.keeping = Stuck(tmp_path, pytest.fail)
+    rig.record = Stuck(tmp_path, pytest.fail)
     rig.started()
     arrivals = [item for item in rig.events.items if isinstance(item, Arrival)]
     started = next(item for item in arrivals if isinstance(item.event, on.WorkerStarted))
@@ -418,7 +418,7 @@ def test_an_agent_has_a_session_where_its_connection_may_be_lost(
     rig: Rig, tmp_path: Path, hosts: int, remote: str | None, is_kept: bool, has_session: bool
 ) -> None:
     rig.spec = replace(rig.spec, hosts=rig.spec.hosts[:hosts])
-    rig.keeping = JobRecord(tmp_path, pytest.fail) if is_kept else None
+    rig.record = JobRecord(tmp_path, pytest.fail) if is_kept else None
     rig.started()
     connection = CommandConnection(PlayedAgent(""), lambda _: PlayedAgent(""))
     connection.remote_address = connection.local_address = remote

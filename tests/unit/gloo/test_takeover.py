@@ -40,7 +40,7 @@ def journal(tmp_path: Path) -> Iterator[Path]:
     rig = Rig()
     rig.spec = replace(rig.spec, horovod=True)
     rig.rendezvous = Horovod()
-    rig.keeping = JobRecord(tmp_path, pytest.fail)
+    rig.record = JobRecord(tmp_path, pytest.fail)
     rig.started()
     until(
         lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns},
@@ -84,7 +84,7 @@ def test_what_was_is_told_with_its_own_time(journal: Path, monkeypatch: pytest.M
     before = time.time()
     records: list[Mapping[str, Any]] = []
     monkeypatch.setattr(time, "time", lambda: before + LATER)
-    _, takeover = taken_over(journal, stub(), record=records.append)
+    _, takeover = taken_over(journal, stub(), write_event=records.append)
     assert {"job_started", "worker_started"} <= {record["type"] for record in records}
     latest = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(before + LATER / 2))
     assert all(record["time"] < latest for record in records)
