@@ -8,7 +8,7 @@ SEQUENCE_BEGUN = re.compile(rb"(.*?)((?:\x1b(?:\[[0-9;?]*)?)?)", re.DOTALL)  # a
 
 
 class Terminal:
-    """What a terminal of `width` columns shows of the bytes fed to it; colours are not looked at."""
+    """The visible text of a terminal with `width` columns, without colours."""
 
     def __init__(self, width=80):
         self.width = width

@@ -1,4 +1,4 @@
-"""What workers' last words look like, in the words of the frameworks: lines of real failures."""
+"""Classification of workers' last words, with lines of real failures of the frameworks."""
 
 import json
 

@@ -13,7 +13,7 @@ def split(chunks):
 
 
 def one_byte_at_a_time(data):
-    """What the splitter promises, written plainly."""
+    """A plain model of the splitter's contract."""
     lines, line, number = [], b"", 0
     while number < len(data):
         byte = data[number : number + 1]

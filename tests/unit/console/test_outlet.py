@@ -109,7 +109,7 @@ def test_output_is_on_record_just_before_it_is_written(pipe):
 
 
 def test_untaken_output_is_not_recorded_again_for_each_item():
-    """Who is killed in that moment would have it lost."""
+    """A driver killed at that moment would lose the output."""
     reader, writer = full_pipe()
     with os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0) as write:
         outlet = outlet_of(write)

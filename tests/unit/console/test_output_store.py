@@ -1,4 +1,4 @@
-"""What is kept of a job's output: nothing is lost or doubled, whatever cuts it short."""
+"""The store of a job's output: wherever it is cut, no output is lost or doubled."""
 
 import errno
 import os
@@ -175,7 +175,7 @@ def test_on_a_full_disk_the_rest_is_whole_and_says_once_how_much_is_missing(tmp_
 
 
 def test_a_killed_drivers_lost_output_is_reported(tmp_path, monkeypatch):
-    """By whoever looks, and by the next driver with the first that it keeps."""
+    """Readers report it, and the next driver with its first item."""
     store = OutputStore(tmp_path, clock=lambda: 10.0)
     disk = Disk(0)
     monkeypatch.setattr(os, "pwrite", disk.write)

@@ -1,4 +1,4 @@
-"""What the printer prints of output and messages, in which order, and what it keeps."""
+"""The printer: the order of output and messages, and the tails that it keeps."""
 
 import io
 import os

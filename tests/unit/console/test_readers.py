@@ -79,7 +79,7 @@ def test_messages_and_the_other_stream_pass_a_blocked_reader(pipe):
 
 
 def test_a_slow_reader_gets_everything(pipe):
-    """What is dropped in the end is what nobody has begun to take."""
+    """Only output that no reader has begun to take is dropped at the end."""
     read, write = pipe
     printer = Printer(write, io.BytesIO())
     lines = b"".join(b"%d\n" % number for number in range(50_000))

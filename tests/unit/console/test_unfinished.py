@@ -1,4 +1,4 @@
-"""What is shown nowhere when its driver is killed is kept: how a line begins, and lines that wait to be merged."""
+"""Lines that a killed driver has not shown are kept: beginnings of lines, and lines that wait to be merged."""
 
 import subprocess
 import sys

@@ -59,7 +59,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def kill_sshds(processes: Iterable[psutil.Process]) -> None:
-    """Those of them that are sshd's; the end of one may be that of the others, and of the commands."""
+    """Kill the sshd processes among them; one sshd's end may end the others, and the commands."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name().startswith("sshd"):
@@ -308,7 +308,7 @@ def _no_thread_stays() -> Iterator[None]:
 def answer(
     sshd: Sshd, *, keyring: Keyring | None = None, host: dict[str, Any] | None = None, **options
 ) -> str:
-    """What `echo hello` on the host says."""
+    """The output of `echo hello` on the host."""
     connection = connect(sshd.host(**host or {}), sshd.options(**options), timeout=PATIENCE, keyring=keyring)
     with contextlib.closing(connection):
         return read_all(connection.run("echo hello")).decode().strip()

@@ -1,4 +1,4 @@
-"""What is the same by all ways to run a command: paramiko, the ssh binary, and this machine itself."""
+"""The common contract of all connections: paramiko, the ssh binary, and this machine itself."""
 
 import hashlib
 import os

@@ -37,7 +37,7 @@ OURS, OTHER = key(1), key(2)
 
 @pytest.fixture
 def settings(tmp_path):
-    """Of node.example, port 2222, with two files in tmp_path."""
+    """Settings of node.example, port 2222, with two files in tmp_path."""
     config = tmp_path / "config"
     config.write_text(
         f"UserKnownHostsFile {tmp_path}/home/.ssh/user\nGlobalKnownHostsFile {tmp_path}/global\n"
@@ -85,7 +85,7 @@ def test_found(settings, names):
 
 @pytest.fixture
 def by_address(settings):
-    """Of the same host, which a hostfile gives the address 10.0.0.7."""
+    """Settings of the same host with the address 10.0.0.7 from a hostfile."""
     config = Path(settings.user_known_hosts_files[0]).parents[2] / "config"
     host = Host("node.example", port=2222, address="10.0.0.7")
     return resolve(host, SSHOptions(config=config), ask=no_ssh)

@@ -85,7 +85,7 @@ def stream(transport, channel):
 
 
 def close_by_jump_host(channel):
-    """What paramiko does when the jump host closes the channel."""
+    """Do as paramiko does when the jump host closes the channel."""
     message = Message()
     message.add_byte(cMSG_CHANNEL_CLOSE)
     message.add_int(CHANNEL)
@@ -116,7 +116,7 @@ def test_no_data_follow_the_close(transport, channel, stream, by):
 
 @pytest.mark.parametrize("silent", [0.5, 60.0])
 def test_a_stuck_and_silent_connection_is_given_up_for_all(transport, stream, silent):
-    """Who sends over it holds the locks of its session, which goes on over another connection."""
+    """A sender holds the locks of its session, which continues over another connection."""
     transport.silent = silent
     sender, sent = in_thread(lambda: stream.send(b"x"))
     assert transport.sending.wait(PATIENCE)
@@ -215,7 +215,7 @@ class StuckTransport(SlowTransport):
 
 
 def test_a_jump_over_a_stuck_connection_times_out(channel):
-    """Whoever sends holds up all others, and the request has not left us when its time is up."""
+    """A blocked sender delays all others, and the request times out before it is sent."""
     stuck: Any = StuckTransport(channel)
     channel._set_transport(stuck)
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What ssh says, as it says it, and what we make of it."""
+"""Real texts of ssh, and the errors made from them."""
 
 import pytest
 

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def private(owner: object, name: str) -> Any:
-    """What types-paramiko leaves out."""
+    """Names that types-paramiko lacks."""
     return getattr(owner, name)
 
 

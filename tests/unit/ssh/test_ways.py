@@ -1,4 +1,4 @@
-"""What a job's hosts share, whichever client carries it."""
+"""Resources that a job's hosts share, with either client."""
 
 import subprocess
 import sys

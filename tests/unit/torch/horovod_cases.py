@@ -113,7 +113,7 @@ def plain(value: Any) -> Any:
 
 
 def found(hvd: Any, rank: int) -> dict[str, Any]:
-    """What each case comes to, by its name; None where there is no such thing."""
+    """The result of each case by name; None if it does not exist."""
     cases = [(f"{dtype} {name}", case) for dtype in DTYPES for name, case in of_dtype(hvd, rank, dtype)]
     results: dict[str, Any] = {}
     for name, case in [*cases, *of_no_dtype(hvd, rank)]:
@@ -126,7 +126,7 @@ def found(hvd: Any, rank: int) -> dict[str, Any]:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Of the same types, and floats to 1e-7 of them."""
+    """True for equal types and values, floats within 1e-7."""
     if isinstance(theirs, list):
         return isinstance(ours, list) and len(ours) == len(theirs) and all(map(same, ours, theirs))
     if isinstance(theirs, float):
@@ -135,7 +135,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 def parameters(module: Any, names: list[str]) -> dict[str, list[str] | None]:
-    """Of each that can be called; None for the others, and for errors."""
+    """The parameters of each callable; None for others, and for errors."""
     named = {name: getattr(module, name) for name in names if not inspect.ismodule(getattr(module, name))}
     return {
         name: list(inspect.signature(one).parameters) if takes(one) else None for name, one in named.items()

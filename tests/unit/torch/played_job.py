@@ -83,7 +83,7 @@ class PlayedJob:
         self.server.put(ROUNDS, str(self.round), encode(Notice(state, "the test says so")))
 
     def until(self, key: str) -> bytes:
-        """What a worker puts there, as soon as it does."""
+        """Wait for the value that a worker puts there."""
         value = self.server.wait("test", key, LONG)
         assert value is not None
         return value

@@ -23,7 +23,7 @@ LONG = 90.0
 
 
 def all_forked(workers: Iterable[BaseProcess]) -> None:
-    """Start them. What is garbage here is not theirs to collect: a group of Gloo's waits in its end for threads that no fork has."""
+    """Start them. They must not collect the parent's garbage: the destructor of a Gloo group waits for threads that a fork lacks."""
     gc.freeze()
     for worker in workers:
         worker.start()

@@ -1,4 +1,4 @@
-"""What hvlaunch.torch comes to is what Horovod's own workers came to, on the same inputs."""
+"""Results of hvlaunch.torch equal those of Horovod's own workers for the same inputs."""
 
 import inspect
 import json
@@ -20,12 +20,12 @@ from tests.unit.torch.ranks import in_worlds
 
 ROOT = Path(__file__).parents[3]
 FIRST_BY_PLACE = {"ProcessSet", "elastic.run"}
-"""What Horovod gives another name, and nobody writes it."""
+"""A name of Horovod's that no script uses."""
 RECORDED = Path(__file__).parent / "horovod_results.json"
 
 
 def differences(recorded):
-    """By name, what Horovod's workers got and what ours got, in order of rank; but for what Horovod has not."""
+    """Results of Horovod's workers and of ours by name, in order of rank, without functions that Horovod lacks."""
     ours = in_worlds(horovod_cases.SIZE, lambda rank: horovod_cases.found(hvd, rank))
     assert all(ranks.keys() == recorded["found"].keys() for ranks in ours)
     compared = {name: theirs for name, theirs in recorded["found"].items() if theirs != [None] * 3}

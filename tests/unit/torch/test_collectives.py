@@ -117,7 +117,7 @@ def exchanges(rank):
 
 
 def gradients(rank):
-    """Of a loss that each rank weighs by its number: what comes back is the average over the ranks."""
+    """Gradients of a loss that each rank weighs by its number: the average over the ranks."""
     for function, expected in (
         (lambda x: hvd.allreduce(x, op=hvd.Sum).sum() * rank, 3.0),
         (lambda x: hvd.allreduce(x).sum() * rank, 1.0),

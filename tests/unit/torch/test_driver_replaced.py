@@ -1,4 +1,4 @@
-"""What a worker's own parts notice where the driver's process is killed, and another takes its place."""
+"""A worker's view of a killed driver and its successor."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -110,7 +110,7 @@ def clipped(rank):
 
 
 def other_collectives_before_the_step(rank):
-    """Of hvlaunch.torch, of torch and within the backward pass, while some ranks have gradients that others lack."""
+    """Other collectives of hvlaunch.torch and torch, also in the backward pass, while only some ranks have gradients."""
     model, other = net(), net()
     optimizer = hvd.DistributedOptimizer(optimizer_of(model))
     wrapped = DistributedDataParallel(other, find_unused_parameters=True)

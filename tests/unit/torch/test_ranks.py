@@ -1,4 +1,4 @@
-"""What the tests' ranks stand on: forks of a process that has lived."""
+"""The base of the tests' ranks: forks of a process that has run for a while."""
 
 import gc
 

@@ -116,7 +116,7 @@ class SimulatedNode:
 
 @dataclass
 class SimulatedJob:
-    """A job's nodes around one state. What each does next is drawn by `random`; time only moves where all wait."""
+    """A job's nodes around one state. `random` draws the next action; time moves only while all wait."""
 
     limits: NodeLimits
     random: random.Random

@@ -1,6 +1,6 @@
-"""What torchrun's own backends do wrong, each shown with them and with ours.
+"""Faults of torchrun's own backends, each shown with them and with ours.
 
-Where one of torch's halves fails, torch has mended it: docs/torchrun.md then says too much.
+If torch's half of a test fails, torch has fixed the fault, and docs/torchrun.md must be corrected.
 """
 
 import threading

@@ -262,7 +262,7 @@ def test_a_spare_does_not_wait_for_a_rendezvous_that_is_lost():
 
 
 class TestRoundOver:
-    """What agents find that are in the middle of something when a node is lost."""
+    """Agents that are in the middle of an operation when a node is lost."""
 
     @pytest.fixture
     def store(self, client):

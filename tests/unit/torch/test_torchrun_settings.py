@@ -1,4 +1,4 @@
-"""What torchrun's options mean to the backend, and how a mistake is told."""
+"""The meaning of torchrun's options for the backend, and the messages for mistakes."""
 
 import socket
 from contextlib import closing

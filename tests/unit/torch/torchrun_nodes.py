@@ -53,7 +53,7 @@ class Nodes:
         return self._threads.submit(node.next_rendezvous)
 
     def round(self, *nodes) -> list[RendezvousInfo]:
-        """What each finds, all having come to the same round."""
+        """The result of each node, after all have reached the same round."""
         return [future.result(PATIENCE) for future in [self.begin(node) for node in nodes]]
 
     def close(self) -> None:
