@@ -42,6 +42,7 @@ class Sweeper:
                     stdin=PIPE,
                     stdout=DEVNULL,
                     stderr=DEVNULL,
+                    # Ctrl-C in the terminal must not end the shell before this process.
                     start_new_session=True,
                     bufsize=0,
                 )

@@ -137,6 +137,7 @@ class BadHost(BadUsage):
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
         position = f"{source}:{line}" if line is not None else source
+        # A whole file given by mistake would flood the terminal.
         shown = word if len(word) <= _SHOWN else word[:_SHOWN] + "…"
         super().__init__(f"{position}: {shown!r}: {cause}")
         self.word = word

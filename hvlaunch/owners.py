@@ -44,6 +44,7 @@ def other_writer(status: os.stat_result) -> str | None:
     mode = f"(mode {stat.S_IMODE(status.st_mode):03o})"
     if status.st_mode & stat.S_IWOTH:
         return f"every user of this machine can change it {mode}"
+    # Debian and others give each user a private group with umask 002: that group is no other user.
     if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
         return f"group {_group(status.st_gid)} can change it {mode}"
     return None
@@ -67,6 +68,7 @@ def make_own_directory(path: str) -> None:
     content may then be another user's. A link is followed only if it belongs to this user or root.
     """
     Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Both: the link and its target may belong to different users.
     link, status = os.lstat(path), Path(path).stat()
     for owner in (link.st_uid, status.st_uid):
         if owner not in (os.getuid(), 0):
@@ -117,6 +119,7 @@ def write_whole(path: Path, data: bytes, mode: int) -> None:
     part, descriptor = part_of(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            # On the descriptor, before the data: no other user can read the file in between.
             os.fchmod(descriptor, mode)
             file.write(data)
         # Renaming is atomic: a crash leaves the old file, not half of the new one.

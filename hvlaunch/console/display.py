@@ -435,6 +435,7 @@ class Display:
 
     def _with_live_rows(self, live: "LiveRows", page: Page, now: float) -> Page:
         """Surround the page with the removal and the drawing of the live rows."""
+        # Nothing else is due, so the rows are drawn only at their own times.
         if not page:
             if live.deadline is None or now < live.deadline or not self._screen.is_whole:
                 return []

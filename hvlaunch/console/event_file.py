@@ -32,6 +32,7 @@ class EventFile:
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         try:
             self._descriptor = open_not_planted(str(path), _FLAGS, 0o600)
+            # Only opening had to be non-blocking; the file's own thread may wait for a slow pipe.
             os.set_blocking(self._descriptor, True)
         except OSError as error:
             cause, hint = _reason(error), "a file that you may write to"

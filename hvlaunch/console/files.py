@@ -143,6 +143,7 @@ class OutputFiles:
         if key in self._open:
             self._open.move_to_end(key)
         else:
+            # Least recently used first, so active ranks keep their descriptors.
             if len(self._open) >= self._most_open:
                 os.close(self._open.popitem(last=False)[1])
             self._open[key] = self._make(rank, stream)

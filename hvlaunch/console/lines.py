@@ -77,6 +77,7 @@ class LineSplitter:
         else:
             ready = b""
         self._waiting += memoryview(data)[cut:]
+        # A worker that writes no newline must not fill the driver's memory.
         if len(self._waiting) >= LONGEST:
             ready += self._waiting
             self._waiting.clear()
@@ -95,6 +96,7 @@ class LineSplitter:
     def _without_returns(self, data: bytes) -> bytes:
         r"""Normalize `\r\n` and repeated `\r` in `data`; keep trailing `\r` for the next chunk."""
         if self._returned:
+            # The \r of the last chunk counts now that its successor is known.
             data = b"\r" + data
         text = data.rstrip(b"\r")
         self._returned = len(text) < len(data)

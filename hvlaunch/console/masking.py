@@ -64,6 +64,7 @@ def masked_value(value: str) -> str:
     """
     if _PRIVATE_KEY.search(value):
         return MASK
+    # URLs first: a password in a URL may also look like an assignment.
     value = _IN_URL.sub(MASK, value)
     value = _ASSIGNED.sub(_hide_assigned, value)
     value = _KNOWN.sub(MASK, value)

@@ -125,6 +125,7 @@ class Merger:
         """Return how many of the first lines have been written by all ranks."""
         for index, line in enumerate(self._queue):
             running = self._running[line.stream]
+            # The length first: comparing the sets is slow with many ranks.
             if len(line.ranks) < len(running) or not line.ranks >= running:
                 return index
         return len(self._queue)

@@ -127,6 +127,7 @@ class Outlet:
         """Give the display one page of the waiting items."""
         size = 0
         given: list[Output] = []
+        # A bounded page: its reader may take long, and merging waits for the page.
         while self._waiting and size < BATCH:
             item = self._waiting.popleft()
             if isinstance(item, Output):
@@ -147,6 +148,7 @@ class Outlet:
         try:
             return file.write(parts)
         except OSError as error:
+            # A broken pipe stays broken; other errors, such as a full disk, may pass.
             if isinstance(error, BrokenPipeError):
                 self._broken.add(file)
             self._failed(file, error)

@@ -113,6 +113,7 @@ class _Field:
     __repr__ = __str__
 
     def __getattr__(self, name: str) -> Any:
+        # {rank.__class__} must not reach Python's internals.
         raise ValueError(f"a field has no part .{name}")
 
     def __getitem__(self, name: object) -> Any:

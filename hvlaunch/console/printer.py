@@ -439,6 +439,7 @@ class PrintLoop:
             if self._files is not None and item.data:
                 item = self._write_to_file(self._files, item)
             if self.store is None:
+                # A store that begins later, for a reader of the job, gets the newest output from here.
                 self._recent.add(item, len(item.data))
             else:
                 item.keep(self.store)

@@ -99,6 +99,7 @@ class RawFile:
                 if self._has_been_full:
                     break
                 self._has_been_full = True
+                # Only after the pipe was full once: most jobs never fill it.
                 _widen(self._writes_to)
         return unwritten
 

@@ -123,6 +123,7 @@ def look(tail: bytes, error_file: str | None, *, is_urgent: bool) -> Look:
     if len(behind) > _LAST_LINES:
         verdict = _look_of(behind)
         return "silent" if verdict == "cause" else verdict
+    # Errors of one chain may disagree, and then nothing is certain.
     looks = {_look_of(error) for error in errors}
     return looks.pop() if len(looks) == 1 else "unclear"
 

@@ -259,9 +259,11 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
         return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
     if worker.exit_code == _NOT_EXECUTABLE:
         return "chmod +x on {host}, or put the interpreter before it (python train.py)"
+    # Workers behind a shell report a signal as 128 + n.
     number = worker.exit_code - 128
     if number in _SIGNALS and number != SIGABRT and not worker.stopped:
         return _SIGNALS[number]
+    # The last line first: earlier lines are often general.
     for line in reversed(evidence.verdict):
         for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):
             if re.search(pattern, line):
@@ -273,6 +275,7 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
         )
     if number == SIGABRT and not evidence.has_traceback:
         return _SIGNALS[SIGABRT]
+    # torchrun's way to report errors: without @record a worker's error goes elsewhere.
     if worker.code == 1 and not evidence.lines:
         return (
             "@record of torch.distributed.elastic.multiprocessing.errors on the script's main(): it wrote nothing"

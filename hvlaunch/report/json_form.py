@@ -33,6 +33,7 @@ def as_json(report: FailureReport) -> dict[str, Any]:
         "hvlaunch": __version__,
         "job": {**{name: report.about.get(name) for name in _ABOUT}, "command": command},
         "outcome": report.outcome,
+        # A running job has a report too (GET /report), without an exit code.
         "exit_code": None if report.outcome == "running" else result.exit_code,
         "elapsed": round(result.elapsed, 3),
         "ended": report.ended,

@@ -93,6 +93,7 @@ def _failed(report: FailureReport, cause: Cause) -> list[str]:
 
 def _consequences(report: FailureReport, cause: Cause, others: Iterable[WorkerExit]) -> list[str]:
     """Name the workers that failed only because the cause had ended."""
+    # The cause itself lost a connection, so it can't explain the others' losses.
     if lost_connection(cause.evidence):
         return []
     ended = [worker for worker in others if worker.rank in report.evidence]
@@ -125,6 +126,7 @@ def _headline(failure: WorkerExit, size: int, *, is_first: bool) -> str:
     if failure.stopped:
         return f"{subject} failed, and was stopped by hvlaunch before it ended, after {duration(failure.when)}: {end(failure)}"
     first = " first" if size > 1 and is_first else ""
+    # A peak of memory explains only a kill by the kernel or a scheduler.
     peak = ""
     if failure.max_rss and (failure.oom_killed or failure.exit_code == 128 + SIGKILL):
         peak = f"; its memory peaked at {failure.max_rss / _GIB:.1f} GiB"
@@ -158,6 +160,7 @@ def _interrupted(result: JobResult, number: int, size: int) -> str:
     by = f"hvlaunch: interrupted by {signal_name(number)}{why}"
     if not result.exits and not result.elapsed:
         return f"{by} before the workers were started"
+    # Ranks without an end: never started, or their hosts were lost.
     missing = set(range(size)) - {worker.rank for worker in result.exits}
     waiting = missing & set(result.never_started)
     unknown = missing - waiting

@@ -66,6 +66,7 @@ def endings(
         groups.setdefault(_kind(worker), []).append(worker)
     lines = [_line(group, since) for _, group in sorted(groups.items(), key=lambda item: item[0][0])]
     if len(lines) > _MOST_LINES:
+        # With many different ends, a longer list would hide the cause above it.
         lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} other endings"]
     described = {*named, *(worker.rank for worker in (*workers, since) if worker is not None)}
     unknown = [rank for rank in range(size) if rank not in described]

@@ -69,6 +69,7 @@ class OpenSSHClient:
         self._timeout = timeout
         self._connect_limit = connect_limit
         self._asker = AskSSH()
+        # ssh processes must not outlive a driver that is killed: each could hold a host's session open.
         self._sweeper = Sweeper()
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
@@ -89,7 +90,9 @@ class OpenSSHClient:
             words += ["-o", option]
         hint = by_hand(host, self._options, settings)
         address = hops[0].key[0] if hops else f"{settings.hostname} port {settings.port}"
+        # sshd's MaxStartups counts connections to the first machine on the way.
         run_limited = partial(self._connect_limit.run, address)
+        # `--` first: a host name can never be read as an option.
         words += ["--", host.name]
         return OpenSSHConnection(
             host.name,
@@ -167,12 +170,14 @@ class OpenSSHConnection:
                 hint = "install OpenSSH's client (Debian: apt-get install openssh-client), or --ssh-client paramiko"
             raise HostError(f"ssh can't be started: {error}", host=self._host, hint=hint) from None
         channel = OpenSSHChannel(process, self._sweeper)
+        # Registered before the wait: close() in another thread must be able to end this ssh.
         self._channels.append(channel)
         if self._closed:
             channel.close()
         # An ssh that shares a master's connection runs no LocalCommand, and prints no mark.
         if self._is_shared:
             return channel
+        # ssh's own ConnectTimeout does not cover the login, so a timer bounds all of it.
         watch = threading.Timer(max(0.0, deadline - time.monotonic()), channel.close)
         watch.daemon = True
         watch.start()
@@ -217,6 +222,7 @@ class OpenSSHChannel:
                 output += data
         except OSError:  # closed meanwhile
             return False
+        # The first packet may hold output of the host right after the mark.
         self._early = output.replace(_MARK, b"", 1)
         self._socket = borrow(self._process.pid)
         if self._socket is not None:
@@ -232,6 +238,7 @@ class OpenSSHChannel:
             return data
         if data := self._pipes.read():
             return data
+        # stdout also ends when ssh loses the connection; only its exit status and stderr tell the difference.
         status = self._pipes.exit_status(_END_PATIENCE)
         why = lost(self.stderr().decode("utf-8", "replace")) if status == FAILED else None
         if (killed := self._process.returncode) is not None and killed < 0:
@@ -253,6 +260,7 @@ class OpenSSHChannel:
         if self._socket is not None:
             self._socket.close()
         self._pipes.close()
+        # SIGTERM first: ssh then closes the session, and sshd ends the command on the host.
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 with contextlib.suppress(OSError):

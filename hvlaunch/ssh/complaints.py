@@ -86,6 +86,7 @@ def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False)
 
     With `is_ssh_alone`, no ProxyCommand has written to stderr: any text not from ssh is an sshd's Banner.
     """
+    # The order matters: ssh prints several lines, and the later texts also follow the more specific ones.
     if _line(stderr, _REVOKED + _CHANGED + _UNKNOWN_KEY):
         return _host_key(stderr, host, by_hand)
     if line := _line(stderr, _UNKNOWN_NAME):
@@ -96,6 +97,7 @@ def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False)
             hint = TOO_MANY_KEYS
         notes = [note for note in _lines(stderr) if note.startswith(_KEY_TROUBLE)]
         if exposed := _EXPOSED.search(stderr):
+            # The usual cause when ssh refuses a key: its file is readable by others.
             hint = f"chmod 600 {exposed[1]}"
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(stderr, _NO_FORWARDING):
@@ -106,6 +108,7 @@ def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False)
         return HostError(f"its sshd refused to open a session: {line}", host=host, hint=by_hand)
     if line := _line(stderr, _BAD_CONFIGURATION):
         return HostError(f"the ssh configuration can't be used: {line}", host=host, hint=by_hand)
+    # No text is known, so quote what ssh said, without its notices.
     complaints = [line for line in _lines(stderr) if not _NO_NEWS.match(line)]
     gone = [line for line in complaints if was_sent_away(line)]
     other = [line for line in complaints if line not in gone]

@@ -62,6 +62,7 @@ class Connection(Protocol):
 
 Stage = Literal["resolve", "connect", "log in", "passphrase"]
 
+# By thread, because each connection is made in its own thread, and deep callees report stages too.
 _of_thread = threading.local()
 
 

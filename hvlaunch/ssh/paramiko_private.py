@@ -144,6 +144,7 @@ class AgentClient(HookedAgent):
         self._socket.close()
 
     def ask(self, question: Any) -> Any:
+        # One question at a time: the agent's protocol has no ids, and answers come in order.
         with self._turn:
             try:
                 return super().ask(question)

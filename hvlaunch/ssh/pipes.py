@@ -104,11 +104,13 @@ class PipeChannel:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
         self._tail = Tail()
+        # Closing a descriptor does not wake a thread that waits on it; the end of this pipe does.
         self._wake_read, self._wake_write = os.pipe()
         self._stdin = _Pipe(process.stdin, selectors.EVENT_WRITE, self._wake_read)
         self._stdout = _Pipe(process.stdout, selectors.EVENT_READ, self._wake_read)
         self._stderr = _Pipe(process.stderr, selectors.EVENT_READ, self._wake_read)
         self._closing = threading.Lock()
+        # A full stderr pipe would block the command, so a thread reads it all the time.
         self._drain = threading.Thread(target=self._drain_stderr, name="pipe stderr", daemon=True)
         self._drain.start()
 
@@ -128,6 +130,7 @@ class PipeChannel:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+        # subprocess reports signal n as -n; a shell reports it as 128 + n.
         return status if status >= 0 else 128 - status
 
     def close(self) -> None:
@@ -157,6 +160,7 @@ class _Pipe:
             raise ValueError("the process has no such pipe")
         self._file = file
         self._turn = threading.Lock()
+        # Another thread may take the data between select() and read(), so neither may block.
         os.set_blocking(file.fileno(), False)
         self._selector = selectors.PollSelector()
         self._selector.register(file, event)

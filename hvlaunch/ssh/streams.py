@@ -96,6 +96,7 @@ class ProxySocket(GreetingSocket):
         return None
 
     def problem(self) -> str | None:
+        # The message may still be on its way through the pipe.
         self._drain.join(_STDERR_PATIENCE)
         complaint = self._tail.get().decode("utf-8", "replace").strip().rpartition("\n")[2]
         status = self._process.poll()
@@ -127,10 +128,12 @@ class ProxySocket(GreetingSocket):
 
 def start_proxy(host: str, command: str) -> ProxySocket:
     """Start `command` by /bin/sh. `host` is for messages. Raises ConnectFailed."""
+    # A socket pair instead of two pipes: paramiko needs one object that can time out and be shut down.
     near, far = socket.socketpair()
     try:
         # A separate session: Ctrl-C in the terminal goes to the driver alone, and killpg() ends the whole command.
         process = subprocess.Popen(
+            # exec: the process that is killed later is the command itself, not a shell above it.
             ["/bin/sh", "-c", f"exec {command}"],
             stdin=far.fileno(),
             stdout=far.fileno(),

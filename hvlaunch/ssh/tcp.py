@@ -100,6 +100,7 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
     failures: list[str] = []
     silent = refused = True
     for index, (family, _, protocol, _, address) in enumerate(addresses):
+        # An equal share for each address left: a silent first address must not use up all the time.
         share = (deadline - time.monotonic()) / (len(addresses) - index)
         limit = min(share, settings.connect_timeout or share)
         if limit <= 0:
@@ -118,6 +119,7 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
         "; ".join(failures) or "no time was left of --start-timeout"
     )
     hint = f"ping {name}; a firewall may drop packets to port {port}"
+    # Silence until the deadline is a timeout; a refusal at the deadline is not.
     if silent and time.monotonic() >= deadline:
         raise StartTimeout(cause, host=host, hint=hint)
     if failures and refused:
@@ -178,6 +180,7 @@ def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: f
     try:
         sock.settimeout(limit)
         sock.connect(address)
+        # SSH sends small packets in both directions; Nagle's algorithm would delay each.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         persist(sock)
     except OSError:
@@ -241,6 +244,7 @@ class ConnectLimit:
                 with self._room(address, host, deadline):
                     return attempt()
             except SentAway:
+                # Random, because hosts that were refused together would come back together.
                 pause = longest * self._random()
                 if self._clock() + pause >= deadline:
                     raise

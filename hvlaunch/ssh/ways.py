@@ -100,6 +100,7 @@ def agent_words(agent: str, host: str) -> list[str]:
         )
     if Path(path).suffix != ".sh":
         return [path, *words]
+    # Only the copy that runs is changed; the scheduler's script stays as it is.
     text = Path(path).read_text(errors="replace")
     changed = _EXEC_WITHOUT_STDIN.sub(r"\1-i ", text)
     return [path, *words] if changed == text else ["/bin/sh", "-c", changed, path, *words]

@@ -52,6 +52,7 @@ class ParamikoClient:
         self._connect_limit = connect_limit
         self._jumps: Jumps[ParamikoConnection] = Jumps()
         self._lock = threading.Lock()
+        # Weak, so that ended connections do not accumulate.
         self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
         self._closed = False
 
@@ -66,6 +67,7 @@ class ParamikoClient:
         deadline = time.monotonic() + limit
         settings = resolve(host, self._options, timeout=limit, ask=self._ask)
         target = LoginTarget(host.name, settings, by_hand(host, self._options, settings))
+        # Each jump host is reached over the one before it, and then the host over the last.
         via: ParamikoConnection | None = None
         for hop in self._hops.before(host.name, settings.proxy_jump):
             make = partial(self._jump, hop, via, limit, deadline)
@@ -142,7 +144,9 @@ def _load_login() -> "type[Login]":
     """
     import shutil  # noqa: PLC0415 (it can wait as well)
 
+    # One thread at a time may change sys.modules.
     with _LOADING:
+        # Only if no other code has imported them: a None in sys.modules would break its import.
         spare = not {"paramiko", "invoke"} & sys.modules.keys() and shutil.which("ssh") is not None
         if spare:
             sys.modules["invoke"] = None  # type: ignore[assignment]
@@ -181,6 +185,7 @@ class Jumps(Generic[C]):
 
         with self._lock:
             future = self._made.get(key)
+            # The first caller makes the connection outside the lock; the others wait for its Future.
             is_mine = future is None or (future.done() and not future.result().is_open())
             if future is None or is_mine:
                 future = self._made[key] = Future()

@@ -78,6 +78,7 @@ class ParamikoChannel:
         )
         polite.start()
         polite.join(_CLOSE_PATIENCE)
+        # Another sender blocks the connection, and its locks: only a shutdown frees the threads.
         if polite.is_alive():
             self._transport.hang_up()
 
@@ -127,6 +128,7 @@ class ParamikoConnection:
         except ChannelException as error:
             raise HostError(f"its sshd refused to open a session: {error.text}", host=self._host) from None
         except (EOFError, OSError, SSHException) as error:
+            # The timer closed the connection, so the error itself says only that it was closed.
             if time.monotonic() - started >= self._timeout:
                 cause = f"its sshd did not start a command within {self._timeout:g} s"
                 raise StartTimeout(cause, host=self._host) from None

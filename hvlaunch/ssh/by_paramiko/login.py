@@ -130,6 +130,7 @@ class Login:
                 return self._failed(f"no connection to {self._where}: {problem}")
             cause = problem or f"{self._where} closed the connection before it sent anything"
             return SentAway(cause, host=self._name, hint=_TOO_MANY)
+        # Not an SSH server; its first line often tells the reason.
         if b"SSH-" not in greeting:
             line = greeting.strip().split(b"\n")[0][:_QUOTED].decode("ascii", "backslashreplace").strip()
             cause = f"{self._where} is not an SSH server, or refuses this machine; it sent: {line}"
@@ -156,6 +157,7 @@ class Login:
         for offer in offers.keys:
             try:
                 key = offer.load()
+            # The next key may work without a passphrase.
             except Locked as locked:
                 offers = replace(offers, skipped=(*offers.skipped, str(locked)), locked=True)
                 continue
@@ -171,6 +173,7 @@ class Login:
             if transport.is_authenticated():
                 return
             error = transport.get_exception()
+            # The host accepted the key and requires more; a second key may be what it wants.
             if isinstance(error, PartialAuthentication):
                 if "publickey" in error.allowed_types:
                     continue

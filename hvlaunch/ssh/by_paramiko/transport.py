@@ -97,6 +97,7 @@ class SSHTransport(HookedTransport):
 
     def on_request(self, channel: Channel, message: Message) -> bool:
         """Record a command's end by a signal, which paramiko does not know (RFC 4254, section 6.10)."""
+        # Other requests must be read again by paramiko, from their beginning.
         start = message.packet.tell()
         if message.get_text() != "exit-signal":
             message.packet.seek(start)
@@ -163,6 +164,7 @@ class JumpStream:
 
     def send(self, data: bytes, /) -> int:
         with self._lock:
+            # Counted, because paramiko sends outside its lock, and a close must not overtake a send.
             self._sends += 1
         try:
             return self._channel.send(data)
@@ -190,6 +192,7 @@ class JumpStream:
             )
             polite.start()
             polite.join(_CLOSE_PATIENCE)
+            # The jump host acknowledges nothing, and a running send holds its locks for ever.
             if (self._transport.silence() or 0.0) > _STUCK and not self._are_sends_through():
                 self._transport.hang_up()
 
@@ -279,6 +282,7 @@ def _open_channel(transport: SSHTransport, jump: str, target: tuple[str, int], t
     try:
         return future.result(timeout + _LATE)
     except TooLate:
+        # A channel that opens after all must be closed, or it stays open on the jump host.
         future.add_done_callback(_close_late)
         raise TimeoutError from None
 

@@ -45,6 +45,7 @@ class AskSSH:
     def _start(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
         command = ["ssh", *arguments]
         with self._lock:
+            # After close() no process may start: nothing would end it.
             if self._closed:
                 raise subprocess.TimeoutExpired(command, 0.0)
             process = subprocess.Popen(
@@ -97,6 +98,7 @@ class Questions:
         *words, name = arguments
         deadline = time.monotonic() + timeout
         with self._lock:
+            # The lock of one set of arguments, so that others can ask meanwhile.
             asked = self._answers.setdefault(tuple(words), _Asked())
         with asked.lock:
             if not asked.done:
@@ -105,6 +107,7 @@ class Questions:
                 asked.template = _template(answer, name)
                 if answer.returncode == 0:
                     return answer
+        # A token in the name would be expanded by ssh, and not by the template.
         if asked.template is not None and "%" not in name:
             return subprocess.CompletedProcess(list(arguments), 0, asked.template.replace("\0", name), "")
         return self._ask(arguments, self._left(arguments, deadline))
@@ -133,6 +136,7 @@ def _template(answer: Answer, name: str) -> str | None:
     lines: list[str] = []
     for line in answer.stdout.splitlines():
         key, _, value = line.partition(" ")
+        # Canonical names depend on DNS, so answers may differ by host.
         if key == "canonicalizehostname" and value not in ("false", "no"):
             return None
         if key == "hostname" and value.lower() != name.lower():

@@ -45,6 +45,7 @@ class Hops:
     """
 
     def __init__(self, options: SSHOptions, *, timeout: float, ask: Ask = ask_ssh) -> None:
+        # Only the configuration file and the policy for host keys apply to jump hosts.
         self.options = SSHOptions(config=options.config, host_keys=options.host_keys)
         self._timeout = timeout
         self._ask = ask
@@ -83,6 +84,8 @@ class Hops:
                 *way,
             )
             try:
+                # The first jump host's own ProxyJump leads to it; the others are reached from their
+                # predecessors.
                 jump = self.settings(way[0].host).proxy_jump
             except HostError as error:
                 raise behind(host, words[0], error) from None

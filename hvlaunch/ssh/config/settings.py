@@ -75,6 +75,7 @@ def allowed(ours: Sequence[str], listed: str | None) -> tuple[str, ...]:
     names = [_SAME.get(name, name) for name in listed.removeprefix("-").split(",")]
     if listed.startswith("-"):
         return tuple(name for name in ours if not any(fnmatch.fnmatchcase(name, word) for word in names))
+    # An old ssh can't name the newer hybrid, but the user evidently wants a hybrid.
     if any(name.startswith(_HYBRID) for name in names):
         names += _HYBRIDS
     return tuple(name for name in ours if name in names)
@@ -238,6 +239,7 @@ def ssh_words(host: Host, options: SSHOptions) -> list[str]:
         words += ["-l", user]
     if identity is not None:
         words += ["-i", identity]
+    # As HostName on the command line: patterns of the configuration still match the host's name.
     if host.address is not None:
         words += ["-o", "HostName=" + host.address.replace("%", "%%")]
     return words
@@ -307,6 +309,7 @@ def _settings(
         return None if value is None or value.lower() == "none" else value
 
     port, user, identity = _own_words(host, options)
+    # OpenSSH compares host names in lower case.
     hostname = host.address or (first("hostname") or host.name).lower()
     try:
         port = port if port is not None else int(first("port") or _SSH_PORT)

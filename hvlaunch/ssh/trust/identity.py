@@ -65,6 +65,7 @@ def read_identity(path: str, passphrase: bytes | None = None) -> Identity:
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
+            # A device is not read: /dev/null is a usual name for no key, and /dev/zero never ends.
             data = b"" if stat.S_ISCHR(status.st_mode) else file.read(_LONGEST)
     except FileNotFoundError:
         return Identity(path, problem="there is no such file", missing=True)

@@ -84,10 +84,12 @@ class Terminal:
     def _ask(self, fd: int, question: str, deadline: float | None) -> bytes | None:
         before = termios.tcgetattr(fd)
         silent = [*before]
+        # As getpass does; canonical mode stays, so that the user can edit the line.
         silent[3] = before[3] & ~termios.ECHO
         # After Ctrl-Z and `fg` the shell would have turned the echo on.
         silent[6] = [*before[6]]
         silent[6][termios.VSUSP] = b"\0"
+        # TCSAFLUSH drops what was typed before the question: it was not meant as a passphrase.
         termios.tcsetattr(fd, termios.TCSAFLUSH, silent)
         try:
             # The question ends with a newline, because the console redraws the row of the cursor.
@@ -260,6 +262,7 @@ class Keyring:
         from hvlaunch.ssh.trust.identity import read_identity  # noqa: PLC0415  (paramiko)
 
         with self._asking:
+            # Other hosts waited here for the same key, and need no second question.
             if path not in self._opened:
                 identity = self._identities[path]
                 question = f"Enter passphrase for key '{path}': "

@@ -95,6 +95,7 @@ class _File:
     def find(self, name: str) -> Iterator[_Entry]:
         yield from self.exact.get(name, ())
         for salt, digest, entry in self.hashed:
+            # Hashed entries hide names, so each must be tried.
             if hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest):
                 yield entry
         for included, excluded, entry in self.patterns:
@@ -154,6 +155,7 @@ class KnownHosts:
             vouching = [
                 entry for entry in (*named, *plain) if certificate and entry.key.blob == certificate.authority
             ]
+            # Revocation comes first: it holds even if another entry or an authority accepts the key.
             revoked = next((entry for entry in (*same, *vouching) if entry.marker == _REVOKED), None)
             if revoked is not None:
                 raise _revoked(key, host, f"marked @revoked in {revoked.path}:{revoked.line}")
@@ -161,6 +163,7 @@ class KnownHosts:
                 listed = self._revoked_in(settings.revoked_host_keys, host)
                 if key.blob in listed or (certificate is not None and certificate.authority in listed):
                     raise _revoked(key, host, f"in {settings.revoked_host_keys} (RevokedHostKeys)")
+            # A plain entry with this key suffices, whatever other entries say.
             if policy == "off" or any(entry.is_plain for entry in same):
                 return
             if certificate is not None and any(entry.marker == _AUTHORITY for entry in vouching):
@@ -172,6 +175,7 @@ class KnownHosts:
                     return
             if problem is not None:
                 raise _not_certified(key, host, problem)
+            # Only a plain entry of the exact name proves that the key has changed.
             own_entry = next((entry for entry in named if entry.is_plain), None)
             if own_entry is not None:
                 raise _changed(key, host, settings, own_entry)
@@ -287,6 +291,7 @@ def _append(path: str, line: str) -> None:
     Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b", buffering=0) as file:  # noqa: PTH123  (a descriptor, no path)
+        # ssh and other jobs append to the same file.
         fcntl.flock(file, fcntl.LOCK_EX)
         size = os.fstat(fd).st_size
         unfinished = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
