@@ -74,7 +74,7 @@ def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Ca
         return 1 + (0 if value is None else len(value.metavars) or 1)
     if word.partition("=")[0] in options:
         return 1
-    # What remains is a short name with its value in one word: `-p2222`.
+    # A short name may be in one word with its value: `-p2222`.
     option = options.get(word[:2])
     if option is None or option.value is None:
         return 0
@@ -134,7 +134,7 @@ def parse(
     options = Options(
         merged([*(source.settings for source in others), settings]), groups, is_marked=is_marked
     )
-    # After merging: only then it is known which source's host keys count.
+    # After merging, since the strongest source decides the host keys.
     options.check_found()
     # `hvlaunch -v` alone is a question for the version in many programs.
     if not options.command and not options.check_build and not options.show_config:

@@ -47,7 +47,7 @@ _FORWARDED = (
     "WANDB_*",
     "LANG",
     "LC_*",
-    # Python's variables, without those that change paths or open a prompt at a terminal.
+    # Python's variables, except for paths and prompts at a terminal.
     "PYTHONPATH",
     "PYTHONASYNCIODEBUG",
     "PYTHONBREAKPOINT",

@@ -100,7 +100,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         if any(setting.origin for settings in options.settings.values() for setting in settings):
             complain("some options do not come from the command line: hvlaunch --show-config says which")
         raise
-    # Workers here inherit everything, so that no variable is missing.
+    # Workers on this machine inherit the whole environment.
     names = [] if only_local(spec) else left_out(os.environ, spec.env)
     warnings += [
         f"{name} has a user or password in it, so it is not passed on; try: -x {name}"

@@ -167,7 +167,7 @@ def _way(spec: JobSpec, host: Host, is_local: Callable[[Host], bool]) -> str:
 def _environment_lines(
     spec: JobSpec, by_rank: Mapping[str, Sequence[str]], *, show_secrets: bool
 ) -> list[str]:
-    # Values that differ between two marks depend on what only a running job knows.
+    # A value that differs between two marks is known only to a running job.
     first, second = (
         shared_env(network, spec.env, _Certificate(network.master_addr), spec.worker_ports, spec.lease)
         for network in _NETWORKS

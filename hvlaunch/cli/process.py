@@ -93,7 +93,7 @@ def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
     child's exit code if it ends before. Call this before starting threads: fork() copies only the calling thread.
     """
     read_end, write_end = os.pipe()
-    # Blocked signals wait for sigwaitinfo(), which tells a terminal's signals: the child gets those from the kernel.
+    # Blocked signals wait for sigwaitinfo(), which tells their sender: the kernel signals the child too.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_PASSED_ON, signal.SIGCHLD))
     parent, child = os.getpid(), os.fork()
     if child:
@@ -105,7 +105,7 @@ def run_detached(run: Callable[[Callable[[str], None]], int]) -> int:
     def tell(job_id: str) -> None:
         with suppress(OSError):  # the parent is gone
             os.write(write_end, job_id.encode())
-            # The parent waits for signals alone, so a byte in the pipe would not wake it.
+            # The parent waits for signals alone: a byte in the pipe would not wake it.
             os.kill(parent, signal.SIGCHLD)
         os.close(write_end)
 

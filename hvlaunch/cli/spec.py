@@ -38,7 +38,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     command = ("python", "-m", *options.command) if options.module else options.command
     _check_command(command)
     _check_last_rank(options)
-    # A pool has hosts, which replace those of a file or a variable.
+    # The pool's hosts replace hosts of a file or a variable.
     options = _of_pool(options) if options.pool else options
     host_warnings: list[str] = []
     scheduled = _allocation(options, environ)
@@ -195,7 +195,7 @@ def _console(options: Options) -> ConsoleOptions:
         if options.output_filename is None:
             name = "--tee" if options.tee else "--redirects"
             raise BadUsage(f"{name} needs a directory for the files", hint="--output-filename DIR")
-        # --tee shows and keeps a stream, so it wins over --redirects.
+        # --tee shows and keeps a stream, and overrides --redirects.
         hidden = (options.redirects or frozenset()) - (options.tee or frozenset())
         fields["hidden"] = tuple(sorted(hidden))
     return ConsoleOptions(**fields)

@@ -68,7 +68,7 @@ def without_outer_rank(environ: Mapping[str, str]) -> dict[str, str]:
 OWN_VARIABLES = (
     # The driver's GPUs are not the host's.
     "*CUDA_VISIBLE_DEVICES",
-    # Of this machine, this user and this shell.
+    # This machine, this user and this shell.
     "BASH_FUNC_*",
     "OLDPWD",
     "PWD",
@@ -81,7 +81,7 @@ OWN_VARIABLES = (
     "LOGNAME",
     "SHELL",
     "MAIL",
-    # Of this terminal and this session.
+    # This terminal and this session.
     "TERM",
     "TERM_*",
     "TERMCAP",

@@ -173,7 +173,7 @@ class _Reader:
         """Yield the option of that name, or the options of that section."""
         key = _plain(called)
         inner = _joined(place, called)
-        # An empty section of YAML has the value None, and so has a key without a value.
+        # Both an empty section of YAML and a key without a value are None.
         is_table = isinstance(tree, dict) or (tree is None and key not in self._names.options)
         if is_table and key in self._names.groups:
             for name, value in self.table(tree, called, place).items():
@@ -372,7 +372,7 @@ def variable_settings(
     options[f"{PREFIX}COMMAND"] = COMMAND
     settings: list[Setting] = []
     first_names: dict[str, str] = {}
-    # Sorted, so that errors do not depend on the order of the environment.
+    # Sorted: errors must not depend on the order of the environment.
     for name in sorted(name for name in environ if name.startswith(PREFIX)):
         if name not in options:
             advice = _advice(name, options, groups)

@@ -26,7 +26,7 @@ _LINES = 100
 # Segments of stored output to search for the newest lines.
 _SEGMENTS = 2
 _LOOK = 0.05
-# Seconds that output waits for the line about the job's state, which should come first.
+# Seconds before output if the line about the job's state is late: it should come first.
 _SOON = 0.3
 _STATE_PATIENCE = 5.0
 _TAKE_OVER_PATIENCE = 60.0
@@ -41,7 +41,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     successors = _Successors(job)
     if not has_driver(job.directory) and not has_ended(job):
         if viewed.position is None and not segments(job.directory):
-            # The terminal has shown everything so far, so output is new from the beginning of the store.
+            # The job's terminal has shown everything up to now: the whole store is new.
             viewed.position = Position(0, 0)
         successors.start(lambda: None)
     await_output(job)

@@ -221,7 +221,7 @@ def _what_can_be_read() -> Iterator[None]:
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
-    # Drivers are asked at the same time: one that hangs must not delay the others.
+    # Drivers are asked at the same time: a driver that hangs must not delay the others.
     with ThreadPoolExecutor(max(1, len(jobs))) as asking:
         states = list(zip(jobs, asking.map(_state, jobs), strict=True))
     if options.json:

@@ -255,7 +255,7 @@ class TopScreen(App[None]):
         )
         return self._pattern in " ".join(cells).casefold()
 
-    # What keys do:
+    # Actions of keys:
 
     def action_fold(self) -> None:
         if self._view is not None:

@@ -123,7 +123,7 @@ class OutputView:
                 self.printer.show(item.data.decode(errors="replace"))
             case "stdout" | "stderr":
                 with self._changed:
-                    # Counted until printed, so that a slow terminal slows reading.
+                    # Counted until printed: a slow terminal must slow reading.
                     self._waiting += len(item.data)
                 self.printer.output(rank, item.kind, item.data, self._done)
             case _:

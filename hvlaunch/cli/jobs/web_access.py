@@ -87,7 +87,7 @@ class Access:
         # pop() first: a token is good once, even if it is too old.
         if token is None or self._tokens.pop(token) <= self._clock():
             return None
-        # HttpOnly hides it from scripts, and SameSite keeps it from requests of other sites.
+        # HttpOnly hides the cookie from scripts, and SameSite from requests of other sites.
         cookie = f"{self._cookie_name}={self._cookie}; HttpOnly; SameSite=Strict; Path=/{self._secure}"
         return Admission(cookie, self._key)
 

@@ -229,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _family(address: str) -> socket.AddressFamily:
     """Raises BadUsage."""
-    # The user names an address, so that no other network gets the page by accident.
+    # Named addresses only: no other network must get the page by accident.
     if address in _EVERYWHERE:
         raise BadUsage(f"{address} is every address: name one", hint="--bind ADDRESS")
     try:

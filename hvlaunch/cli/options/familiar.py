@@ -132,7 +132,7 @@ def _switch(flag: str, variable: str, text: str, *, more: str = "") -> Option:
     )
 
 
-# Defaults are those of Horovod's library: an option that is not given sets no variable.
+# An option that is not given sets no variable, and Horovod's own default holds.
 HOROVOD = OptionGroup(
     "Horovod",
     about="For workers that use Horovod. Each of these sets a variable for its library, and implies `--horovod` in a static job. "

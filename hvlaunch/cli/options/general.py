@@ -26,7 +26,7 @@ GENERAL = OptionGroup(
             more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
             "`hvlaunch stop` stops it. Errors before that are reported as usual. The workers' stdin is empty.",
             example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
-            # Alternatives of one name: the stronger source decides which of both holds.
+            # Alternatives of the same name: the stronger source decides.
             constant="at start",
             excludes="detach",
         ),

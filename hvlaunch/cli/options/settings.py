@@ -28,7 +28,7 @@ HELP_HINT = "hvlaunch --help"
 _NUMBER = re.compile(r"-[0-9]*\.?[0-9]+")
 
 
-# The value of a switch that is taken back and is an alternative to others of its name: as if it had not been set.
+# The value of a switch taken back that is an alternative to others of its name: as if not set.
 NOT_SET = object()
 
 
@@ -114,7 +114,7 @@ def merged(sources: Iterable[Sequence[Setting]]) -> dict[str, list[Setting]]:
                 del of_source[name]
                 if merged_settings.get(name, group)[-1].option == group[-1].option:
                     merged_settings.pop(name, None)
-        # A source that sets `-H` overrides `--hostfile` of an earlier one: they exclude each other.
+        # `-H` and `--hostfile` exclude each other: a later source's replaces an earlier source's.
         decided = {group[0].option.excludes for group in of_source.values()} - {""}
         merged_settings = {
             name: group for name, group in merged_settings.items() if group[0].option.excludes not in decided

@@ -746,5 +746,5 @@ GROUPS = (
 )
 """Groups in the order of help."""
 
-# The user's command is an option only in files and variables: there it has a name.
+# The user's command is an option, with a name, only in files and variables.
 COMMAND = Option("command", ("command",), "what to start, and its arguments", Value(("COMMAND", "ARG")))

@@ -139,7 +139,7 @@ def test_check_build_needs_no_command(flag):
         ("-n 2 true", "true"),
     ],
 )
-def test_the_command_begins_at_the_first_word_that_is_ours_no_more(line, command):
+def test_the_command_begins_at_the_first_word_that_is_not_an_option(line, command):
     assert parse(line.split()).command == tuple(command.split())
 
 
@@ -148,7 +148,7 @@ def test_words_of_the_command_are_kept_as_they_are():
     assert parse(["-np", "2", *words]).command == tuple(words)
 
 
-def test_an_empty_word_is_a_command_and_no_flag():
+def test_an_empty_word_is_a_command():
     assert parse(["-np", "2", "", "x"]).command == ("", "x")
 
 
@@ -219,7 +219,7 @@ def test_an_empty_word_is_a_command_and_no_flag():
         ("-z true", "unknown option '-z'"),
     ],
 )
-def test_what_can_not_be_is_one_line_that_names_the_flag(line, part):
+def test_an_invalid_value_is_one_line_that_names_the_flag(line, part):
     with pytest.raises(BadUsage) as caught:
         parse(line.split())
     assert part in str(caught.value)
@@ -229,7 +229,7 @@ def test_what_can_not_be_is_one_line_that_names_the_flag(line, part):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_help_fits_the_terminal_and_tells_of_every_flag(width, monkeypatch):
+def test_help_fits_the_terminal_and_lists_every_flag(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     with pytest.raises(Answered) as caught:
         parse(["--help"])
@@ -290,7 +290,7 @@ def test_the_short_help_has_ten_options_and_where_more_is(monkeypatch):
     "question", ["--help", "-h", "--version", "-V", "-v", "--check-build", "--print-completion bash"]
 )
 @pytest.mark.parametrize("line", ["--bogus {}", "--bogus x {}", "{} --bogus", "{} --bogus x true"])
-def test_an_unknown_option_is_told_before_anything_is_answered(line, question):
+def test_an_unknown_option_is_reported_before_a_question_is_answered(line, question):
     with pytest.raises(BadUsage, match="unknown option '--bogus'"):
         parse(line.format(question).split())
 

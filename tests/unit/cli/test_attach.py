@@ -117,7 +117,7 @@ def go(tmp_path: Path) -> Path:
     return directory
 
 
-def test_ten_times_one_after_the_other_each_line_is_seen_once(site, go):
+def test_ten_viewers_in_turn_see_each_line_once(site, go):
     job = Steps(site, go)
     seen = []
     for number in range(10):
@@ -143,7 +143,7 @@ print("that was step", step, flush=True)
 """
 
 
-def test_ctrl_c_at_any_moment_of_a_stream_shows_no_line_twice_and_leaves_none_out(site, go):
+def test_ctrl_c_at_any_moment_neither_repeats_nor_loses_a_line(site, go):
     line = [*HVLAUNCH, "--detach", sys.executable, "-c", STREAMING, str(go)]
     subprocess.run(line, env=site.environ, stdin=subprocess.DEVNULL, capture_output=True, check=True)
     chance, seen = random.Random(1), []
@@ -163,7 +163,7 @@ def test_ctrl_c_at_any_moment_of_a_stream_shows_no_line_twice_and_leaves_none_ou
     assert steps == list(range(last + 1))
 
 
-def test_an_interrupt_while_it_is_noted_how_far_one_has_seen(site, go, monkeypatch):
+def test_an_interrupt_while_the_position_is_saved(site, go, monkeypatch):
     job = Steps(site, go)
     [known] = [each for each in known_jobs(site.root) if each.id == job.id]
     write = os.pwrite
@@ -188,7 +188,7 @@ def test_the_first_look_begins_with_the_last_hundred_lines(site, go):
     assert terminal.steps == list(range(1000 - len(terminal.steps), 1000))
 
 
-def test_two_look_on_at_once_and_get_the_jobs_exit_code(site, go):
+def test_two_viewers_at_once_get_the_jobs_exit_code(site, go):
     job = Steps(site, go, code=7)
     terminals = [Terminal(site, "attach") for _ in range(2)]
     for terminal in terminals:
@@ -222,7 +222,7 @@ def test_a_job_in_another_terminal_is_shown_from_its_newest_lines_on(site, go):
     assert first.steps == list(range(1000))
 
 
-def test_bars_and_colours_are_as_ever(site, tmp_path):
+def test_bars_and_colours_are_as_in_the_jobs_terminal(site, tmp_path):
     bar = (
         "import os, sys, time\n"
         "for number in range(10**6):\n"
@@ -241,7 +241,7 @@ def test_bars_and_colours_are_as_ever(site, tmp_path):
     assert b"\n" not in before[before.rindex(b"bar ") :].removesuffix(b"\r\n")
 
 
-def test_of_a_driver_that_is_stopped_the_output_is_shown_all_the_same(site, go):
+def test_output_of_a_stopped_driver_is_shown(site, go):
     job = Steps(site, go)
     job.await_step(99)
     [known] = known_jobs(site.root)
@@ -256,7 +256,7 @@ def test_of_a_driver_that_is_stopped_the_output_is_shown_all_the_same(site, go):
         os.kill(known.about["pid"], signal.SIGCONT)
 
 
-def test_who_goes_away_leaves_the_job_alone(site, go):
+def test_a_viewer_that_leaves_does_not_affect_the_job(site, go):
     job = Steps(site, go)
     terminal = Terminal(site, "attach")
     terminal.read_until(b"step 99\r\n")
@@ -366,6 +366,6 @@ def test_output_that_can_not_be_read_is_one_message(site, go):
 @pytest.mark.parametrize(
     "words", [["logs", "--since", "soon"], ["logs", "--ranks", "x"], ["attach", "--ranks", "-"]]
 )
-def test_what_is_not_understood(site, words):
+def test_malformed_options_are_refused(site, words):
     with pytest.raises(Exception, match=r"--since|--ranks"):
         run_job_command(words, site.environ)

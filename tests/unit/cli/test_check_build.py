@@ -5,7 +5,7 @@ import pytest
 from hvlaunch.cli.check_build import check_build, launcher_version, package_version, ssh_version
 
 
-def test_what_is_there_is_marked():
+def test_installed_parts_are_marked():
     text = check_build(
         {"paramiko": "5.1", "torch": "2.13.0+cpu", "httptools": "0.9"}.get,
         lambda: "OpenSSH_9.2p1",
@@ -21,7 +21,7 @@ def test_what_is_there_is_marked():
     assert "Python 3." in text.splitlines()[0]
 
 
-def test_what_is_not_there_is_not_marked():
+def test_missing_parts_are_not_marked():
     text = check_build(lambda name: None, lambda: None, lambda name: None)
     assert text.count("[X]") == 1
     assert text.count("[ ]") == 10

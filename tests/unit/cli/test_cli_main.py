@@ -190,7 +190,7 @@ def test_quiet_is_without_warnings(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_what_other_hosts_do_not_get_is_named(capsys, monkeypatch):
+def test_variables_that_other_hosts_do_not_get_are_named(capsys, monkeypatch):
     monkeypatch.setenv("FOO_A", "hunter2")
     monkeypatch.setenv("FOO_B", "hunter2")
     assert main(["--verbose", "-H", "a:1", "true"], run=FakeDriver()) == 0
@@ -234,7 +234,7 @@ def test_dry_run_prints_the_plan_and_starts_nothing(capsys, monkeypatch):
     ("words", "part"),
     [(["-cb"], "[X] gloo"), (["--version"], hvlaunch.__version__), (["--help"], "examples:")],
 )
-def test_what_needs_no_job_is_0(words, part, capsys):
+def test_questions_exit_with_0(words, part, capsys):
     assert main(words, run=never) == 0
     assert part in capsys.readouterr().out
 
@@ -267,7 +267,7 @@ def test_the_words_of_a_real_process_may_be_any_bytes():
 
 
 @pytest.mark.parametrize("words", ["--help", "--dry-run -np 900 true", "--check-build", "--version"])
-def test_a_reader_that_is_gone_is_no_traceback(words):
+def test_a_closed_pipe_gives_no_traceback(words):
     read, write = os.pipe()
     os.close(read)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -278,7 +278,7 @@ def test_a_reader_that_is_gone_is_no_traceback(words):
 
 
 @pytest.mark.parametrize("words", ["--version", "--dry-run -np 1 true"])
-def test_a_full_disk_is_told(words):
+def test_a_full_disk_is_reported(words):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = f"exec {sys.executable} -m hvlaunch {words} >/dev/full"
     done = subprocess.run(
@@ -288,7 +288,7 @@ def test_a_full_disk_is_told(words):
 
 
 @pytest.mark.parametrize("words", ["--version", "--dry-run -np 1 true", "--help"])
-def test_a_closed_stdout_is_no_traceback(words):
+def test_a_closed_stdout_gives_no_traceback(words):
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     script = f"exec {sys.executable} -m hvlaunch {words} >&-"
     done = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, env=environ, timeout=60, check=False)

@@ -117,7 +117,7 @@ def messages(stderr: str) -> list[str]:
     return [re.sub(r":\d{5}$", "", line) for line in stderr.splitlines()]
 
 
-def test_the_id_is_all_that_stdout_gets_and_the_job_goes_on(site, tmp_path):
+def test_stdout_gets_only_the_id_while_the_job_continues(site, tmp_path):
     started = detach(site, "-np", "2", *worker(500, tmp_path / "go"), input="for nobody")
     job = only_job(site)
     assert (started.stdout, started.returncode) == (f"{job.id}\n", 0)
@@ -133,7 +133,7 @@ def test_the_id_is_all_that_stdout_gets_and_the_job_goes_on(site, tmp_path):
     }
 
 
-def test_who_started_it_has_none_of_its_descriptors_in_use(site, tmp_path):
+def test_the_job_holds_no_descriptor_of_its_starter(site, tmp_path):
     """Else $(hvlaunch --detach ...) would wait for the job, and so would who holds a lock on a file."""
     read_end, write_end = os.pipe()
     detach(site, *worker(100, tmp_path / "go"), stdin=subprocess.DEVNULL, pass_fds=(write_end,))
@@ -150,7 +150,7 @@ def test_who_started_it_has_none_of_its_descriptors_in_use(site, tmp_path):
         (["--ranks", "x", "true"], 2, "--ranks"),
     ],
 )
-def test_what_goes_wrong_before_is_as_without(site, words, code, message):
+def test_errors_before_the_start_are_reported_as_usual(site, words, code, message):
     started = detach(site, *words, stdin=subprocess.DEVNULL)
     alone = subprocess.run([*HVLAUNCH, *words], env=site.environ, capture_output=True, text=True, check=False)
     assert (started.stdout, started.returncode) == ("", code)
@@ -159,7 +159,7 @@ def test_what_goes_wrong_before_is_as_without(site, words, code, message):
     assert messages(started.stderr) == messages(alone.stderr)
 
 
-def test_where_there_can_be_no_directory_it_is_an_error(site, tmp_path):
+def test_a_missing_job_directory_is_an_error(site, tmp_path):
     site.environ["XDG_STATE_HOME"] = "/proc/nothing"
     started = detach(site, "true", stdin=subprocess.DEVNULL)
     assert started.returncode == 2
@@ -196,7 +196,7 @@ def test_the_terminal_may_be_closed(site, tmp_path):
     assert kept(job)[0, "stdout"] == whole_output(300)
 
 
-def test_on_hangup_the_job_goes_on_and_no_line_is_lost(site, tmp_path):
+def test_the_job_survives_a_hangup_without_losing_a_line(site, tmp_path):
     words = ["--detach-on-hangup", "-np", "2", *worker(300, tmp_path / "go")]
     pid, master = pty.fork()
     if not pid:
@@ -213,7 +213,7 @@ def test_on_hangup_the_job_goes_on_and_no_line_is_lost(site, tmp_path):
     assert output[1, "stdout"] == whole_output(300)
 
 
-def test_who_read_the_output_may_leave_too(site, tmp_path):
+def test_the_job_survives_the_end_of_its_outputs_reader(site, tmp_path):
     """As after `ssh machine hvlaunch ...` without a terminal, when ssh is gone: nobody sends SIGHUP."""
     words = [*HVLAUNCH, "--detach-on-hangup", *worker(300, tmp_path / "go")]
     job = subprocess.Popen(words, env=site.environ, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
@@ -242,7 +242,7 @@ def test_a_second_hangup_changes_nothing(site, tmp_path):
     assert site.do("wait", job.id) == 0
 
 
-def test_where_the_driver_is_killed_another_goes_on(site, tmp_path):
+def test_a_successor_continues_the_job_of_a_killed_driver(site, tmp_path):
     job = only_job_of(detach(site, "-np", "2", *worker(300, tmp_path / "go"), stdin=subprocess.DEVNULL), site)
     waiting = subprocess.Popen([*HVLAUNCH, "wait", job.id], env=site.environ)
     for _ in range(2):
@@ -258,7 +258,7 @@ def test_where_the_driver_is_killed_another_goes_on(site, tmp_path):
     }
 
 
-def test_how_a_job_ended_is_known_though_its_driver_was_killed_over_its_last_lines(site):
+def test_the_exit_code_survives_a_driver_killed_at_its_last_lines(site):
     """Nobody reads what it prints; the engine has finished, and the agent has ended."""
     script = "import sys; print('x' * 1_500_000); sys.exit(3)"
     words = ["--detach-on-hangup", "--grace", "600", sys.executable, "-c", script]
@@ -291,7 +291,7 @@ def of_a_launcher(job: KnownJob) -> None:
     ("spoil", "told"),
     [(without_keys, "no other can take it over"), (of_a_launcher, "no other can take over a job of mpirun")],
 )
-def test_who_looks_on_at_a_job_that_can_not_be_taken_over_is_told_once(site, tmp_path, spoil, told):
+def test_a_viewer_learns_once_that_no_takeover_is_possible(site, tmp_path, spoil, told):
     words = ["--detach-on-hangup", *worker(100, tmp_path / "go")]
     driver = start(site, *words)
     assert driver.stdout is not None
@@ -311,7 +311,7 @@ def driver_pid(site: Site) -> int:
     return int(only_job(site).about["pid"])
 
 
-def test_who_dies_again_and_again_is_not_replaced_for_ever(site, tmp_path):
+def test_a_driver_that_keeps_dying_is_not_replaced_for_ever(site, tmp_path):
     job = only_job_of(
         detach(site, "--lease", "4", *worker(300, tmp_path / "go"), stdin=subprocess.DEVNULL), site
     )

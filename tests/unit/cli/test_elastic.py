@@ -39,7 +39,7 @@ def spec(*flags: str) -> JobSpec:
         ),
     ],
 )
-def test_what_flags_make_of_a_job(flags, options):
+def test_options_of_an_elastic_job(flags, options):
     made = spec(*flags)
     assert made.elastic == options
     assert made.command == ("train", "--min-np", "x")
@@ -76,7 +76,7 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
         (["--min-np", "1", "--horovod"], "static jobs"),
     ],
 )
-def test_what_can_not_be(flags, message):
+def test_contradicting_options_are_refused(flags, message):
     with pytest.raises(BadUsage) as caught:
         spec(*flags)
     assert message in str(caught.value)

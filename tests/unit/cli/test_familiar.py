@@ -134,7 +134,7 @@ def test_so_many_hosts_of_an_elastic_job(words, bounds):
     assert slots_in(spec) == [("a", 2), ("b", 2), ("c", 2)]
 
 
-def test_so_many_hosts_of_an_elastic_job_whose_slots_are_their_own(hostfile):
+def test_nnodes_of_an_elastic_job_with_slots_in_its_hostfile(hostfile):
     spec = spec_of(f"--nnodes 2 --min-np 2 --hostfile {hostfile} true")
     assert spec.elastic is not None
     assert spec.elastic.most_hosts == 2
@@ -242,12 +242,12 @@ def test_some_hosts_and_some_gpus():
         ("--include b --host-discovery-script ./d true", "--include is for static jobs"),
     ],
 )
-def test_what_makes_no_sense(line, cause):
+def test_impossible_selections_are_refused(line, cause):
     with pytest.raises(BadUsage, match=cause):
         spec_of(line)
 
 
-def test_what_it_takes_is_not_loaded_for_a_line_that_needs_none():
+def test_a_plain_line_does_not_load_the_module():
     assert "hvlaunch.cli.job_hosts" not in _loaded("-np 2 true")
     assert "hvlaunch.cli.job_hosts" in _loaded("--nnodes 1 true")
 

@@ -118,18 +118,18 @@ def test_torchruns_restarts_are_hvlaunchs_by_either_spelling():
     assert "--max_restarts" not in answer("--nnodes 1 --max_restarts=3 --standalone true")
 
 
-def test_all_of_a_line_is_answered_up_to_what_nobody_has():
+def test_a_line_is_answered_up_to_the_first_unknown_option():
     lines = answer("--nnodes=2 -np 4 --node_rank 0 -v --standalone --bogus --nproc-per-node 4 x").split("\n")
     assert [line.split()[0] for line in lines] == ["--node_rank", "--standalone"]
     assert all("torchrun's" in line for line in lines)
 
 
-def test_what_one_launcher_has_all_of_is_read_as_its_own():
+def test_a_line_of_one_launchers_options_is_read_as_that_launchers():
     assert "srun's" in answer("-r 3 true")
     assert "srun's" not in answer("--standalone -r 3 true").partition("\n")[2]
 
 
-def test_a_value_in_one_word_with_a_short_name_is_ours_where_nobody_else_has_such_a_name():
+def test_a_short_name_joined_to_its_value_may_be_another_launchers_option():
     options = parse("-xterm -p2222 -Ha:2 true".replace("-xterm", "-xTERM").split())
     assert (options.x, options.ssh_port, options.hosts) == (["TERM"], 2222, "a:2")
     assert "-xterm is mpirun's" in answer("-xterm 0 true")
@@ -155,7 +155,7 @@ def test_a_launcher_has_each_name_once(program):
     assert len(names) == len(set(names))
 
 
-def test_who_comes_from_elastic_horovodrun_is_told_of_the_import():
+def test_the_page_tells_elastic_horovodrun_users_about_the_import():
     part = page().partition("## horovodrun")[2].partition("\n## ")[0]
     assert "`import hvlaunch.torch as hvd`" in part
 

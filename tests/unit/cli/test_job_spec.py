@@ -29,7 +29,7 @@ def spec_of(line, environ=None):
     return spec
 
 
-def test_nothing_said_is_the_defaults_of_job_spec(here):
+def test_without_options_job_spec_has_its_defaults(here):
     assert spec_of("true") == JobSpec(command=("true",), hosts=(Host("localhost"),), cwd=str(here))
 
 
@@ -153,7 +153,7 @@ def test_quiet_arrives_too(here):
     assert spec_of("--quiet true").console == ConsoleOptions(quiet=True)
 
 
-def test_a_prefix_that_is_none_is_said_at_once(here):
+def test_a_malformed_prefix_is_an_error_at_once(here):
     with pytest.raises(BadUsage, match=r"unknown field \{lol\}; try: \{rank\}"):
         spec_of("-prefix-timestamp --prefix {lol} true")
 
@@ -222,7 +222,7 @@ def test_options_behind_the_command_are_a_warning(here, line, part):
         "-np 2",
     ],
 )
-def test_options_of_the_command_are_none(here, line):
+def test_options_of_the_command_give_no_warning(here, line):
     (here / "hosts").write_text("a\n")
     words = shlex.split(line) if line != "-np 2" else ["--", *line.split()]
     assert job_spec(parse(words), {})[1] == []
@@ -339,7 +339,7 @@ def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
         ("--detach --srun python x.py", 5.0),
     ],
 )
-def test_who_leaves_has_agents_that_wait_for_the_lease(here, line, patience):
+def test_agents_of_a_detached_job_wait_for_the_lease(here, line, patience):
     assert spec_of(line).reconnect_timeout == patience
 
 

@@ -56,7 +56,7 @@ def test_it_is_the_launchers_command_with_a_shell_for_each_rank(options):
     assert words[-3:] == ["sh", "train", "x y"]
 
 
-def test_what_a_shell_here_does_not_have_is_said_and_secrets_are_not(options):
+def test_variables_missing_in_this_shell_are_shown_and_secrets_masked(options):
     env = {"A": "1", "B": "b c", "API_KEY": "secret", "MASTER_ADDR": "mine"}
     plan = launcher_plan(spec(Host("localhost", slots=1), env=env), options, {"A": "1", "API_KEY": "other"})
     assert command(plan)[:4] == ["API_KEY=****", "B=b c", "MASTER_ADDR=mine", "MASTER_PORT=29500"]
@@ -81,6 +81,6 @@ def test_prefix_and_files(options, tmp_path):
     )
 
 
-def test_what_the_launcher_can_not_do_is_an_error(options):
+def test_a_job_that_the_launcher_can_not_do_is_an_error(options):
     with pytest.raises(BadUsage, match="a launcher needs the number of slots"):
         launcher_plan(spec(Host("a")), options, {})

@@ -67,7 +67,7 @@ def test_every_option_is_in_it_with_all_that_help_says():
     ]
 
 
-def test_what_roff_would_take_for_its_own_is_text():
+def test_text_that_looks_like_roff_is_escaped():
     odd = Option("odd", ("--odd",), "first", Value(("X",)), more="`a\\\\b` -x 'y'.", default="'z'")
     option = odd._replace(help=".TH is no request")
     text = " ".join(shown(man_page([OptionGroup("group", (option,), about="'tis ...")])).split())

@@ -123,7 +123,7 @@ def test_the_users_choice_stands():
 
 
 @pytest.mark.parametrize("left_out", [[], ["EDITOR", "PAGER"]])
-def test_the_plan_ends_with_what_starts_where_and_has_the_environment_for_those_who_ask(left_out):
+def test_the_plan_ends_with_hosts_and_has_the_environment_with_verbose(left_out):
     text = plan(
         spec(Host("a", slots=2), env={"A": "1"}, verbose=False),
         left_out=left_out,

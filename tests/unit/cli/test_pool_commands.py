@@ -169,7 +169,7 @@ def test_a_job_has_the_hosts_of_its_pool_and_how_they_are_reached(
         ("-H a --map-by ppr:2:node", "2 workers on 1 host"),
     ],
 )
-def test_which_hosts_and_how_many_workers_is_said_of_those_of_the_pool(
+def test_options_about_hosts_select_from_the_pool(
     pool: JobDirectory, words: str, workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--pool", "p", "--slots-per-host", "1", *words.split(), "--dry-run", "true"]) == 0
@@ -238,7 +238,7 @@ def test_a_job_may_have_some_of_them(
     assert f"{3 if hosts == 'b:3' else 4} workers" in capsys.readouterr().out
 
 
-def test_a_host_that_it_has_not_is_refused(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_outside_the_pool_is_refused(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--pool", "p", "-H", "a,c,d", "true"]) == 2
     assert "pool p has no host c, d; try: hvlaunch pool status p" in capsys.readouterr().err
 
@@ -257,7 +257,7 @@ def test_a_name_that_is_taken_is_refused(pool: JobDirectory, capsys: pytest.Capt
     assert "pool p is up; try: hvlaunch pool status p" in capsys.readouterr().err
 
 
-def test_one_whose_process_was_killed_is_told_and_removed(
+def test_a_pool_of_a_killed_process_is_reported_and_removed(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = killed(root)
@@ -271,20 +271,20 @@ def test_one_whose_process_was_killed_is_told_and_removed(
     assert capsys.readouterr().out == "pool p is down\nno pools\n"
 
 
-def test_one_that_does_not_answer_is_told(pool: JobDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_that_does_not_answer_is_reported(
+    pool: JobDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pool", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "no answer"
 
 
-def test_a_directory_that_others_can_write_to_is_no_pool(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_writable_by_others_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed(root).chmod(0o777)
     assert main(["pool", "status"]) == 0
     assert capsys.readouterr().out == "no pools\n"
 
 
-def test_a_terminal_shows_whom_it_waits_for(root: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_the_hosts_that_it_waits_for(root: Path, tmp_path: Path) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\n[ "$1" = -G ] && exec /usr/bin/ssh "$@"\nexec sleep 600\n')
     ssh.chmod(0o755)

@@ -29,6 +29,6 @@ def test_times(text, ago):
 
 
 @pytest.mark.parametrize("text", ["", "m", "10", "10w", "25:00", "yesterday", "2026-13-01", "-1s", "1:2"])
-def test_what_is_no_time(text):
+def test_malformed_times_are_refused(text):
     with pytest.raises(BadValue):
         since(text, NOW)

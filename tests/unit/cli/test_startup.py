@@ -87,7 +87,7 @@ print(json.dumps(sorted(sys.modules)))
 """
 
 
-def test_what_other_hosts_need_of_the_driver_loads_little_more():
+def test_a_driver_for_other_hosts_loads_little_more():
     done = subprocess.run(
         [sys.executable, "-c", FOR_OTHER_HOSTS], capture_output=True, cwd=ROOT, timeout=60, check=True
     )
@@ -99,7 +99,7 @@ def test_what_other_hosts_need_of_the_driver_loads_little_more():
     }
 
 
-def test_what_is_needed_is_loaded():
+def test_a_needed_library_is_loaded():
     assert "rich" in modules("--help")
     assert "ClusterShell" in modules("-H gpu[01-02] true")
 
@@ -143,7 +143,7 @@ print(json.dumps([sorted(module.__name__ for module in own), sorted(made)]))
 """
 
 
-def test_a_job_loads_no_more_before_it_connects_than_it_needs():
+def test_modules_loaded_before_a_job_connects():
     done = subprocess.run(
         [sys.executable, "-c", LOADED], capture_output=True, cwd=ROOT, timeout=60, check=True
     )
@@ -171,7 +171,7 @@ hvlaunch.__main__.script()
 """
 
 
-def test_no_garbage_is_looked_for_while_a_job_starts(tmp_path):
+def test_no_garbage_collection_runs_while_a_job_starts(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", COLLECTIONS, "--quiet", "-np", "2", "true"],
         capture_output=True,

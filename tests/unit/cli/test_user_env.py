@@ -138,7 +138,7 @@ def test_a_proxy_with_a_user_or_password_is_passed_on_only_if_asked_to(value):
     assert passed({"https_proxy": value}, mode="all") == {"https_proxy": value}
 
 
-def test_what_is_left_out_is_named_by_pattern_where_one_is_enough():
+def test_variables_that_stay_here_are_named_by_patterns():
     environ = dict.fromkeys(
         ["AWS_REGION", "AWS_PROFILE", "EDITOR", "WANDB_API_KEY", "WANDB_X", "MY_VAR", "MY", "A\nB_C", "_X"],
         "1",
@@ -222,7 +222,7 @@ def test_a_pattern_passes_on_all_that_match():
     assert passed(environ, "MLF_?") == {"MLF_A": "1", "MLF_B": "2"}
 
 
-def test_what_is_not_there_is_warned_of_and_the_rest_goes_on(tmp_path):
+def test_a_missing_variable_gives_a_warning_and_others_are_passed_on(tmp_path):
     file = tmp_path / "env"
     file.write_text("A=1\nGONE\n")
     env, warnings = user_env({}, files=[file], chosen=["AWAY", "NO_*", "B=2"])
@@ -341,7 +341,7 @@ def test_secrets_are_masked_by_name(name):
 @pytest.mark.parametrize(
     "name", ["PATH", "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "LANG", "NCCL_DEBUG", "BYPASS_CACHE", "RANK"]
 )
-def test_what_is_no_secret_is_shown(name):
+def test_values_without_secrets_are_shown(name):
     assert masked(name, "hunter2") == "hunter2"
 
 

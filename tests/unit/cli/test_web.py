@@ -163,7 +163,7 @@ def test_a_token_is_good_once(job):
 
 
 @pytest.mark.parametrize("token", ["", "0" * 32, "x"])
-def test_a_wrong_token_lets_nobody_in(job, token):
+def test_a_wrong_token_is_refused(job, token):
     other = Browser(job.port)
     assert other.enter(token) == 401
     assert other.ask("GET", "/view")[0] == 401
@@ -208,13 +208,13 @@ def test_other_sites_may_not_ask(browser, fields, status):
     assert browser.ask("GET", "/view", **fields)[0] == status
 
 
-def test_a_host_that_is_told_twice_is_none(browser):
+def test_a_repeated_host_field_is_refused(browser):
     with socket.create_connection(("127.0.0.1", browser.port), timeout=60) as caller:
         caller.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
         assert caller.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
-def test_the_page_itself_is_no_secret_and_has_nothing_from_elsewhere(job):
+def test_the_page_is_public_and_loads_only_its_own_files(job):
     stranger = Browser(job.port)
     status, page = stranger.ask("GET", "/", Sec_Fetch_Site="cross-site")
     assert status == 200
@@ -239,7 +239,7 @@ def test_orders_are_passed_on(job, browser):
     assert len(orders) == 2
 
 
-def test_what_the_driver_refuses_is_said_and_one_that_is_gone_may_come_back(job, browser):
+def test_refusals_of_the_driver_are_shown_and_a_successor_is_used(job, browser):
     answers = job.feed.control.answers
     answers["/signal"] = ControlRefused("job x: no such signal")
     assert browser.ask("POST", "/signal", b"{}") == (400, b"job x: no such signal\n")
@@ -338,12 +338,12 @@ def test_other_machines_are_let_in_without_tls_where_the_user_says_so(monkeypatc
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.1", "example", "::"])
-def test_an_address_that_is_none_of_ones_own(address):
+def test_an_address_of_another_machine_is_refused(address):
     with pytest.raises(BadUsage):
         WebServer(address)
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(job, browser):
+def test_silent_unauthenticated_clients_do_not_keep_the_owner_out(job, browser):
     with ExitStack() as stack:
         strangers = [
             stack.enter_context(socket.create_connection(("127.0.0.1", job.port), timeout=60))

@@ -56,7 +56,7 @@ def test_slurm(environ, slots):
         (slurm("n1", "0"), "has no hosts"),
     ],
 )
-def test_what_slurm_can_not_have_meant(environ, error):
+def test_malformed_variables_of_slurm_are_refused(environ, error):
     with pytest.raises((BadUsage, BadHost), match=error):
         allocation(environ)
 
@@ -149,7 +149,7 @@ def test_no_allocation(environ):
         ({"PBS_JOBID": "8", "PBS_NODEFILE": "/empty"}, "has no hosts"),
     ],
 )
-def test_what_can_not_be_read(environ, error):
+def test_malformed_variables_and_files_are_refused(environ, error):
     with pytest.raises(BadUsage, match=error):
         allocation(environ, FILES.__getitem__)
 

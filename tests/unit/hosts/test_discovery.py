@@ -79,7 +79,7 @@ def test_a_script_beside_us_needs_no_path(arguments, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["echo a", "#!/bin/sh\r\necho a"])
-def test_what_is_no_program_though_it_is_there(text, tmp_path):
+def test_a_file_that_is_not_a_program_is_refused(text, tmp_path):
     path = tmp_path / "script"
     path.write_text(text)
     path.chmod(0o755)
@@ -87,7 +87,7 @@ def test_what_is_no_program_though_it_is_there(text, tmp_path):
         HostScript(str(path), LONG).read_hosts()
 
 
-def test_no_input_and_what_it_says_on_stderr_is_no_answer(script):
+def test_the_script_gets_no_input_and_its_stderr_is_ignored(script):
     assert script("cat; echo noise >&2; echo a:1").read_hosts() == [Host("a", 1)]
 
 
@@ -195,7 +195,7 @@ def test_an_exception_does_not_end_discovery():
     discovery.stop()
 
 
-def test_changes_are_told_once_and_failures_each_time(tmp_path):
+def test_changes_are_reported_once_and_failures_each_time(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a:1\n")
     told: queue.Queue[Sequence[Host] | HvlaunchError] = queue.Queue()
@@ -217,7 +217,7 @@ def test_changes_are_told_once_and_failures_each_time(tmp_path):
     assert told.empty()
 
 
-def test_hosts_beyond_the_most_and_slots_beyond_those_of_each_are_not_used(tmp_path):
+def test_hosts_and_slots_beyond_the_limits_are_not_used(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("a:4\nb:2\nc:1\n")
     options = ElasticOptions(min_np=1, hostfile=path)
@@ -259,7 +259,7 @@ def test_stop_does_not_wait_for_a_look_that_is_stuck_in_the_kernel(monkeypatch):
     assert told.empty()
 
 
-def test_stop_ends_a_look_that_takes_its_time_and_nothing_is_told(script, tmp_path):
+def test_stop_ends_a_slow_look_without_a_callback(script, tmp_path):
     began = Path(tmp_path / "began")
     told: list[object] = []
     discovery = Discovery(script(f"touch {began}; sleep 1000"), told.append, told.append, interval=1000.0)

@@ -87,7 +87,7 @@ def test_localhost_is_not_looked_up() -> None:
     assert is_local(Host("localhost"), resolve=never)
 
 
-def test_a_process_whose_uid_has_no_name_is_no_named_user() -> None:
+def test_a_uid_without_a_name_matches_no_named_user() -> None:
     assert not is_local(Host("localhost", user="bob"), user=lambda: None)
 
 
@@ -113,6 +113,6 @@ def test_every_address_of_this_machine_is_its_own() -> None:
     assert all(is_local(Host(address)) for address in found if not address.startswith("fe80:"))
 
 
-def test_where_the_kernel_binds_any_address_none_is_proved_to_be_ours() -> None:
+def test_no_address_is_ours_if_the_kernel_binds_any() -> None:
     assert is_own(OURS, binds=OURS.__eq__)
     assert not is_own(OURS, binds=lambda address: True)

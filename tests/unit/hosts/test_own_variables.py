@@ -14,7 +14,7 @@ HERE = {
 }
 
 
-def test_what_other_hosts_do_not_get_this_one_does_not_get_either():
+def test_workers_here_get_no_more_variables_than_on_other_hosts():
     assert host_environ(HERE, {"PATH": "/elsewhere"}) == {
         "HOME": "/root",
         "TMPDIR": "/t",

@@ -111,7 +111,7 @@ def test_hosts(text: str, hosts: list[Host]) -> None:
         ("ann@a,bob@a", "bob@a", "user of host a is bob here, but ann earlier"),
     ],
 )
-def test_what_is_no_host(text: str, word: str, cause: str) -> None:
+def test_malformed_hosts_are_refused(text: str, word: str, cause: str) -> None:
     with pytest.raises(BadHost) as caught:
         parse_hosts(text)
     assert (caught.value.word, caught.value.source, caught.value.line) == (word, "-H", None)
@@ -184,7 +184,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.text() | st.lists(PIECES, max_size=14).map("".join))
-def test_whatever_is_typed_is_hosts_or_one_clear_line(text: str) -> None:
+def test_any_text_gives_hosts_or_one_clear_line(text: str) -> None:
     try:
         hosts = parse_hosts(text)
     except BadHost as error:

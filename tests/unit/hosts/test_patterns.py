@@ -33,5 +33,5 @@ def test_it_is_as_for_file_names(patterns, name):
     assert matcher(*patterns)(name) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def test_a_name_is_no_pattern():
+def test_a_plain_name_is_not_a_pattern():
     assert [text for text in ("A", "A*", "A?", "[A]", "") if is_pattern(text)] == ["A*", "A?", "[A]"]

@@ -75,7 +75,7 @@ SLOTS = st.lists(st.integers(1, 9), min_size=1, max_size=8).map(
 
 
 @given(SLOTS, st.data())
-def test_what_holds_for_every_placement(slots: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_invariants_of_a_placement(slots: list[tuple[str, int]], data: st.DataObject) -> None:
     total = sum(count for _, count in slots)
     np = data.draw(st.none() | st.integers(1, total))
     size = np or total
@@ -151,7 +151,7 @@ def test_slots_that_are_known_to_be_too_few(
 
 
 @given(SLOTS, st.data())
-def test_needed_hosts_are_those_that_get_a_worker(slots: list[tuple[str, int]], data: st.DataObject) -> None:
+def test_each_needed_host_gets_a_worker(slots: list[tuple[str, int]], data: st.DataObject) -> None:
     np = data.draw(st.integers(1, sum(count for _, count in slots)))
     hosts = needed([Host(*pair) for pair in slots], np)
     assert [host.name for host in hosts] == list(dict.fromkeys(p.host for p in place(slots, np)))

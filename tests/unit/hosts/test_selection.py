@@ -29,7 +29,7 @@ def test_gpus_that_are_not():
     assert left("last:0@w[0-2]", "exclude", slots_per_host=3) == [("last", 2, (1, 2))]
 
 
-def test_words_for_what_is_left():
+def test_words_for_a_selection():
     hosts = parse_hosts("a:4,[fe80::1]:4,b")
     gpus = {"fe80::1": (0, 2), "b": (5,)}
     assert words_for(hosts, gpus) == "a@[fe80::1]:0,2@b:5"
@@ -54,11 +54,11 @@ def test_words_for_what_is_left():
         ("w[0-2]@last", "exclude", "no host is left"),
     ],
 )
-def test_what_makes_no_sense(words, how, cause):
+def test_impossible_selections_are_refused(words, how, cause):
     with pytest.raises(BadUsage, match=cause):
         select(HOSTS, words, how)
 
 
-def test_what_is_no_host():
+def test_malformed_hosts_are_refused():
     with pytest.raises(BadHost):
         select(HOSTS, "w0@@w1", "include")

@@ -27,20 +27,20 @@ def write(here, text):
     return name
 
 
-def test_what_is_shown_is_what_is_printed(here):
+def test_show_config_prints_the_pages_example(here):
     write(here, FILES[0])
     text = next(text for _, text in BLOCKS if text.startswith("command = ["))
     assert show_config(parse(["--show-config"], environ={}), GROUPS).startswith(text)
 
 
-def test_the_mistake_is_told_as_the_page_says(here):
+def test_the_pages_example_of_a_mistake_is_the_message(here):
     (here / "hvlaunch.toml").write_text("\n\nnum-porc = 2\n")
     with pytest.raises(BadUsage) as caught:
         parse(["true"], environ={})
     assert f"  hvlaunch: {caught.value}\n" in PAGE
 
 
-def test_the_page_names_what_a_file_that_was_found_may_not_set():
+def test_the_page_names_options_that_a_found_file_may_not_set():
     text = PAGE.partition("- **Refused** are ")[2].partition(".\n")[0]
     own = {option for group in GROUPS for option in group.options if option.source == "own"}
     names = {f"--{name}" for name in re.findall(r"`([-a-z]+)`", text)}

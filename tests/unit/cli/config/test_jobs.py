@@ -52,7 +52,7 @@ def test_a_file_of_horovodrun():
         assert out.count(f"HOROVOD_{variable}\n") == 2
 
 
-def test_a_job_that_a_file_describes_and_one_in_its_worker_that_inherits_nothing():
+def test_a_job_in_a_worker_inherits_no_options():
     inner = [
         sys.executable,
         "-m",

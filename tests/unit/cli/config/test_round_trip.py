@@ -102,7 +102,7 @@ def test_a_variable(group, option, here):
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=ids)
-def test_where_an_option_may_come_from_follows_from_what_it_does(group, option):
+def test_sources_of_an_option_fit_its_effect(group, option):
     asks = bool(option.question) or option.name in {"check_build", "show_config", "show_secrets", "isolated"}
     assert asks == (option.source == "command line")
     assert (option.source == "no file") == (option.name == "config_file")
@@ -131,7 +131,7 @@ def test_a_switch_is_taken_back_by_the_command_line_and_by_false(group, option, 
     assert parse([*words[:2], "true"], environ={}).given.get(option.name) in (False, None)
 
 
-def test_what_is_shown_is_a_file_that_sets_the_same(here):
+def test_show_config_prints_a_file_with_the_same_settings(here):
     lines = [sample(option).typed for _, option in IN_FILES]
     skipped = {
         "--srun",

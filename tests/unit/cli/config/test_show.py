@@ -53,7 +53,7 @@ def test_nothing_is_set(capfd):
     assert shown(capfd, "--show-config --isolated") == "# no option is set\n"
 
 
-def test_where_a_conflict_comes_from_is_said_to_be_found_out(capfd):
+def test_a_conflict_with_a_file_hints_at_show_config(capfd):
     assert main(["--end-with-rank", "5", "true"]) == 2
     assert capfd.readouterr().err.splitlines() == [
         "hvlaunch: options of hvlaunch.toml: np, x",
@@ -62,7 +62,7 @@ def test_where_a_conflict_comes_from_is_said_to_be_found_out(capfd):
     ]
 
 
-def test_what_is_not_utf8_is_a_comment_since_no_file_can_have_it(capfd):
+def test_a_value_that_is_not_utf8_is_shown_as_a_comment(capfd):
     words = ["--show-config", "--isolated", "--cwd", "a\udcff", "--merge", "python", "\udc80"]
     assert main(words) == 0
     text = capfd.readouterr().out

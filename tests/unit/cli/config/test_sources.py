@@ -53,7 +53,7 @@ def fill(here, *sources):
 
 @pytest.mark.parametrize("weaker", range(5), ids=SOURCES)
 @pytest.mark.parametrize("stronger", range(5), ids=SOURCES)
-def test_of_two_sources_the_stronger_one_wins(weaker, stronger, here):
+def test_the_stronger_of_two_sources_wins(weaker, stronger, here):
     words, variables = fill(here, weaker, stronger)
     assert parse([*words, "true"], environ=variables).np == max(weaker, stronger) + 1
 
@@ -67,7 +67,7 @@ def test_all_five_at_once(here):
 @pytest.mark.parametrize(
     "outer", [{"HVLAUNCH_JOB_ID": "5f0c2a9be471"}, {}], ids=["in a worker", "--isolated"]
 )
-def test_only_the_command_line_and_what_it_names_count(outer, here):
+def test_in_a_worker_only_the_command_line_and_its_files_count(outer, here):
     words, variables = fill(here, 0, 1, 2, 3)
     words = words if outer else [*words, "--isolated"]
     assert parse([*words, "true"], environ={**variables, **outer}).np == 3
@@ -82,7 +82,7 @@ def test_isolated_is_a_switch_that_can_be_taken_back(here):
     assert api_spec({"isolated": False}, ["true"], variables).hosts[0].slots == 4
 
 
-def test_a_worker_of_another_job_hands_on_nothing_by_its_own_variables(here):
+def test_variables_of_an_outer_jobs_worker_set_no_options(here):
     """Some of a worker's variables are called as options are."""
     worker = {"HVLAUNCH_JOB_ID": "1", "HVLAUNCH_HOSTS": "a=10.0.0.1:2", "HVLAUNCH_WORKER_TIMEOUT": "30"}
     assert parse(["true"], environ=environ(here, **worker)).given == {}
@@ -92,7 +92,7 @@ def test_a_worker_of_another_job_hands_on_nothing_by_its_own_variables(here):
     }  # fmt: skip
 
 
-def test_all_variables_that_mean_something_else_are_known():
+def test_variables_with_another_meaning_are_listed():
     source = Path(hvlaunch.__file__).parent
     used = {
         name
@@ -104,7 +104,7 @@ def test_all_variables_that_mean_something_else_are_known():
     assert used <= OTHERS
 
 
-def test_a_variable_that_looks_mistyped_is_told_and_others_are_not(here):
+def test_only_a_variable_that_looks_mistyped_gets_a_warning(here):
     told: list[str] = []
     variables = {
         "HVLAUNCH_NUM_PORC": "2",
@@ -117,7 +117,7 @@ def test_a_variable_that_looks_mistyped_is_told_and_others_are_not(here):
     assert told == ["warning: HVLAUNCH_NUM_PORC is no option; try: HVLAUNCH_NUM_PROC"]
 
 
-def test_a_variable_for_what_only_the_command_line_may_have_is_told(here):
+def test_a_variable_for_a_command_line_option_gets_a_warning(here):
     told: list[str] = []
     variables = {"HVLAUNCH_ISOLATED": "1", "HVLAUNCH_SHOW_CONFIG": "1", "HVLAUNCH_CHECK_BUILD": ""}
     assert parse(["true"], environ=environ(here, **variables), warn=told.append).given == {}
@@ -191,7 +191,7 @@ def test_variables_for_the_workers_add_up_and_other_lists_do_not(here):
     assert job_spec(options, {})[0].env == {"A": "1", "B": "2", "C": "3", "D": "4"}
 
 
-def test_what_excludes_each_other_in_one_source_is_replaced_by_a_stronger_one(here):
+def test_a_stronger_source_replaces_an_option_that_excludes_its_own(here):
     write(here / "hvlaunch.toml", "hosts = 'a,b'\nmpi = true\nverbose = true\n")
     options = parse(["--hostfile", "f", "--gloo", "--quiet", "true"], environ=environ(here))
     assert (options.hosts, options.hostfile, options.launcher) == (None, "f", None)
@@ -200,7 +200,7 @@ def test_what_excludes_each_other_in_one_source_is_replaced_by_a_stronger_one(he
     assert parse(["--no-srun", "true"], environ=environ(here)).launcher == "mpirun"
 
 
-def test_a_profile_counts_more_than_the_rest_of_its_file_and_less_than_a_stronger_file(here):
+def test_a_profile_overrides_its_file_but_not_a_stronger_file(here):
     write(
         here.parents[1] / "xdg/hvlaunch/config.toml",
         "grace = 1\n[profiles.gpu8]\ngrace = 2\nlease = 2\nsettle = 2\n",
