@@ -155,8 +155,7 @@ class _ErrandProcess:
         """0 once its driver is gone: the next driver counts anew."""
         seconds = header["seconds"]
         self.deadline = float("inf") if seconds is None else time.monotonic() + seconds
-        self._seconds = seconds
-        self._most_output = float("inf") if header["output"] is None else header["output"]
+        self._limits = header
         self._stdin, self._stream, self._result = fds
         self._selector = selector
         self._send = send
@@ -205,7 +204,7 @@ class _ErrandProcess:
     def overrun(self) -> None:
         """Handle a deadline: the errand's, or the deadline of its end."""
         if self._failure is None:
-            self._fail("time", "it took longer than %g s" % self._seconds)
+            self._fail("time", "it took longer than %g s" % self._limits["seconds"])
             return
         # The process is stuck in the kernel. The report must not wait for it, but it still counts against MOST_ERRANDS.
         self.deadline = float("inf")
@@ -227,7 +226,7 @@ class _ErrandProcess:
         if self._failure is not None:
             return
         self._failure = kind, cause
-        # Who stops an errand that hangs waits for its end as long as it takes: another would only hang beside it.
+        # A stopped errand may hang in the kernel. Its caller waits as long as it takes: another errand would hang beside it.
         self.deadline = float("inf") if kind == "stopped" else time.monotonic() + _KILL_PATIENCE
         self._close_stdin()
         self._to_stdin.clear()
@@ -294,8 +293,9 @@ class _ErrandProcess:
         self._credit -= len(data)
         self._sent += len(data)
         # The excess is not sent: the limit protects the driver.
-        if self._sent > self._most_output:
-            self._fail("output", "it wrote more than %d bytes" % self._most_output)
+        most = self._limits["output"]
+        if most is not None and self._sent > most:
+            self._fail("output", "it wrote more than %d bytes" % most)
             return
         self._send(self.number, "data", data)
         self._watch_stream()

@@ -168,7 +168,7 @@ def process_stacks(host: str, answer: Any) -> tuple[ProcessStack, ...] | None:
 def as_json(stacks: Iterable[ProcessStack]) -> dict[str, Any]:
     """Return stacks as JSON: `threads` has each thread once, `stacks` the processes with the numbers of their threads."""
     numbers: dict[ThreadStack, int] = {}
-    # By identity: comparing equal threads costs as much as their depth, and most ranks share a few.
+    # Keyed by identity: comparing equal threads costs as much as their depth, and most ranks share a few.
     number_by_id: dict[int, int] = {}
     entries = []
     for stack in stacks:
@@ -229,7 +229,7 @@ class Node:
 def merge(stacks: Iterable[tuple[int, Sequence[Frame]]]) -> Node:
     """Build the tree of these ranks' stacks."""
     ranks: dict[int, set[int]] = {}
-    # By identity: most ranks share a few sequences, and comparing them costs as much as their depth.
+    # Keyed by identity: most ranks share a few sequences, and comparing them costs as much as their depth.
     frames_by_id: dict[int, Sequence[Frame]] = {}
     for rank, frames in stacks:
         frames_by_id[id(frames)] = frames

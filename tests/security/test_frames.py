@@ -93,6 +93,13 @@ BREACHES: list[tuple[str, dict[str, Any], bytes]] = [
     ("stdin given back", {"type": "stdin_taken", "slot": 0, "bytes": -5}, b""),
     ("a relayed connection without a relay", {"type": "relay", "what": "open", "id": 1}, b""),
     ("something unheard of about a connection", {"type": "relay", "what": "reboot", "id": 1}, b""),
+    ("a stream of an errand that was never started", {"type": "errand", "what": "data", "id": 1}, b"x"),
+    ("a result of an errand that was never started", {"type": "errand", "what": "done", "id": 1}, b"{}"),
+    (
+        "an errand that failed for an unknown reason",
+        {"type": "errand", "what": "failed", "id": 1, "reason": "cats", "cause": "x"},
+        b"",
+    ),
     ("a clock that is none", {"type": "pong", "at": "now"}, b""),
     ("less than nothing left", {"type": "bye", "left": -1}, b""),
     ("a body where none belongs", {"type": "pong", "at": 1.0}, b"x"),

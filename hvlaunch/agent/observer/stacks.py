@@ -245,7 +245,7 @@ class _Spying:
         # Without --nonblocking it stops the process for a moment, which its frames of C need.
         self._command = [py_spy, "dump", "--json", *(["--native"] if native else ["--nonblocking"]), "--pid"]
         self._selector = selectors.DefaultSelector()
-        # By the descriptor of its output: process, stack, output so far, number of the try.
+        # Keyed by the descriptor of its output: process, stack, output so far, number of the try.
         self._running: Dict[int, Tuple[subprocess.Popen[bytes], Stack, bytearray, int]] = {}
 
     def run(self, stacks: Sequence[Stack], deadline: float) -> None:
@@ -504,7 +504,7 @@ def _module_search(name: str, pid: int) -> Optional[List[str]]:
         return None
     if not words or not os.path.basename(runs).startswith(("python", "pypy")):
         return None
-    # By the name that it was called by, it finds its virtual environment.
+    # Called by its own name, the Python finds its virtual environment.
     called = shutil.which(words[0], path=_environment(pid).get("PATH"))
     python = called if called and os.path.realpath(called) == runs else runs
     scripts = [word for word in words[1:] if not word.startswith("-") and word.endswith(".py")]
