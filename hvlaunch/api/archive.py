@@ -1,4 +1,4 @@
-"""A function with its arguments as a file that any Python of its version can run: a zip archive, with all that it takes."""
+"""A call as a file that any Python of the same version can run: a zip archive with the pickled call and its modules."""
 
 import fcntl
 import io
@@ -29,13 +29,13 @@ __all__ = ["CallDirectory", "function_name", "pickled_call", "write_archive"]
 _OF_WORKERS = tuple(
     f"hvlaunch/{name}" for name in ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
 )
-"""What a function may import of hvlaunch, where it is not installed."""
+"""Modules of hvlaunch that a function may import on hosts without hvlaunch."""
 _MOST = 1 << 31
-"""Bytes that a Python reads from an archive."""
+"""Most bytes that Python reads from a member of an archive."""
 
 
 def function_name(function: Callable[..., object]) -> str:
-    """As messages and `hvlaunch jobs` have it."""
+    """Return the function's name for messages and `hvlaunch jobs`."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
 
@@ -43,11 +43,11 @@ def function_name(function: Callable[..., object]) -> str:
 def pickled_call(
     function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
 ) -> bytes:
-    """What a worker unpickles: by value what is of `__main__`, or of a notebook, and else by name.
+    """Pickle a call: functions and classes of `__main__` or a notebook by value, all others by name.
 
-    Raises CallNotPickled, and BadUsage where these are no arguments.
+    Raises CallNotPickled, and BadUsage for wrong arguments.
     """
-    import cloudpickle  # noqa: PLC0415 (30 ms; attach() and jobs() need none)
+    import cloudpickle  # noqa: PLC0415 (30 ms; attach() and jobs() do without)
 
     if not callable(function):
         raise CallNotPickled(f"{function!r} is not a function")
@@ -57,13 +57,14 @@ def pickled_call(
         raise BadUsage(
             f"kwargs is of type {type(kwargs).__name__}, and no mapping", hint='kwargs={"name": value}'
         )
-    args = tuple(args)  # once: it may be used up
+    # An iterator can be read only once.
+    args = tuple(args)
     try:
         pickled: bytes = cloudpickle.dumps((function, args, dict(kwargs)), protocol=5)
     except Exception as error:
-        what = _culprit(cloudpickle, function, args, kwargs)
+        culprit = _culprit(cloudpickle, function, args, kwargs)
         hint = "make it in the function, or pass what it is made of"
-        raise CallNotPickled(f"{what} can't be pickled: {_one_line(error)}", hint=hint) from error
+        raise CallNotPickled(f"{culprit} can't be pickled: {_one_line(error)}", hint=hint) from error
     if len(pickled) >= _MOST:
         hint = "pass the path of a file that the hosts can read"
         raise CallNotPickled(
@@ -87,7 +88,7 @@ def _culprit(
     for name, part in parts:
         try:
             cloudpickle.dumps(part)
-        except Exception:  # noqa: BLE001, PERF203 (of any kind: the value's own code may raise it)
+        except Exception:  # noqa: BLE001, PERF203 (the value's own code may raise anything)
             return f"{name} of {function_name(function)}()"
     return f"{function_name(function)}(), or a value that it uses,"
 
@@ -97,10 +98,10 @@ def _one_line(error: Exception) -> str:
 
 
 def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
-    """Make the file. `raises` is whether a worker fails where the function raises something. Raises OSError."""
+    """Write the archive. With `raises` a worker fails if its function raises an exception. Raises OSError."""
     call = {
         "python": "{}.{}".format(*sys.version_info),
-        "path": [os.path.abspath(place) for place in sys.path],  # noqa: PTH100 (a text; empty is here)
+        "path": [os.path.abspath(place) for place in sys.path],  # noqa: PTH100 (a text; "" means the working directory)
         "raises": raises,
     }
     with path.open("x+b") as file:
@@ -112,7 +113,7 @@ def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
 
 @cache
 def _base() -> bytes:
-    """What all archives have."""
+    """Return the archive with the members that all calls share."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", (files("hvlaunch.api") / "in_worker.py").read_bytes())
@@ -124,16 +125,17 @@ def _base() -> bytes:
 
 
 def _sources(place: "Traversable", name: str) -> Iterator[tuple[str, bytes]]:
-    """Of a module, or of all in a folder; it may be in an archive itself, where a function calls another."""
+    """Return the sources of a module, or of all modules in a folder."""
+    # hvlaunch may be in an archive itself: a function on a host may call another.
     if place.is_dir():
-        for each in sorted(place.iterdir(), key=lambda one: one.name):
-            yield from _sources(each, f"{name}/{each.name}")
+        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
+            yield from _sources(entry, f"{name}/{entry.name}")
     elif name.endswith(".py"):
         yield name, place.read_bytes()
 
 
 def command(python: str | None) -> tuple[str, ...]:
-    """What runs it on a host: the Python that was named, or this process's own where it is there, else one of its version."""
+    """Return the command for a host: with the given Python, or the first available of this path, this version, `python3`."""
     version = "{}.{}".format(*sys.version_info)
     candidates: Any = (python,) if python is not None else (sys.executable, f"python{version}", "python3")
     return ("/bin/sh", "-c", _FIND, "sh", *candidates)
@@ -148,14 +150,14 @@ _FIND = (
 _PREFIX = "hvlaunch-call-"
 _LOCK = "lock"
 _MAKING_TIME = 60.0
-"""Seconds after which a directory has its lock."""
+"""Seconds after which a directory without a held lock is abandoned."""
 
 
 class CallDirectory:
-    """Of the process that makes it, which holds its lock until it removes it, or ends."""
+    """The files of one call on this machine: the program for the hosts, and the results. The process holds its lock."""
 
     def __init__(self) -> None:
-        """Those of callers that were killed together with their drivers go meanwhile. Raises OSError."""
+        """Make the directory, and remove those of callers that were killed together with their drivers. Raises OSError."""
         for path in _left_over():
             shutil.rmtree(path, ignore_errors=True)
         self._pid = os.getpid()
@@ -163,14 +165,15 @@ class CallDirectory:
         self.program = self.path / "program"
         try:
             self._lock = (self.path / _LOCK).open("xb")
-            with suppress(OSError):  # a file system without locks
+            with suppress(OSError):
+                # The file system has no locks.
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
 
     def remove(self) -> None:
-        """It may be gone already. A process that was forked since leaves it to the one that has made it."""
+        """Remove the directory. May be repeated; does nothing in a forked process, whose parent still needs it."""
         if os.getpid() == self._pid:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
@@ -186,7 +189,7 @@ def _left_over() -> Iterator[Path]:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether somebody holds it, as far as that can be seen. Raises OSError."""
+    """True if a process holds the lock. Raises OSError."""
     with suppress(FileNotFoundError), lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A job whose workers call a function: begun by this process, and stopped with it."""
+"""A job whose workers call a function, and its results. This process has started it, and stops it at its own end."""
 
 import atexit
 import io
@@ -29,13 +29,13 @@ __all__ = ["CallJob", "error_of", "values"]
 R = TypeVar("R")
 
 _BEGINNING = 60.0
-"""Seconds within which a driver has an id for its job."""
+"""Seconds that a driver gets to make the job's id."""
 _AT_EXIT = 30.0
-"""Seconds that a process that ends waits for its jobs."""
+"""Seconds for which an ending process waits for its jobs."""
 
 
 class CallJob(Job[R]):
-    """Its driver is a child of this process. In one that was forked since it is a job like others."""
+    """A job whose driver is a child of this process. In a forked process it is a job like any other."""
 
     def __init__(self, child: Child, directory: CallDirectory, *, return_exceptions: bool) -> None:
         self._child = child
@@ -46,7 +46,7 @@ class CallJob(Job[R]):
 
     @property
     def ended(self) -> Future[JobResult]:
-        """How the job has ended, when nothing of it is left. It can't be cancelled."""
+        """The job's result, when its driver has ended. The future can't be cancelled."""
         return self._child.result
 
     @property
@@ -59,7 +59,7 @@ class CallJob(Job[R]):
 
     @property
     def hosts(self) -> list[str]:
-        """The names of the hosts that are connected; of a job that has ended, those of its last workers."""
+        """The names of the connected hosts; after the job, the hosts of its last workers."""
         if self.ended.done() and self.ended.exception() is None:
             return list(dict.fromkeys(end.host for end in self.ended.result().exits))
         return super().hosts
@@ -73,18 +73,17 @@ class CallJob(Job[R]):
             self._child.stop()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the job, for so many seconds at most; its exit code (docs/exit-codes.md).
+        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/exit-codes.md).
 
-        Raises TimeoutError, and HvlaunchError where there was no job at all.
+        Raises TimeoutError, and HvlaunchError if the job could not be started.
         """
         return self._await_end(timeout).exit_code if self._child.is_ours else super().wait(timeout)
 
     def results(self, timeout: float | None = None) -> list[R]:
-        """Wait for the end, for so many seconds at most; what each rank of the last round has returned.
+        """Wait for the end, at most `timeout` seconds; return the values of the last round's functions, by rank.
 
-        Raises TimeoutError; WorkerFailed where a worker has failed, JobFailed where hosts have, JobStopped,
-        ResultNotRead; other kinds of HvlaunchError where there was no job at all, and ResultLost in a process that was
-        forked since.
+        Raises TimeoutError, WorkerFailed for a failed worker, JobFailed for failed hosts, JobStopped, ResultNotRead;
+        other HvlaunchErrors if the job could not be started, and ResultLost in a forked process.
         """
         if not self._child.is_ours:
             return super().results(timeout)
@@ -92,7 +91,7 @@ class CallJob(Job[R]):
         return values(result, self._directory.path, return_exceptions=self._return_exceptions)
 
     def stop_and_forget(self) -> None:
-        """Stop it if it has not ended, wait for that, and keep nothing of it. Ctrl-C meanwhile kills its workers."""
+        """Stop the job if it runs, wait for its end, and remove its files. Ctrl-C meanwhile kills its workers."""
         while self._child.is_ours and not self.ended.done():
             self._child.stop()
             with suppress(KeyboardInterrupt):
@@ -106,11 +105,11 @@ class CallJob(Job[R]):
             raise TimeoutError(f"the job has not ended within {timeout:g} s") from None
 
     def _known(self) -> KnownJob:
-        """Raises HvlaunchError where there is no job."""
+        """Raises HvlaunchError if the job could not be started."""
         job_id = self._child.job_id.result(_BEGINNING)
         directory = jobs_directory(environ) / job_id
-        known = known_job(directory)
-        return known or KnownJob(
+        job = known_job(directory)
+        return job or KnownJob(
             job_id, directory, {"id": job_id, "pid": self._child.pid}, None, has_driver=False
         )
 
@@ -123,12 +122,12 @@ class CallJob(Job[R]):
 
 
 _LEFT: dict[Child, CallDirectory] = {}
-"""What there still is of calls."""
+"""Directories of calls that have not been removed."""
 
 
 @atexit.register
 def _end_all() -> None:
-    """No job outlives the process that has begun it; the workers' ends are waited for."""
+    """Stop all jobs at the end of this process, and wait for their workers."""
     children = [child for child in list(_LEFT) if child.is_ours]
     for child in children:
         child.stop()
@@ -139,7 +138,7 @@ def _end_all() -> None:
 
 
 def _when_ended(child: Child) -> None:
-    """Nobody has the job any more: what it leaves goes with its end."""
+    """Remove the files of a job, whose object is gone, when it ends."""
     child.result.add_done_callback(lambda _ended: _remove(child))
 
 
@@ -147,7 +146,8 @@ def _remove(child: Child) -> None:
     directory = _LEFT.get(child)
     if directory is not None:
         directory.remove()
-        _LEFT.pop(child, None)  # not before: the end of this process waits for what is there
+        # Removed from the table last: the end of this process waits for the calls that are in it.
+        _LEFT.pop(child, None)
 
 
 def _code(error: BaseException) -> int:
@@ -158,30 +158,30 @@ _MOST_FACTS = 1 << 24
 
 
 def values(result: JobResult, directory: Path, *, return_exceptions: bool) -> list[Any]:
-    """What each rank of the last round has returned; None of one that was stopped because the job had ended well.
+    """Return the values of the last round's functions, by rank; None for a rank that was stopped after a good end.
 
-    Raises WorkerFailed, JobFailed, JobStopped, ResultNotRead; with `return_exceptions` those of single ranks are in the list.
+    Raises WorkerFailed, JobFailed, JobStopped, ResultNotRead; with `return_exceptions` errors of single ranks are in the list.
     """
     error = None if result.exit_code == 0 else error_of(result, directory)
     if error is not None and not (return_exceptions and result.size):
         raise error
-    found = [_value(result, directory, rank, error) for rank in range(result.size)]
+    outcomes = [_value(result, directory, rank, error) for rank in range(result.size)]
     if not return_exceptions:
-        for value in found:
+        for value in outcomes:
             if isinstance(value, _Failure):
                 raise value.error
-    return [value.error if isinstance(value, _Failure) else value for value in found]
+    return [value.error if isinstance(value, _Failure) else value for value in outcomes]
 
 
 class _Failure:
-    """That a rank has not returned a value, which may itself be an exception."""
+    """The error of a rank without a value. A value may be an exception itself, so a type of its own tells them apart."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def error_of(result: JobResult, directory: Path) -> Exception:
-    """Why the job has failed."""
+    """Return the cause of the job's failure."""
     if result.interrupted is not None:
         return JobStopped(result.interrupted)
     if result.failure is not None:
@@ -211,7 +211,7 @@ def _value(result: JobResult, directory: Path, rank: int, error: Exception | Non
 
 
 def _has_failed(end: WorkerExit) -> bool:
-    """Whether the worker has ended by itself, and not well."""
+    """True if the worker failed by itself."""
     return not end.stopped and (end.signal is not None or end.code not in (None, 0))
 
 
@@ -227,7 +227,7 @@ def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
         host="" if end is None else end.host,
         traceback=facts["traceback"] if facts is not None and is_error else None,
         end=end,
-        others=[each for number, each in sorted(ends.items()) if number != rank],
+        others=[worker for number, worker in sorted(ends.items()) if number != rank],
     )
     if facts is not None and is_error:
         error.__cause__ = _raised(directory / str(rank), facts)
@@ -257,7 +257,7 @@ def _ends(result: JobResult) -> Mapping[int, WorkerExit]:
 
 
 def _facts(path: Path) -> Mapping[str, Any] | None:
-    """What stands at the end of a result; None where it is not whole."""
+    """Read the facts at the end of a result file; None if the file is incomplete."""
     tail = len(MARK) + SIZE.size
     try:
         with path.open("rb") as file:
@@ -275,7 +275,7 @@ def _facts(path: Path) -> Mapping[str, Any] | None:
 
 
 def _raised(path: Path, facts: Mapping[str, Any]) -> BaseException | None:
-    """What the function has raised, where it could be sent and can be read."""
+    """Return the exception of the function, if it could be pickled and can be unpickled here."""
     with suppress(Exception), path.open("rb") as file:
         file.seek(facts["start"])
         error = pickle.loads(file.read(facts["size"]))  # noqa: S301 (as above)

@@ -1,4 +1,4 @@
-"""The caller's side of a job's driver: a child process, and what it says."""
+"""The caller's side of a job's driver, which is a child process: its start, its messages and its output."""
 
 import os
 import signal
@@ -27,22 +27,23 @@ _PROGRAM = (
 
 
 class Child:
-    """A driver that runs one job. Its end, and that of the threads here, is `result`'s.
+    """A driver that runs one job. When `result` is done, the driver and the threads of this object have ended.
 
-    Where sys.stdout and sys.stderr are this process's own, the driver writes there itself; else a thread passes on what
-    it prints: that is so in a notebook.
+    The driver writes to the stdout and stderr of this process. If sys.stdout or sys.stderr is another object, as in a
+    notebook, a thread copies the output there.
     """
 
     def __init__(
         self, spec: JobSpec, *, is_shown: bool, on_status: Callable[[Status | None], None] | None = None
     ) -> None:
-        """`on_status` gets what the job waits for, in a thread of this; else that is printed. Raises OSError."""
+        """`on_status` gets the status, in a thread of this object; without it the driver prints the status. Raises OSError."""
         self.job_id: Future[str] = Future()
-        """Raises as `result` where there is no job."""
+        """Has the error of `result` if the job could not be started."""
         self.result: Future[JobResult] = Future()
-        """How the job has ended, when nothing of the driver is left. Raises HvlaunchError."""
+        """The job's result, when the driver has ended. Raises HvlaunchError."""
         for future in (self.job_id, self.result):
-            future.set_running_or_notify_cancel()  # from now on nobody can cancel it
+            # A running future can't be cancelled.
+            future.set_running_or_notify_cancel()
         self._pid = os.getpid()
         self._is_stopped = False
         self._on_status = on_status
@@ -56,9 +57,9 @@ class Child:
                 self._process = _begin(streams, theirs.fileno())
             send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
-            for each in (ours, *(output.pipe for output in outputs)):
-                if each is not None:
-                    each.close()
+            for end in (ours, *(output.pipe for output in outputs)):
+                if end is not None:
+                    end.close()
             raise
         finally:
             for output in outputs:
@@ -81,11 +82,11 @@ class Child:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is a child of this process; one that was forked since has none of its threads."""
+        """True in the process that started it. A forked child has none of the threads."""
         return os.getpid() == self._pid
 
     def stop(self) -> None:
-        """As Ctrl-C does in a terminal; the second time kills the workers. Does not wait."""
+        """Stop the job as Ctrl-C does; a second call kills the workers. Does not wait."""
         self._is_stopped = True
         if not self.result.done():
             self._process.send_signal(signal.SIGTERM)
@@ -107,7 +108,8 @@ class Child:
         error: HvlaunchError = DriverGone(f"the driver of the job ended with status {code}")
         if isinstance(end, Refused):
             error = end.error
-        elif self._is_stopped and code == -signal.SIGTERM:  # as it was about to begin, or to end
+        elif self._is_stopped and code == -signal.SIGTERM:
+            # Before the job's signal handlers were there, or after.
             error = JobStopped(signal.SIGTERM)
         if isinstance(end, DriverEnd):
             self.result.set_result(end.result)
@@ -118,13 +120,13 @@ class Child:
 
     def _show_status(self, status: Status | None) -> None:
         if self._on_status is not None:
-            # of any kind: the display is the notebook's, and the job goes on without it
+            # The display belongs to the notebook, and may raise anything; the job continues without it.
             with suppress(Exception):
                 self._on_status(status)
 
 
 def _begin(streams: Sequence[int], connection: int) -> "subprocess.Popen[bytes]":
-    """Start a driver that has these as stdin, stdout and stderr. Raises OSError."""
+    """Start a driver with these streams as stdin, stdout and stderr. Raises OSError."""
     stdin, stdout, stderr = streams
     return subprocess.Popen(
         [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path, descriptor=connection)],
@@ -136,14 +138,14 @@ def _begin(streams: Sequence[int], connection: int) -> "subprocess.Popen[bytes]"
 
 
 class _Output:
-    """Where the driver is to write what is for one of our streams. Raises OSError."""
+    """The destination of the driver's output for one of our streams. Raises OSError."""
 
     def __init__(self, number: int, text: TextIO | None, null: int, *, is_shown: bool) -> None:
         self.text = text
         self.pipe: IO[bytes] | None = None
-        """What the driver writes there, and we pass on to `text`."""
+        """The read end of a pipe, whose data a thread copies to `text`."""
         self.descriptor = number
-        """The stream itself; not that of what is not shown, but stderr is for what goes wrong in any case."""
+        """The driver's stream. stderr is there also for a job that is not shown, since it has error messages."""
         if is_shown and text is not None and not _is_own(text, number):
             read_end, self.descriptor = os.pipe()
             self.pipe = os.fdopen(read_end, "rb", buffering=0)
@@ -151,7 +153,7 @@ class _Output:
             self.descriptor = null
 
     def close(self) -> None:
-        """The driver has it."""
+        """Close our copy of the driver's end."""
         if self.pipe is not None:
             os.close(self.descriptor)
 
@@ -181,13 +183,14 @@ def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
         while not is_over:
             data = os.read(pipe.fileno(), 1 << 16)
             is_over = not data
-            with suppress(OSError, ValueError):  # it was closed
+            with suppress(OSError, ValueError):
+                # It was closed.
                 _write(text, decoder.decode(data, is_over))
                 text.flush()
 
 
 def _write(text: TextIO, part: str) -> None:
-    """All of it, whatever the encoding of `text` lacks. Raises OSError, ValueError."""
+    """Write a text, with escapes for characters that the encoding lacks. Raises OSError, ValueError."""
     try:
         text.write(part)
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Functions on hosts that stay connected: a Cluster has a warm pool of its own for as long as its `with` block."""
+"""Calls functions on hosts that stay connected: a Cluster has a warm pool of its own during its `with` block."""
 
 import os
 import socket
@@ -32,16 +32,16 @@ _END_PATIENCE = 30.0
 
 
 class PoolWanted(NamedTuple):
-    """What the process of the pool is asked for."""
+    """The request to the process of the pool."""
 
     name: str
     spec: JobSpec
     tells_status: bool
-    """Whether the caller shows what it waits for; else that is printed."""
+    """True if the caller shows the status itself; else the process prints it."""
 
 
 class PoolUp(NamedTuple):
-    """The pool is up, but for some hosts."""
+    """The pool is up, except the hosts with problems."""
 
     problems: tuple[Problem, ...]
 
@@ -49,8 +49,8 @@ class PoolUp(NamedTuple):
 class Cluster:
     """Hosts that stay connected while the block lasts: `with Cluster(hosts="a:4,b:4") as launcher: launcher.run(fn)`.
 
-    The options are those of Launcher. What the block gets is a Launcher, whose jobs start in a fraction of the time. The
-    pool is nobody else's, and ends with the block, or with this process, however that ends (docs/pool.md).
+    The options are those of Launcher. The block gets a Launcher, whose jobs start in a fraction of the time. No other
+    program uses the pool. It ends with the block or with this process, in whatever way that ends (docs/pool.md).
     """
 
     def __init__(self, *, python: str | None = None, **options: "Unpack[GivenOptions]") -> None:
@@ -98,10 +98,10 @@ class Cluster:
         return Launcher(python=self._python, **self._of_jobs(spec))
 
     def _of_jobs(self, spec: JobSpec) -> Any:
-        """The options of a job on the pool: its hosts are chosen already, whatever weaker sources say."""
+        """Return the options of jobs on the pool, whose hosts are fixed: hosts from other sources must not count."""
         chosen = None if spec.elastic is not None else words_for(spec.hosts, spec.visible_gpus)
-        own = {"hosts": None, "hostfile": None, "include": chosen, "exclude": None, "pool": self._name}
-        return {**self._options, **own}
+        fixed = {"hosts": None, "hostfile": None, "include": chosen, "exclude": None, "pool": self._name}
+        return {**self._options, **fixed}
 
     def __exit__(self, *_: object) -> None:
         """End the pool, and with it the connections. May be repeated."""
@@ -117,18 +117,18 @@ class Cluster:
 
 
 def _as_named(spec: JobSpec) -> JobSpec:
-    """The hosts with slots enough for each of their GPUs to have its number: which of them are used, each job says again."""
+    """Give each host slots for all GPU numbers up to its highest visible one; each job then chooses its GPUs by number."""
     counts = {name: max(numbers) + 1 for name, numbers in spec.visible_gpus.items()}
     hosts = [replace(host, slots=counts.get(host.name, host.slots)) for host in spec.hosts]
     return replace(spec, hosts=tuple(hosts))
 
 
 def main(descriptor: int) -> NoReturn:
-    """Hold the pool that the caller asks for, until it has gone."""
+    """Hold the pool that the caller asks for, until the caller has gone."""
     link = socket.socket(fileno=descriptor)
     link.set_inheritable(False)
-    wanted = receive(link)
-    if wanted is None:
+    request = receive(link)
+    if request is None:
         os._exit(0)
     caller = Caller(link)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
@@ -137,23 +137,24 @@ def main(descriptor: int) -> NoReturn:
     try:
         hold_pool(
             pools_directory(os.environ),
-            wanted.name,
-            wanted.spec,
+            request.name,
+            request.spec,
             idle_timeout=float("inf"),
             on_ready=lambda problems: caller.send(PoolUp(tuple(problems))),
             owner=descriptor,
-            on_status=_on_status(caller, wanted),
+            on_status=_on_status(caller, request),
         )
     except HvlaunchError as error:
-        with suppress(OSError):  # nobody waits any more
+        with suppress(OSError):
+            # The caller has gone.
             caller.send(Refused(error))
     os._exit(0)
 
 
-def _on_status(caller: Caller, wanted: PoolWanted) -> "OnStatus":
-    if wanted.tells_status:
+def _on_status(caller: Caller, request: PoolWanted) -> "OnStatus":
+    if request.tells_status:
         threading.Thread(target=caller.tell_status, name="status", daemon=True).start()
         return caller.keep_status
     from hvlaunch.pool.hold import printed_status  # noqa: PLC0415 (slow to load)
 
-    return printed_status(wanted.spec.console, sys.stderr.buffer)
+    return printed_status(request.spec.console, sys.stderr.buffer)

@@ -1,7 +1,7 @@
-"""The driver of a job that a Python process has begun: a child of that process, which it talks to over a socket.
+"""The driver of a job that a Python process has started: a child of that process, the caller, with a socket between them.
 
-A process of its own needs neither the caller's main thread nor its signals, and leaves nothing there. When the caller ends, or
-lets the socket go, the job is stopped.
+As a process of its own the driver needs neither the main thread nor the signal handlers of the caller. It stops the job when the
+caller ends, or closes the socket.
 """
 
 import gc
@@ -25,21 +25,22 @@ from hvlaunch.job import JobResult, JobSpec
 
 __all__ = ["Begun", "Caller", "DriverEnd", "JobWaits", "Refused", "Request", "main", "receive", "send"]
 
-_OBJECTS_PER_COLLECTION = 20_000  # see cli/main.py
+# The start makes many objects that stay, so the garbage collector runs less often: hvlaunch/__main__.py.
+_OBJECTS_PER_COLLECTION = 20_000
 _LOOK = 1000  # milliseconds
 _STATUS_DELAY = 1.0
-"""Seconds before a status is told: a quick start has none."""
+"""Seconds before the first status is sent: a quick start shows no bar."""
 _STATUS_EACH = 0.25
 
 
 class Request(NamedTuple):
-    """What the caller asks for."""
+    """The caller's request for a job."""
 
     spec: JobSpec
     is_shown: bool
-    """Whether the job's output is printed; else it is kept alone."""
+    """True if the output is printed; else it is only kept."""
     tells_status: bool
-    """Whether the caller shows what the job waits for."""
+    """True if the caller shows the status itself."""
 
 
 class Begun(NamedTuple):
@@ -49,31 +50,32 @@ class Begun(NamedTuple):
 
 
 class JobWaits(NamedTuple):
-    """What the job waits for now."""
+    """The status of a job that waits for hosts; None if it does not wait."""
 
     status: Status | None
 
 
 class DriverEnd(NamedTuple):
-    """The job has ended, so."""
+    """The job has ended with this result."""
 
     result: JobResult
 
 
 class Refused(NamedTuple):
-    """There is no job."""
+    """The job could not be started."""
 
     error: HvlaunchError
 
 
 def send(connection: socket.socket, message: object) -> None:
-    """Pickled: both ends are processes of this user, and the socket has no name. Raises OSError."""
+    """Send a message. Raises OSError."""
+    # Pickle is safe here: both ends are processes of this user, and the socket has no name by which others could connect.
     data = pickle.dumps(message)
     connection.sendall(len(data).to_bytes(8, "big") + data)
 
 
 def receive(connection: socket.socket) -> Any:
-    """The next message; None where there will be none. Raises OSError."""
+    """Return the next message; None at the end. Raises OSError."""
     with connection.makefile("rb", buffering=0) as file:
         size = int.from_bytes(_read(file, 8), "big")
         data = _read(file, size)
@@ -88,8 +90,9 @@ def _read(file: Any, size: int) -> bytes:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Run the job that our parent asks for, and tell how it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller says whether Ctrl-C stops the job
+    """Run the job that the parent process asks for, and send it the result."""
+    # The caller decides whether Ctrl-C stops the job.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     connection = socket.socket(fileno=descriptor)
     connection.set_inheritable(False)
@@ -99,7 +102,7 @@ def main(descriptor: int) -> NoReturn:
     has_gone = _end_of(connection)
 
     def end() -> None:
-        """What the caller would have removed is removed in its place."""
+        """Remove the call's files, if the caller has gone and can't do it."""
         if has_gone(0) and request.spec.call is not None:
             shutil.rmtree(request.spec.call.results, ignore_errors=True)
 
@@ -116,14 +119,15 @@ def main(descriptor: int) -> NoReturn:
 
         traceback.print_exc()
         message = Refused(_Defect(f"internal error: {type(error).__name__}: {error}"))
-    with suppress(OSError):  # nobody waits any more
+    with suppress(OSError):
+        # The caller has gone.
         asked_by.send(message)
     end()
     os._exit(0)
 
 
 def _end_by_signals(end: Callable[[], None]) -> None:
-    """Signals that end this process call `end` first, while no job handles them: before it has begun, and when it has ended."""
+    """Make signals that end this process call `end` first. They do so before and after the job, which has its own handlers."""
 
     def handle(number: int, _frame: object) -> None:
         end()
@@ -140,7 +144,7 @@ class _Defect(HvlaunchError):
 
 
 class Caller:
-    """Who has asked for a job, or a pool. For any thread."""
+    """The process that has asked for a job or a pool. Thread-safe."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -154,23 +158,24 @@ class Caller:
             send(self._connection, message)
 
     def keep_status(self, ask: AskStatus | None) -> None:
-        """What is waited for from now on."""
+        """Keep the function that returns the status from now on; None if the job does not wait."""
         self._ask = ask
         self._changed.set()
 
     def tell_status(self) -> NoReturn:
-        """Tell what is waited for, as it changes."""
-        told: Status | None = None
+        """Send the status when it changes."""
+        sent: Status | None = None
         self._changed.wait()
         time.sleep(_STATUS_DELAY)
         while True:
             self._changed.clear()
             ask = self._ask
             status = None if ask is None else ask()
-            if status != told:
-                with suppress(OSError):  # see main
+            if status != sent:
+                with suppress(OSError):
+                    # The caller has gone; main() stops the job.
                     self.send(JobWaits(status))
-            told = status
+            sent = status
             self._changed.wait(None if ask is None else _STATUS_EACH)
 
 
@@ -195,20 +200,21 @@ def _nothing() -> BinaryIO:
 
 
 def _end_of(connection: socket.socket) -> Callable[[int], bool]:
-    """Whether the caller, our parent, has gone or lets the socket go, now or within so many milliseconds. For any thread."""
+    """Return a function that waits some milliseconds, and is True if the caller has gone or has closed the socket. Thread-safe."""
     parent = os.getppid()
 
     def has_gone(milliseconds: int) -> bool:
         closing = select.poll()
-        closing.register(connection, select.POLLIN)  # nothing more comes but the end
-        # A process that the caller has forked may have the socket too.
+        # The caller sends only its request, so the socket becomes readable at its end.
+        closing.register(connection, select.POLLIN)
+        # A process that the caller has forked may hold the socket open: the parent's end counts too.
         return os.getppid() != parent or bool(closing.poll(milliseconds))
 
     return has_gone
 
 
 def _watch(has_gone: Callable[[int], bool]) -> None:
-    """Stop the job when the caller has gone."""
+    """Wait until the caller has gone, then stop the job."""
     while not has_gone(_LOOK):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

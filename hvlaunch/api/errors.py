@@ -1,4 +1,4 @@
-"""What can go wrong when functions are called on hosts."""
+"""Errors of calling functions on hosts."""
 
 from collections.abc import Sequence
 
@@ -9,37 +9,37 @@ __all__ = ["CallNotPickled", "JobFailed", "JobStopped", "ResultLost", "ResultNot
 
 
 class CallNotPickled(BadUsage):
-    """The function, or one of its arguments, can't be sent to other processes. Nothing was started."""
+    """The function or an argument can't be sent to other processes. The job was not started."""
 
 
 class JobFailed(HvlaunchError):
-    """The job has ended, and no worker's own end is the cause: hosts can't be reached, or were lost. `problem` has all that is known."""
+    """The job has failed, but not because of a worker: hosts can't be reached, or were lost. `problem` has the details."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.cause, host=problem.host, hint=problem.hint)
         self.exit_code = problem.exit_code
-        """That of hvlaunch's command line in such a case."""
+        """The exit code of hvlaunch's command line for this failure."""
         self._problem = problem
 
     @property
     def problem(self) -> Problem:
-        """All that is known of it."""
+        """The cause, with host and hint."""
         return self._problem
 
 
 class JobStopped(HvlaunchError):
-    """Somebody has stopped the job: `signal` is the number of the signal."""
+    """The job was stopped by a signal."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"the job was stopped by signal {signal}")
         self.signal = signal
-        """Its number."""
+        """Number of the signal."""
         self.exit_code = 128 + signal
-        """As of a shell's command."""
+        """128 + the signal, as a shell has it."""
 
 
 class WorkerFailed(HvlaunchError):
-    """A worker has not returned a value. `__cause__` is what the function has raised, where it could be sent and read."""
+    """A worker has not returned a value. `__cause__` is the exception of the function, if it could be pickled and unpickled."""
 
     def __init__(
         self,
@@ -53,36 +53,36 @@ class WorkerFailed(HvlaunchError):
     ) -> None:
         super().__init__(cause, host=host or None)
         self.rank = rank
-        """Of the worker that failed first."""
+        """Rank of the worker that failed first."""
         self.traceback = traceback
-        """What the function has raised, as text, as its host has seen it; None where it has raised nothing."""
+        """Traceback of the function on its host, as text; None without an exception."""
         self.end = end
-        """How the worker's process has ended; None where that is not known."""
+        """End of the worker's process; None if unknown."""
         self.others = tuple(others)
-        """How the other workers have ended."""
+        """Ends of the other workers."""
         self.exit_code = 1 if end is None or end.ok else end.exit_code
-        """The worker's; 1 where that has ended well."""
+        """The worker's exit code; 1 if the process itself ended well."""
 
     def __str__(self) -> str:
-        where = f" on {self.host}" if self.host else ""
-        text = f"rank {self.rank}{where}: {self.cause}"
+        place = f" on {self.host}" if self.host else ""
+        text = f"rank {self.rank}{place}: {self.cause}"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
 
 
 class ResultNotRead(HvlaunchError):
-    """What a rank has returned has come, and can't be unpickled here: `__cause__` says why."""
+    """The value that a rank returned can't be unpickled in this process; `__cause__` says why."""
 
     exit_code = 1
-    """That of a program that fails."""
+    """As of a program that fails."""
 
     def __init__(self, cause: str, *, rank: int) -> None:
         super().__init__(f"rank {rank}: what it returned can't be unpickled here: {cause}")
         self.rank = rank
-        """Whose result it is."""
+        """Rank of the worker that returned it."""
 
 
 class ResultLost(HvlaunchError):
-    """The job has ended well, and there are no results: they were not kept, or are another process's."""
+    """The job has ended well, but this process has no results: they were not kept, or belong to another process."""
 
     exit_code = EXIT_HOSTS
-    """69: there is nothing to be had."""
+    """69: the results are not available."""

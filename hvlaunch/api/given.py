@@ -1,4 +1,4 @@
-"""Options as Python has them: a field for each row of the table, and the job that their values ask for."""
+"""Options as Python values: a field for each option of the table, and the job specification that the values make."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,16 @@ __all__ = ["FIELDS", "spec_of"]
 
 _NOT_FOR_FUNCTIONS = frozenset(
     [
-        *("launcher", "mpirun", "mpi_args", "binding_args"),  # other launchers bring no function
-        *("detach", "fsync"),  # who waits for what it returns?
+        # Other launchers can't start a function.
+        *("launcher", "mpirun", "mpi_args", "binding_args"),
+        # The caller waits for the results.
+        *("detach", "fsync"),
         *("module", "stdin"),
         *("dry_run", "show_config", "show_secrets", "check_build"),
     ]
 )
 _NAMES = {"x": "env", "env": "forward_env", "output_filename": "output_dir"}
-"""Those that Python has other names for."""
+"""Options with another name in Python."""
 
 
 def _fields() -> dict[str, Option]:
@@ -38,11 +40,11 @@ def _fields() -> dict[str, Option]:
 
 
 FIELDS: Mapping[str, Option] = _fields()
-"""The options that functions have, by their names in Python."""
+"""The options of functions, by their names in Python."""
 
 
 def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
-    """The job that calls a function, by fields' values (None: not given) and all other sources of options.
+    """Make the specification of a job from field values (None: not given) and all other sources of options.
 
     Raises BadUsage.
     """
@@ -52,9 +54,9 @@ def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mappin
         if value is not None
         for setting in _settings(name, FIELDS[name], value)
     ]
-    known = {option.name for option in FIELDS.values()}
+    allowed = {option.name for option in FIELDS.values()}
     others = [
-        [each for each in source.settings if each.option.name in known]
+        [setting for setting in source.settings if setting.option.name in allowed]
         for source in other_sources(typed, environ, GROUPS, complain)
     ]
     typed.append(Setting(COMMAND, tuple(command), list(command), "function"))
@@ -69,7 +71,7 @@ def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mappin
 
 
 def _settings(name: str, option: Option, value: object) -> Iterator[Setting]:
-    """As if it had been typed. Raises BadUsage."""
+    """Yield the settings of a value, as if it had been typed. Raises BadUsage."""
     try:
         for texts in _texts(option, value):
             is_off = option.value is None and value is False
@@ -79,7 +81,7 @@ def _settings(name: str, option: Option, value: object) -> Iterator[Setting]:
 
 
 def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
-    """The words of the command line, each time that the option stands there. Raises BadValue, TypeError."""
+    """Yield the words of the option for each time that it would be typed. Raises BadValue, TypeError."""
     if option.value is None:
         if not isinstance(value, bool):
             raise BadValue("is neither True nor False")
@@ -88,15 +90,15 @@ def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
     elif len(option.value.metavars) > 1:
         if isinstance(value, str) or len(value) != len(option.value.metavars):
             raise BadValue(f"needs {len(option.value.metavars)} values")
-        yield tuple(_text(each) for each in value)
+        yield tuple(_text(part) for part in value)
     elif option.value.is_assignment and isinstance(value, Mapping):
         for name, text in value.items():
             if not isinstance(name, str) or not name or "=" in name:
                 raise BadValue(f"{name!r} is no name of a variable")
             yield (f"{name}={_text(text)}",)
     elif option.repeats in ("list", "add") and not isinstance(value, str | os.PathLike):
-        for each in value:
-            yield (_text(each),)
+        for item in value:
+            yield (_text(item),)
     else:
         yield (_joined(option, value),)
 
@@ -119,5 +121,5 @@ def _text(value: Any) -> str:
 
 
 def _in_brackets(host: str) -> str:
-    """An IPv6 address, as it stands before a colon."""
+    """Put an IPv6 address in brackets, since a colon follows."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host

@@ -1,6 +1,6 @@
-"""What a worker runs that calls a function: the `__main__` of the archive that has come to its host (archive.py).
+"""The `__main__` of a call's archive (archive.py): it calls the function in a worker, and sends the result to the agent.
 
-The standard library alone, and text that any Python from 3.8 on reads: a wrong one must be able to say so.
+Standard library only, in the syntax of Python 3.8: also a Python of the wrong version must run it far enough to say so.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 __all__ = ["MARK", "SIZE", "ResultNotPickled", "WrongPython", "main"]
 
 _RESULT = 3
-"""The descriptor that what the function returns goes to."""
+"""Descriptor of the pipe for the result."""
 MARK = b"hvlaunch"
 SIZE = struct.Struct(">I")
-"""The end of a result: facts about it as JSON, their size, and the mark. Before them is what was pickled."""
+"""A result is the pickled value, facts about it as JSON, their size, and this mark: an incomplete result lacks the mark."""
 _PROTOCOL = 5
 _AT_ONCE = 1 << 20
 _LONGEST = 1 << 20
-"""Characters of an error's text, and of its traceback."""
+"""Most characters of an error's text, and of its traceback."""
 _NOT_HERE = "not on this host; try: install it there, or cloudpickle.register_pickle_by_value(MODULE)"
 
 
 class WrongPython(Exception):
-    """The function was pickled by another version of Python, whose code this one can't read."""
+    """The function was pickled by another version of Python, whose byte code this one can't read."""
 
 
 class ResultNotPickled(Exception):
-    """What the function has returned can't be sent."""
+    """The value of the function can't be pickled."""
 
 
 def main(read: Callable[[str], bytes]) -> NoReturn:
-    """Call the function and end; `read` gives what has a name in the archive."""
+    """Call the function and end the process. `read` returns a member of the archive by name."""
     os.set_inheritable(_RESULT, False)
     call = json.loads(read("call.json").decode("ascii"))
     result = _Result(call["raises"])
     archive = sys.path[0]
     try:
         _check_python(call["python"])
-        import cloudpickle  # noqa: PLC0415 (the archive's, whose functions are in what was pickled)
+        import cloudpickle  # noqa: PLC0415 (the one of the archive: the pickled call refers to its functions)
 
         sys.path[:] = _path(call["path"], archive)
         value = _call(cloudpickle, read("call.pickle"))
-    except BaseException as error:  # noqa: BLE001 (whatever it is, the caller hears of it)
+    except BaseException as error:  # noqa: BLE001 (the caller gets any error)
         result.fail(error)
     result.give(value, cloudpickle)
 
@@ -65,24 +65,24 @@ def _call(cloudpickle: Any, pickled: bytes) -> Any:
     return function(*args, **kwargs)
 
 
-def _check_python(wanted: str) -> None:
+def _check_python(version: str) -> None:
     major, minor = sys.version_info[:2]
-    if f"{major}.{minor}" != wanted:
+    if f"{major}.{minor}" != version:
         raise WrongPython(
-            f"the function is of Python {wanted}, and {sys.executable} is Python {major}.{minor}; try: python=PATH"
+            f"the function is of Python {version}, and {sys.executable} is Python {major}.{minor}; try: python=PATH"
         )
 
 
 def _path(theirs: list[str], archive: str) -> list[str]:
-    """Where modules are looked for: as where the function comes from, as far as that is here, then in the archive."""
+    """Return the module path: that of the function's machine, ours, and the archive last."""
     ours = sys.path[1:]
     first = [place for place in theirs[:1] if place not in ours]
-    rest = [place for place in theirs[1:] if place not in ours]
-    return [*first, *ours, *rest, archive]
+    others = [place for place in theirs[1:] if place not in ours]
+    return [*first, *ours, *others, archive]
 
 
 class _Result:
-    """The pipe to the agent. Both give() and fail() end the process."""
+    """The pipe to the agent. give() and fail() end the process."""
 
     def __init__(self, raises: bool) -> None:
         self._raises = raises
@@ -90,7 +90,7 @@ class _Result:
         self._pid = os.getpid()
 
     def write(self, data: bytes) -> int:
-        """For a pickler: all of it."""
+        """Write all bytes, as a pickler needs it."""
         view = memoryview(data).cast("B")
         size = len(view)
         while view:
@@ -99,11 +99,12 @@ class _Result:
         return size
 
     def give(self, value: Any, cloudpickle: Any) -> NoReturn:
-        if os.getpid() != self._pid:  # the function has forked, and this is the child
+        # A child that the function has forked must not write a second result.
+        if os.getpid() != self._pid:
             sys.exit(0)
         try:
             cloudpickle.dump(value, self, protocol=_PROTOCOL)
-        except Exception as error:  # noqa: BLE001 (of any kind: the value's own code may raise it)
+        except Exception as error:  # noqa: BLE001 (the value's own code may raise anything)
             unsent = ResultNotPickled(
                 f"what it returned can't be pickled: {type(error).__name__}: {_text(error)}"
             )
@@ -112,13 +113,14 @@ class _Result:
         self._end({"kind": "value", "start": 0}, 0)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """The function has raised this."""
+        """Send the exception of the function."""
         story = "".join(traceback.format_exception(type(error), error, _of_function(error.__traceback__)))
         code: Any = error.code if isinstance(error, SystemExit) else 1
         if not isinstance(error, SystemExit):
             _print(story)
         elif not (code is None or isinstance(code, int)):
-            _print(f"{code}\n")  # as Python does
+            # As Python does.
+            _print(f"{code}\n")
             code = 1
         if os.getpid() != self._pid:
             sys.exit(code)
@@ -141,40 +143,40 @@ class _Result:
 
 
 def _of_function(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames of this module."""
-    own = main.__code__.co_filename
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == own:
+    """Remove the frames of this module from the top of a traceback."""
+    our_file = main.__code__.co_filename
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == our_file:
         trace = trace.tb_next
     return trace
 
 
 def _print(text: str) -> None:
-    """To stderr, as far as the function has left it so that it takes this."""
+    """Print to stderr, if it is still usable."""
     try:
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    except Exception:  # noqa: BLE001, S110 (of any kind: it may be None, closed, or the function's own)
+    except Exception:  # noqa: BLE001, S110 (the function may have closed or replaced it)
         pass
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 (it is the user's own class)
+    except Exception:  # noqa: BLE001 (the user's own class may raise anything)
         return "?"
 
 
 def _cut(text: str) -> str:
-    """Without its middle, where it is very long."""
+    """Remove the middle of a very long text."""
     half = _LONGEST // 2
     left_out = len(text) - 2 * half
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters are left out]\n{text[-half:]}"
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Empty where it can't be pickled."""
+    """Pickle an exception; empty if that is impossible."""
     try:
-        import cloudpickle  # noqa: PLC0415 (where Python is the wrong one it may be none of its modules)
+        import cloudpickle  # noqa: PLC0415 (a Python of the wrong version may not be able to import it)
 
         pickled: bytes = cloudpickle.dumps(error, protocol=_PROTOCOL)
     except Exception:  # noqa: BLE001 (as above)
@@ -183,5 +185,6 @@ def _pickled(error: BaseException) -> bytes:
 
 
 if __name__ == "__main__":
-    loader: Any = globals()["__loader__"]  # of a zip archive
+    # Python runs a zip archive by a loader that can read the other members.
+    loader: Any = globals()["__loader__"]
     main(lambda name: loader.get_data(f"{loader.archive}/{name}"))

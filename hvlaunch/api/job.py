@@ -1,4 +1,4 @@
-"""A job that runs: any of this user's on this machine, as hvlaunch's other programs see it."""
+"""A running job of this user on this machine, seen from another process."""
 
 import os
 import signal
@@ -32,37 +32,37 @@ _GOOD_END: Mapping[str, Any] = {
     "exit_code": 0,
     **dict.fromkeys(("elapsed", "rank", "host", "first_victim", "interrupted", "error")),
 }
-"""Of a job whose directory is gone."""
+"""Result of a job whose directory is gone."""
 
 
 class Line(NamedTuple):
-    """A line that a worker has printed, without its end."""
+    """A line of a worker's output, without its line end."""
 
     rank: int
-    """Whose line it is."""
+    """Rank of the worker."""
     stream: Literal["stdout", "stderr"]
-    """Where the worker wrote it."""
+    """Stream of the worker."""
     text: str
-    """What it says; bytes that are not UTF-8 are replaced."""
+    """The line; bytes that are not UTF-8 are replaced."""
     time: float
-    """When hvlaunch got its end, in seconds since 1970."""
+    """Arrival of its end at hvlaunch, in seconds since 1970."""
 
 
 class Job(Generic[R]):
-    """A job of this user on this machine, which goes on without this object. Its methods are for any thread.
+    """A job of this user on this machine, which continues without this object. Thread-safe.
 
-    Launcher.start() makes one, whose workers call a function that returns R; attach() and jobs() give those that run already.
+    Launcher.start() starts a job whose workers call a function that returns R; attach() and jobs() return running jobs.
     """
 
-    def __init__(self, known: KnownJob) -> None:
-        self._found = known
+    def __init__(self, job: KnownJob) -> None:
+        self._job = job
 
     def __repr__(self) -> str:
         return f"<hvlaunch job {self.id}>"
 
     @property
     def id(self) -> str:
-        """As `hvlaunch jobs` has it."""
+        """The id, as `hvlaunch jobs` shows it."""
         return self._known().id
 
     @property
@@ -81,10 +81,11 @@ class Job(Generic[R]):
         return [] if state is None else [host["host"] for host in state["hosts"] if host["state"] == "ready"]
 
     def output(self) -> Iterator[Line]:
-        """The lines of all workers, as they come, until the job has ended.
+        """Yield the lines of all workers, as they come, until the job has ended.
 
-        It begins with what is kept: all of it, up to 64 MiB, of a job of Launcher.start(), and of any other as `hvlaunch logs` has it.
-        Of a job that could not begin there is none; wait() and results() say why. Raises DriverGone where nobody can keep it.
+        The first lines are the kept ones: of a job of Launcher.start() all lines up to 64 MiB, of other jobs those of
+        `hvlaunch logs`. A job that could not be started has no lines; wait() and results() have its error. Raises DriverGone if
+        the output can't be kept.
         """
         job = self._known()
         await_output(job)
@@ -92,53 +93,54 @@ class Job(Generic[R]):
         reader = StoreReader(job.directory)
         try:
             while True:
+                # Asked before the output is read: the last lines are there before the end.
                 is_over = has_ended(job) or not has_driver(job.directory)
                 for item in reader.read():
                     if item.rank is not None:
                         yield from lines.split(item.rank, item.kind, item.data, item.time)
                 if is_over:
-                    yield from lines.rest()
+                    yield from lines.unfinished()
                     return
                 time.sleep(_LOOK)
         finally:
             reader.close()
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """What has happened, and happens until the job ends: the objects of docs/events.md. The last is `job_ended`.
+        """Yield all events until the job ends: the objects of docs/events.md. The last is `job_ended`.
 
-        hvlaunch keeps the newest, while the job runs. Where some are missing, there is an object of type `events_missed`
-        in their place: `missed` is how many, or None where nobody knows. Raises DriverGone where the driver was killed.
+        hvlaunch keeps the newest events while the job runs. An object of type `events_missed` stands for missing events;
+        its `missed` is their number, or None if unknown. Raises DriverGone if the driver was killed.
         """
         job, number = self._known(), 0
         control = ControlClient(job)
         while True:
             try:
-                found = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
+                page = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
             except DriverGone:
                 if await_driver(job):
                     time.sleep(_LOOK)
                     continue
                 break
-            number = found["next"]
-            if found["missed"]:
-                yield _event(job, time.time(), type="events_missed", missed=found["missed"])
-            yield from found["events"]
-            if any(event.get("type") == "job_ended" for event in found["events"]):
+            number = page["next"]
+            if page["missed"]:
+                yield _event(job, time.time(), type="events_missed", missed=page["missed"])
+            yield from page["events"]
+            if any(event.get("type") == "job_ended" for event in page["events"]):
                 return
         yield _event(job, time.time(), type="events_missed", missed=None)
         yield _event(job, job.ended or time.time(), type="job_ended", **self._ending(job))
 
     def stacks(self, ranks: Iterable[int] | None = None, *, native: bool = False) -> list[Mapping[str, Any]]:
-        """What the workers are doing now: the objects of docs/control.md.
+        """Return the stacks of the workers now: the objects of docs/control.md.
 
-        `ranks` None is all; `native` is with the frames of C and C++, where their host has py-spy.
+        Without `ranks` of all ranks; with `native` also the frames of C and C++, on hosts that have py-spy.
         Raises DriverGone, BadUsage.
         """
-        wanted = None if ranks is None else _ranks(ranks)
-        if wanted == "":
+        numbers = None if ranks is None else _ranks(ranks)
+        if numbers == "":
             return []
         answer = ControlClient(self._known()).post(
-            "/stacks", {"ranks": wanted, "native": native}, _STACKS_WAIT
+            "/stacks", {"ranks": numbers, "native": native}, _STACKS_WAIT
         )
         return [*whole_stacks(answer)]
 
@@ -150,16 +152,16 @@ class Job(Generic[R]):
     def stop(self, *, kill: bool = False) -> None:
         """Stop the job as Ctrl-C does, or with `kill` as a second Ctrl-C. wait() waits for its end.
 
-        Nothing happens where it has ended. Raises DriverGone where its driver does not answer.
+        Does nothing after the job's end. Raises DriverGone if its driver does not answer.
         """
         job = self._known()
         if not has_ended(job):
             ControlClient(job).post("/stop", {"kill": kill})
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the job, for so many seconds at most; its exit code (docs/exit-codes.md).
+        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/exit-codes.md).
 
-        Raises TimeoutError; DriverGone where its driver was killed, and nobody knows how it ended.
+        Raises TimeoutError; DriverGone if its driver was killed before the job ended.
         """
         job = self._known()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -172,18 +174,18 @@ class Job(Generic[R]):
         result = result_of(job)
         return 0 if result is None else int(result["exit_code"])
 
-    def results(self, timeout: float | None = None) -> list[R]:  # noqa: ARG002 (others wait)
-        """Wait for the end; what each rank of the last round has returned.
+    def results(self, timeout: float | None = None) -> list[R]:  # noqa: ARG002 (the subclass waits)
+        """Wait for the end; return the values of the last round's functions, by rank.
 
-        Only the process that has started a job gets its results: raises ResultLost in any other.
+        Only the process that has started a job gets its results; raises ResultLost in other processes.
         """
         raise ResultLost(f"job {self.id}: the results are those of the process that has started it")
 
     def _known(self) -> KnownJob:
-        return self._found
+        return self._job
 
     def _ending(self, job: KnownJob) -> Mapping[str, Any]:
-        """How the job has ended: fields of `job_ended`. Raises DriverGone where nobody knows."""
+        """Return the fields of `job_ended`. Raises DriverGone if the end is unknown."""
         result = result_of(job)
         if result is None and not has_ended(job):
             raise DriverGone(f"job {job.id}: its driver was killed")
@@ -191,25 +193,25 @@ class Job(Generic[R]):
 
 
 class _Lines:
-    """Makes lines of what workers write."""
+    """Splits the output of workers into lines."""
 
     def __init__(self) -> None:
         self._parts: dict[tuple[int, Literal["stdout", "stderr"]], tuple[bytes, float]] = {}
 
     def split(self, rank: int, kind: str, data: bytes, when: float) -> Iterator[Line]:
-        """Those that end in this; where a stream has ended, its rest."""
+        """Yield the lines that end in this data; at the end of a stream also an unfinished line."""
         stream: Literal["stdout", "stderr"] = "stdout" if kind.startswith("stdout") else "stderr"
-        rest, _ = self._parts.pop((rank, stream), (b"", when))
+        pending, _ = self._parts.pop((rank, stream), (b"", when))
         if kind in STREAMS:
-            *whole, rest = (rest + data).split(b"\n")
+            *whole, pending = (pending + data).split(b"\n")
             for line in whole:
                 yield _line(rank, stream, line, when)
-            self._parts[rank, stream] = rest, when
-        elif rest:
-            yield _line(rank, stream, rest, when)
+            self._parts[rank, stream] = pending, when
+        elif pending:
+            yield _line(rank, stream, pending, when)
 
-    def rest(self) -> Iterator[Line]:
-        """Those that never ended."""
+    def unfinished(self) -> Iterator[Line]:
+        """Yield the lines that never ended."""
         for (rank, stream), (data, when) in self._parts.items():
             if data:
                 yield _line(rank, stream, data, when)
@@ -225,7 +227,7 @@ def _event(job: KnownJob, when: float, **fields: object) -> Mapping[str, Any]:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """As the driver reads them. Raises BadUsage."""
+    """Format ranks for the driver. Raises BadUsage."""
     try:
         numbers = [index(rank) for rank in ranks]
     except TypeError:
@@ -240,21 +242,21 @@ def _ranks(ranks: Iterable[int]) -> str:
 def _signal_name(number: int | str) -> str:
     """Raises BadUsage."""
     text = number.upper().removeprefix("SIG") if isinstance(number, str) else ""
-    for each in signal.Signals:
-        if each == number or each.name == f"SIG{text}":
-            return each.name
+    for candidate in signal.Signals:
+        if candidate == number or candidate.name == f"SIG{text}":
+            return candidate.name
     raise BadUsage(f"{number!r} is not a signal", hint='"USR1", or signal.SIGUSR1')
 
 
 def jobs() -> list[Job[Any]]:
-    """All jobs of this user on this machine, the newest last: those that run, and those that ended lately. Raises NoJobDirectory."""
-    return [Job(each) for each in known_jobs(jobs_directory(os.environ))]
+    """Return the running and recent jobs of this user on this machine, the newest last. Raises NoJobDirectory."""
+    return [Job(job) for job in known_jobs(jobs_directory(os.environ))]
 
 
 def attach(job: str | None = None) -> Job[Any]:
-    """The job of this id (four letters of it will do) or name; without one, the only job that runs.
+    """Return the job with this id (four letters suffice) or name; without a name, the only running job.
 
-    Nothing happens to the job when the object goes. Raises BadUsage where there is no such job, NoJobDirectory.
+    The job continues when the object is gone. Raises BadUsage if there is no such job, NoJobDirectory.
     """
     if not isinstance(job, str | None):
         raise BadUsage(f"attach({job!r}): the id or the name of a job is a text", hint="hvlaunch.jobs()")

@@ -1,4 +1,4 @@
-"""Functions on hosts: run(), and a Launcher that can do so again and again."""
+"""Calls functions on hosts: run() for one call, Launcher for many with the same options."""
 
 import asyncio
 import html
@@ -29,10 +29,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher(LauncherOptions):
-    """Where and how functions run. It holds nothing open, and may be used from any thread."""
+    """The options with which functions run. A Launcher holds no resources, and is thread-safe."""
 
     python: str | None = None
-    """The Python that calls the functions, on every host. Default: the path of this process's own, where a host has it, else
+    """The Python that calls the functions, on every host. Default: the path of this process's Python, if the host has it, else
     `python3.X` of the same version, else `python3`."""
 
     @overload
@@ -63,11 +63,11 @@ class Launcher(LauncherOptions):
         *,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """Call `fn(*args, **kwargs)` in every worker, print what they print, and return what they return, by rank.
+        """Call `fn(*args, **kwargs)` in every worker, print the output, and return the values by rank.
 
-        With `return_exceptions` a rank that fails has its error in the list, and ends no other. Ctrl-C stops the workers.
-        Raises CallNotPickled and BadUsage before anything is started, WorkerFailed for the first worker that fails,
-        JobFailed where hosts can't be used or are lost, ResultNotRead.
+        With `return_exceptions` a failed rank has its error in the list, and the others continue. Ctrl-C stops the workers.
+        Raises CallNotPickled and BadUsage before the start, WorkerFailed for the first worker that fails, JobFailed if hosts
+        can't be used or are lost, ResultNotRead.
         """
         job = self._planned(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)()
         try:
@@ -103,12 +103,12 @@ class Launcher(LauncherOptions):
         *,
         return_exceptions: bool = False,
     ) -> list[Any]:
-        """As run(), for asyncio. Where it is cancelled the workers are stopped first.
+        """As run(), for asyncio. A cancellation stops the workers first.
 
-        The function and its arguments are pickled before this waits for anything, so they may be changed afterwards.
+        The function and its arguments are pickled before the first wait, so they may be changed afterwards.
         """
         begin = self._planned(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)
-        # No task, which would be cancelled with all others when the loop ends.
+        # An executor, and not a task: the loop cancels all tasks when it ends.
         beginning = asyncio.get_running_loop().run_in_executor(None, copy_context().run, begin)
         try:
             job = await asyncio.shield(beginning)
@@ -148,9 +148,9 @@ class Launcher(LauncherOptions):
         return_exceptions: bool = False,
         show: bool = False,
     ) -> Job[Any]:
-        """As run(), without waiting: the job, whose results() are what run() returns.
+        """Start the job as run() does, without waiting; its results() are the values that run() returns.
 
-        What the workers print is for Job.output(), and with `show` is printed as well. The job ends with this process.
+        The output is available by Job.output(), and with `show` it is printed as well. The job ends with this process.
         """
         begin = self._planned(
             fn, args, kwargs, return_exceptions=return_exceptions, is_shown=show, is_followed=True
@@ -167,7 +167,7 @@ class Launcher(LauncherOptions):
         is_shown: bool,
         is_followed: bool = False,
     ) -> Callable[[], CallJob[R]]:
-        """What begins the job of this call, as all is now. For any thread."""
+        """Pickle the call now, and return a function that starts its job. Thread-safe."""
         from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load, and a wrong function comes first)
 
         pickled = archive.pickled_call(fn, args, {} if kwargs is None else kwargs)
@@ -200,7 +200,7 @@ class Launcher(LauncherOptions):
 
 
 async def _shielded(beginning: "asyncio.Future[CallJob[Any]]") -> None:
-    """The end of the job, when it has begun, whoever cancels what."""
+    """Wait for the end of the job even if this coroutine is cancelled; a cancellation stops the job."""
     ending = asyncio.ensure_future(_ended(beginning))
     while not ending.done():
         try:
@@ -249,7 +249,7 @@ def run(
     python: str | None = None,
     **options: "Unpack[GivenOptions]",
 ) -> list[Any]:
-    """Call `fn(*args, **kwargs)` in every worker of a job, and return what they return, by rank: Launcher(...).run(fn, ...).
+    """Call `fn(*args, **kwargs)` in every worker of a job, and return the values by rank: Launcher(...).run(fn, ...).
 
     `options` are the fields of Launcher: `np=8`, `hosts="a:4,b:4"`, `env={"NAME": "value"}`, ….
     """
@@ -258,13 +258,14 @@ def run(
 
 
 def notebook_bar() -> Callable[[Status | None], None] | None:
-    """What shows a status in place of the last one, and with None removes it; None where this is no notebook.
+    """Return a function that shows a status below the cell of a notebook, and removes it for None; None outside a notebook.
 
-    By the rich display of Jupyter, whose outputs may be updated: https://jupyter-client.readthedocs.io/en/stable/messaging.html
+    Jupyter's display messages can be updated: https://jupyter-client.readthedocs.io/en/stable/messaging.html
     """
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
-    if getattr(shell, "kernel", None) is None:  # IPython in a terminal has none
+    if getattr(shell, "kernel", None) is None:
+        # IPython in a terminal has no kernel.
         return None
     shown: list[Any] = []
 
@@ -273,7 +274,7 @@ def notebook_bar() -> Callable[[Status | None], None] | None:
         if shown:
             shown[0].update(data, raw=True)
         elif status is not None:
-            from IPython import display  # noqa: PLC0415 (it is there where there is a kernel)
+            from IPython import display  # noqa: PLC0415 (a kernel has it)
 
             show_new: Any = display.display
             shown.append(show_new(data, raw=True, display_id=True))
@@ -282,9 +283,9 @@ def notebook_bar() -> Callable[[Status | None], None] | None:
 
 
 def _displayed(status: Status | None) -> dict[str, str]:
-    """By media type."""
+    """Return the status as text and as HTML, by media type."""
     if status is None:
         return {"text/plain": "", "text/html": ""}
-    known = f' value="{status.done}" max="{status.of}"' if status.of else ""
+    progress = f' value="{status.done}" max="{status.of}"' if status.of else ""
     lines = "<br>".join(html.escape(line) for line in status.text.split("\n"))
-    return {"text/plain": status.text, "text/html": f"<progress{known}></progress> {lines}"}
+    return {"text/plain": status.text, "text/html": f"<progress{progress}></progress> {lines}"}

@@ -1,1 +1,1 @@
-"""Jobs as other programs of the same user see them: each has a directory, and in it a socket that leads to its driver."""
+"""Jobs and pools as other programs of the same user see them: a directory, and in it a socket of the driver or pool."""

@@ -1,4 +1,4 @@
-"""The way to a job's driver: HTTP over the socket in the job's directory (docs/control.md)."""
+"""Client of a job's driver: HTTP over the control socket in the job's directory (docs/control.md)."""
 
 import json
 import socket
@@ -19,31 +19,34 @@ _LOOK = 0.05
 
 
 class DriverGone(HvlaunchError):
-    """Nobody answers for the job: its driver has ended, or was killed."""
+    """No driver answers for the job: it has ended, or was killed."""
 
     exit_code = EXIT_HOSTS
 
 
 class ControlRefused(HvlaunchError):
-    """The driver does not do what it was asked for; `cause` is its answer."""
+    """The driver has refused a request; `cause` is its answer."""
 
     exit_code = EXIT_USAGE
 
 
 class ControlClient:
-    """Asks the driver of one job. Each request has a connection of its own."""
+    """Sends requests to the driver of one job, each over a connection of its own."""
 
     def __init__(self, job: KnownJob, patience: float = _PATIENCE) -> None:
-        """`patience` is how many seconds an answer may take that the driver need not wait for."""
+        """`patience` is the limit in seconds for an answer that the driver can give at once."""
         self._job = job
         self._patience = patience
 
     def get(self, path: str, wait: float = 0.0) -> Any:
-        """What GET gives, as data; None is 404. The driver may take `wait` seconds longer. Raises DriverGone, ControlRefused."""
+        """Return the answer to GET as data, or None for 404. Raises DriverGone, ControlRefused.
+
+        `wait` is how many seconds longer the driver may take.
+        """
         return self._ask("GET", path, None, wait)
 
     def post(self, path: str, body: Mapping[str, Any], wait: float = 0.0) -> Any:
-        """What POST gives. Raises as get()."""
+        """Return the answer to POST as data. Raises as get()."""
         return self._ask("POST", path, json.dumps(body).encode(), wait)
 
     def _ask(self, method: str, path: str, body: bytes | None, wait: float) -> Any:
@@ -70,7 +73,7 @@ class ControlClient:
 
 
 def state_of(job: KnownJob, patience: float) -> Mapping[str, Any] | None:
-    """What the job's driver says of it now; None where it says nothing for so many seconds."""
+    """Return the answer to GET /job; None if the driver gives no answer within `patience` seconds."""
     try:
         state: Mapping[str, Any] | None = ControlClient(job, patience).get("/job")
     except (DriverGone, ControlRefused):
@@ -93,7 +96,7 @@ class _UnixConnection(HTTPConnection):
             time.sleep(_LOOK)
 
     def _try_to_connect(self) -> bool:
-        """False where nobody listens: a driver that takes the job over may be about to."""
+        """Connect; False if no driver listens. The successor of a killed driver begins to listen after it has the lock."""
         with suppress(FileNotFoundError, ConnectionRefusedError), reachable(self._directory) as path:
             self.sock.connect(f"{path}/{CONTROL}")
             return True

@@ -1,4 +1,4 @@
-"""A job's own directory: by it this user's other programs know the job, while it runs and afterwards."""
+"""The directory of a job, by which this user's other programs find the job while it runs and afterwards."""
 
 import fcntl
 import json
@@ -37,27 +37,27 @@ LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
 REPORT = "report.json"
 """The failure report of a job that has ended."""
 MINDER = "minder"
-"""The lock of the one that watches over the job."""
+"""The lock of the job's minder."""
 IN_MAKING = "."
-"""Names of directories that are not whole yet begin with it."""
+"""First letter of the names of incomplete directories."""
 
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOKING = 0.5
-"""Seconds after which who holds a lock is no passer-by."""
+"""Seconds after which a held lock belongs to a driver. Other programs take it for a moment to look: _is_held()."""
 _PART = ".part"
 _ROOM = 4096
 _LONGEST = 100
-"""Bytes of a socket's path: less than Linux (107) and macOS (103) take."""
+"""Bytes of a socket's path: below the limits of Linux (107) and macOS (103)."""
 
 
 class NoJobDirectory(HvlaunchError):
-    """A job can't have a directory of its own: `cause` says why. The job itself needs none."""
+    """A job can't have a directory; `cause` says why. A job runs without a directory, but other programs do not see it."""
 
     exit_code = EXIT_USAGE
 
 
 class DriverLives(HvlaunchError):
-    """A driver holds the lock of the job: it is there, or another has taken the job over."""
+    """A driver holds the lock of the job: the first driver lives, or a successor has taken the job over."""
 
     exit_code = EXIT_USAGE
 
@@ -68,7 +68,8 @@ def jobs_directory(environ: Mapping[str, str]) -> Path:
     Raises NoJobDirectory if the user has no home.
     """
     state = environ.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # the specification says that a relative path is to be ignored
+    if not state.startswith("/"):
+        # The specification says that a relative path is to be ignored.
         home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises an error without a home)
         if not home.startswith("/"):
             raise NoJobDirectory("this user has no home directory", hint="XDG_STATE_HOME=DIRECTORY")
@@ -77,14 +78,14 @@ def jobs_directory(environ: Mapping[str, str]) -> Path:
 
 
 class JobDirectory:
-    """The directory of a job of this process. Its lock is held until close(), or until the process ends, however it does."""
+    """The directory of a job of this process, which holds its lock until close() or until it ends in any way."""
 
     def __init__(self, root: Path, job_id: str, about: Mapping[str, Any]) -> None:
-        """Make it, with what is known of the job from the start. It appears whole. Raises NoJobDirectory."""
+        """Make the directory with `about`, the facts of the job's start. Raises NoJobDirectory."""
         self.path = root / job_id
         self.about = about
         self.is_detached = False
-        """Whether nobody waits for the job's end where it was started: how it ends is kept in any case."""
+        """True if the job has left its terminal: then its result is kept in any case."""
         self._is_kept = self._is_adopted = False
         making = root / f"{IN_MAKING}{job_id}"
         try:
@@ -96,6 +97,7 @@ class JobDirectory:
                 self._lock = os.open(making / LOCK, _FILE, 0o600)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _write(making / ABOUT, about)
+                # Other programs see only whole directories with a held lock.
                 making.rename(self.path)
             except OSError:
                 remove(making)
@@ -106,24 +108,30 @@ class JobDirectory:
 
     @classmethod
     def adopt(cls, path: Path) -> "JobDirectory":
-        """That of a job whose driver was killed: from now on it is this process's. Raises NoJobDirectory, DriverLives."""
-        found = cls.__new__(cls)
+        """Take over the directory of a job whose driver was killed. Raises NoJobDirectory, DriverLives."""
+        directory = cls.__new__(cls)
         try:
             _check_owner(path)
-            found.path, found._lock = path, _locked(path)  # noqa: SLF001 (it is one of ours)
+            directory.path, directory._lock = path, _locked(path)  # noqa: SLF001 (an instance of this class)
             (path / f"{ABOUT}{_PART}").unlink(missing_ok=True)
-            found.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
+            directory.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
             (path / CONTROL).unlink(missing_ok=True)
-            with suppress(OSError):  # a full disk is no reason to let the job end
-                _write(path / ABOUT, found.about, is_synced=True)  # in the place of one that the disk has
+            with suppress(OSError):
+                # A full disk is no reason to let the job end.
+                _write(
+                    path / ABOUT,
+                    directory.about,
+                    is_synced=True,
+                    # It replaces a file that is on the disk already.
+                )
         except (OSError, ValueError, TypeError) as error:
             cause = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise NoJobDirectory(f"{path}: {cause.lower()}") from None
-        found.is_detached, found._is_kept, found._is_adopted = True, False, True  # noqa: SLF001 (as above)
-        return found
+        directory.is_detached, directory._is_kept, directory._is_adopted = True, False, True  # noqa: SLF001 (as above)
+        return directory
 
     def listen(self) -> socket.socket:
-        """The control socket, which listens. Raises NoJobDirectory."""
+        """Return the control socket, which listens. Raises NoJobDirectory."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with reachable(self.path) as path:
@@ -136,23 +144,25 @@ class JobDirectory:
         return listener
 
     def reserve(self) -> None:
-        """Make room for how the job ends, and for a minder's lock, whatever the job does to the disk. Raises OSError."""
+        """Reserve space for the result and for a minder's lock, since the job may fill the disk. Raises OSError."""
         os.close(os.open(self.path / MINDER, _FILE & ~os.O_EXCL, 0o600))
         part = self.path / f"{RESULT}{_PART}"
-        if not part.exists():  # else a driver before us has made it
+        if not part.exists():
+            # It exists after a takeover: the driver before has reserved it.
             with open(part, "xb", opener=_private) as file:
                 file.write(b" " * _ROOM)
 
     def keep(self, result: Mapping[str, Any], report: Mapping[str, Any] | None = None) -> None:
-        """The job has ended so that people may want to look at it: the directory stays. Raises OSError."""
+        """Keep the directory after the job, with its result and failure report. Raises OSError."""
         if report is not None:
-            with suppress(OSError):  # a full disk: for the result there is room
+            with suppress(OSError):
+                # The disk is full; only the result has reserved space.
                 _write(self.path / REPORT, report)
         _write(self.path / RESULT, result)
         self._is_kept = True
 
     def close(self) -> None:
-        """Nobody answers for the job any more; if the directory is not to be kept, it goes."""
+        """Stop to answer for the job, and remove a directory that is not kept."""
         with suppress(OSError):
             (self.path / CONTROL).unlink(missing_ok=True)
             if not self._is_kept and not self._is_adopted:
@@ -161,17 +171,19 @@ class JobDirectory:
 
 
 def has_driver(directory: Path) -> bool:
-    """Whether a driver holds the job's lock."""
+    """True if a driver holds the job's lock."""
     return _is_held(directory / LOCK)
 
 
 def has_minder(directory: Path) -> bool:
-    """Whether there is one that starts another driver if this one is killed."""
+    """True if the job has a minder, which starts another driver if this one is killed."""
     return _is_held(directory / MINDER)
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether somebody holds this lock. It is seen by taking it for a moment."""
+    """True if a process holds this lock."""
+    # The kernel does not tell who holds a lock: it is taken for a moment, as a shared one, so that two who look do not
+    # disturb each other.
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -186,7 +198,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """That nobody else can have written what is in the directory. Raises OSError, NoJobDirectory."""
+    """Check that no other user can write to the directory. Raises OSError, NoJobDirectory."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NoJobDirectory(f"{path}: it is no directory")
@@ -195,7 +207,7 @@ def _check_owner(path: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """The lock of a directory, taken. Raises OSError, DriverLives."""
+    """Take the lock of a directory; return its descriptor. Raises OSError, DriverLives."""
     try:
         return take_lock(path / LOCK)
     except BlockingIOError:
@@ -203,7 +215,7 @@ def _locked(path: Path) -> int:
 
 
 def take_lock(path: Path, flags: int = 0) -> int:
-    """Its descriptor. Others look at it for a moment: _is_held(). Raises BlockingIOError where it is another's, OSError."""
+    """Take a lock; return its descriptor. Raises BlockingIOError if another process holds it, OSError."""
     lock = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
     deadline = time.monotonic() + _LOOKING
     while True:
@@ -220,7 +232,7 @@ def take_lock(path: Path, flags: int = 0) -> int:
 
 @contextmanager
 def reachable(directory: Path) -> Iterator[str]:
-    """A name of the directory that is short enough for a socket's address."""
+    """Yield a name of the directory that is short enough for a socket's address."""
     if len(os.fsencode(directory / CONTROL)) <= _LONGEST:
         yield str(directory)
         return
@@ -232,14 +244,14 @@ def reachable(directory: Path) -> Iterator[str]:
 
 
 def remove(directory: Path) -> None:
-    """Remove a job's directory: the files in it, which has no directories. Raises OSError."""
+    """Remove a job's directory, which has only files. Raises OSError."""
     for name in os.listdir(directory):  # noqa: PTH208 (names alone)
         (directory / name).unlink(missing_ok=True)
     directory.rmdir()
 
 
 def _write(path: Path, value: Mapping[str, Any], *, is_synced: bool = False) -> None:
-    """All of it or nothing is there for a reader, and with `is_synced` after a loss of power too. Raises OSError."""
+    """Write a file that readers see whole or not at all; with `is_synced`, also after a power loss. Raises OSError."""
     part = path.with_name(f"{path.name}{_PART}")
     data = json.dumps(value).encode() + b"\n"
     try:

@@ -1,4 +1,4 @@
-"""The jobs that this user's machine knows of, by their directories: those that run, and those that ended lately."""
+"""The jobs of this user on this machine, by their directories: running jobs, and jobs that ended lately."""
 
 import fcntl
 import json
@@ -27,25 +27,25 @@ __all__ = [
 _KEPT = 20
 _DAY = 86400.0
 _KEPT_FOR = {True: _DAY, False: 7 * _DAY}
-"""Seconds, for jobs that ended well, and for others."""
+"""Seconds for which a directory is kept, by whether the job ended well."""
 _MAKING_TIME = 60.0
-"""Seconds after which a directory that is not whole will never be."""
+"""Seconds after which an incomplete directory is abandoned."""
 _MINDING = 10.0
 """Seconds within which a minder starts another driver."""
 _LOOK = 0.05
 _SHORTEST = 4
-"""Letters of an id that may stand for all of it."""
+"""Letters that an abbreviated id needs."""
 
 
 class KnownJob(NamedTuple):
-    """A job as its directory tells of it. `about` has what was known at its start; `result` how it ended, if it has."""
+    """A job as its directory describes it: `about` has the facts of its start, `result` its end, if it has ended."""
 
     id: str
     directory: Path
     about: Mapping[str, Any]
     result: Mapping[str, Any] | None
     has_driver: bool
-    """Whether its driver lives. Without it and without a result, the driver was killed."""
+    """True if the driver lives. A job without a driver and a result has lost its driver."""
 
     @property
     def began(self) -> float:
@@ -59,14 +59,14 @@ class KnownJob(NamedTuple):
 
     @property
     def ended(self) -> float:
-        """Seconds since the epoch, of a job that has ended; when its directory was last changed, at the latest."""
+        """Seconds since the epoch, of a job that has ended: the last change of its directory."""
         with suppress(OSError):
             return self.directory.stat().st_mtime
         return 0.0
 
 
 def known_jobs(root: Path) -> list[KnownJob]:
-    """All of them, the newest last. What is no job's directory is left out."""
+    """Return all jobs, the newest last. Directories that are no jobs are ignored."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = [name for name in os.listdir(root) if not name.startswith(IN_MAKING)]  # noqa: PTH208 (names alone)
         jobs = [job for name in names if (job := known_job(root / name)) is not None]
@@ -75,33 +75,34 @@ def known_jobs(root: Path) -> list[KnownJob]:
 
 
 def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
-    """The job of this id (four letters of it will do) or name; without one, the only job that runs, or has lost its driver.
+    """Return the job with this id (four letters suffice) or name; without a name, the only job that runs or lost its driver.
 
     Raises BadUsage.
     """
     running = [job for job in jobs if job.has_driver]
-    running = running or [job for job in jobs if job.result is None]  # it may get another driver
+    # A successor may take such a job over.
+    running = running or [job for job in jobs if job.result is None]
     if name is None:
         if len(running) == 1:
             return running[0]
         if not running:
             raise BadUsage("no job runs here", hint="hvlaunch jobs")
         raise BadUsage(f"{len(running)} jobs run here: {_ids(running)}", hint="name one of them")
-    found = [job for job in jobs if name == job.id]
+    matches = [job for job in jobs if name == job.id]
     # Of jobs with the same name those that run come first.
-    found = found or [job for job in running if name == job.about.get("name")]
-    found = found or [job for job in jobs if name == job.about.get("name")]
-    if not found and len(name) >= _SHORTEST:
-        found = [job for job in jobs if job.id.startswith(name)]
-    if not found:
+    matches = matches or [job for job in running if name == job.about.get("name")]
+    matches = matches or [job for job in jobs if name == job.about.get("name")]
+    if not matches and len(name) >= _SHORTEST:
+        matches = [job for job in jobs if job.id.startswith(name)]
+    if not matches:
         raise BadUsage(f"there is no job {name}", hint="hvlaunch jobs")
-    if len(found) > 1:
-        raise BadUsage(f"{len(found)} jobs are called {name}: {_ids(found)}", hint="the id of one")
-    return found[0]
+    if len(matches) > 1:
+        raise BadUsage(f"{len(matches)} jobs are called {name}: {_ids(matches)}", hint="the id of one")
+    return matches[0]
 
 
 def await_end(job: KnownJob) -> Mapping[str, Any] | None:
-    """Wait until the job has no driver any more. How it ended; None where nothing tells, as after a good end."""
+    """Wait until the job has no driver; return its result, or None if none was kept, as after a good end."""
     _await_end_of_driver(job)
     while await_driver(job):
         _await_end_of_driver(job)
@@ -109,7 +110,7 @@ def await_end(job: KnownJob) -> Mapping[str, Any] | None:
 
 
 def await_driver(job: KnownJob) -> bool:
-    """Whether it has one, now or in a moment: where a minder watches over the job another driver may be on its way."""
+    """True if the job has a driver, or gets a successor within some seconds: a minder starts one."""
     deadline = time.monotonic() + _MINDING
     while not has_driver(job.directory):
         if result_of(job) is not None or not has_minder(job.directory) or time.monotonic() >= deadline:
@@ -122,23 +123,24 @@ def _await_end_of_driver(job: KnownJob) -> None:
     with suppress(FileNotFoundError):
         descriptor = os.open(job.directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)  # the kernel lets go of the driver's, however that ends
+            # The kernel releases the driver's lock at any end.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
 
 def result_of(job: KnownJob) -> Mapping[str, Any] | None:
-    """How the job has ended; None where nothing tells."""
+    """Return the job's result; None if none was kept."""
     return _read(job.directory / RESULT)
 
 
 def has_ended(job: KnownJob) -> bool:
-    """Whether it has a result, or its directory is gone, as after a good end."""
+    """True if the job has a result, or if its directory is gone, as after a good end."""
     return (job.directory / RESULT).exists() or not (job.directory / ABOUT).exists()
 
 
 def prune(root: Path, now: float | None = None) -> None:
-    """Remove what is left of jobs that ended, but for the newest 20 of a week, and the newest 20 of a day that ended well."""
+    """Remove the directories of ended jobs, except the newest 20 failed ones of a week and the newest 20 good ones of a day."""
     now = time.time() if now is None else now
     with suppress(OSError):
         for name in os.listdir(root):  # noqa: PTH208 (names alone)
@@ -146,23 +148,25 @@ def prune(root: Path, now: float | None = None) -> None:
                 _try_to_remove(root / name)
     over = [job for job in known_jobs(root) if not job.has_driver]
     for ended_well, kept_for in _KEPT_FOR.items():
-        each = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
-        old = [job for job in each[-_KEPT:] if job.ended < now - kept_for]
-        for job in (*each[:-_KEPT], *old):
+        ended = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
+        old = [job for job in ended[-_KEPT:] if job.ended < now - kept_for]
+        for job in (*ended[:-_KEPT], *old):
             _try_to_remove(job.directory)
 
 
 def _try_to_remove(directory: Path) -> None:
-    with suppress(OSError):  # another driver may do the same
+    with suppress(OSError):
+        # Another driver may prune at the same time.
         remove(directory)
 
 
 def known_job(directory: Path) -> KnownJob | None:
-    """The job of this directory; None where it has none."""
+    """Return the job of this directory; None if it has no job."""
     about = _read(directory / ABOUT)
     if about is None:
         return None
-    runs = has_driver(directory)  # first: the result is there before it ends
+    # Asked before the result is read: a driver writes the result before it releases the lock.
+    runs = has_driver(directory)
     return KnownJob(directory.name, directory, about, _read(directory / RESULT), runs)
 
 

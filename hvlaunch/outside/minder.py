@@ -1,7 +1,4 @@
-"""The minder of a detached job: it starts another driver where the last one has ended and the job has not.
-
-A process of its own, which waits for the lock of the job's directory, and ends with the job.
-"""
+"""The minder of a detached job: a process that starts another driver if a driver was killed, and ends with the job."""
 
 import fcntl
 import os
@@ -18,14 +15,14 @@ from hvlaunch.outside.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
 
 SUCCESSOR_LOG = "successor.log"
-"""What the last successor had to say that could not begin."""
+"""The file with the error of the last successor that could not take the job over."""
 
 _MOST_STARTS, _WITHIN = 3, 600.0
 _LOOK = 0.1
 
 
 def start_minder(directory: Path) -> None:
-    """Start a process that watches over the job of this directory and outlives this one, unless there is one. Raises OSError."""
+    """Start the job's minder, which outlives this process, unless the job has one. Raises OSError."""
     if has_minder(directory):
         return
     try:
@@ -33,14 +30,14 @@ def start_minder(directory: Path) -> None:
     except BlockingIOError:
         return
     try:
-        # So it has the lock at once.
+        # The minder inherits the lock, so the job is never without it between the two processes.
         _start("hvlaunch.outside.minder", directory, kept=[lock])
     finally:
         os.close(lock)
 
 
 def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
-    """Start a driver that takes the job over, in a session of its own; what it says is in SUCCESSOR_LOG. Raises OSError."""
+    """Start a driver that takes the job over, in a session of its own; its stderr goes to SUCCESSOR_LOG. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
     try:
@@ -55,7 +52,7 @@ def _start(
     log: int = subprocess.DEVNULL,
     kept: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
-    # Where `python -m` looks first, the working directory, anything may be.
+    # Not `python -m`: it would import from the working directory first, which may hold any files.
     program = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
     )
@@ -70,7 +67,7 @@ def _start(
 
 
 def _mind(directory: Path) -> None:
-    """Until the job has ended, or can't be taken over, or its drivers have died too often."""
+    """Watch until the job has ended, can't be taken over, or has lost too many drivers."""
     starts: deque[float] = deque(maxlen=_MOST_STARTS)
     successor: subprocess.Popen[bytes] | None = None
     while True:
@@ -79,6 +76,7 @@ def _mind(directory: Path) -> None:
             return
         if not (directory / ABOUT).exists() or (directory / RESULT).exists():
             return
+        # A driver that dies again and again has a cause that another start does not remove.
         if len(starts) == _MOST_STARTS and time.monotonic() < starts[0] + _WITHIN:
             return
         starts.append(time.monotonic())
@@ -92,6 +90,7 @@ def _wait_for_end_of_driver(directory: Path) -> None:
         lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
+    # Blocks while a driver holds it.
     fcntl.flock(lock, fcntl.LOCK_SH)
     os.close(lock)
 

@@ -1,4 +1,4 @@
-"""Warm pools as other programs of their user see them: their directories, and the way to the process of one."""
+"""Warm pools as other programs of their user see them: their directories, and requests to the process of a pool."""
 
 import json
 import os
@@ -15,71 +15,71 @@ from hvlaunch.outside.directory import ABOUT, CONTROL, IN_MAKING, has_driver, jo
 from hvlaunch.owners import other_writer
 
 __all__ = [
-    "LANE_DATA",
-    "LANE_ENDED",
-    "LANE_HEAD",
+    "STREAM_DATA",
+    "STREAM_ENDED",
+    "STREAM_HEAD",
     "KnownPool",
     "PoolGone",
     "ask",
     "find_pool",
     "known_pools",
-    "open_lane",
+    "open_stream",
     "peer_is_own",
     "pools_directory",
 ]
 
-LANE_HEAD = struct.Struct("!BI")
-"""Before each part of what a pool sends to a driver: what it is, and its size."""
-LANE_DATA, LANE_ENDED = range(2)
+STREAM_HEAD = struct.Struct("!BI")
+"""Header of each part that a pool sends to a driver: kind and size."""
+STREAM_DATA, STREAM_ENDED = range(2)
 _LONGEST_ANSWER = 1 << 26
 
 
 class PoolGone(HvlaunchError):
-    """The process of a warm pool does not answer: it has ended, or was killed."""
+    """The process of a warm pool does not answer: it has ended or was killed."""
 
     exit_code = EXIT_HOSTS
 
 
 class KnownPool(NamedTuple):
-    """A warm pool as its directory tells of it. `about` has what was known when it was made."""
+    """A warm pool as its directory describes it; `about` has the facts of its start."""
 
     name: str
     directory: Path
     about: Mapping[str, Any]
     is_up: bool
-    """Whether its process lives."""
+    """True if the pool's process lives."""
 
 
 def pools_directory(environ: Mapping[str, str]) -> Path:
-    """Where the directories of warm pools are: beside those of jobs. Raises NoJobDirectory."""
+    """Return the directory of all pools, beside that of the jobs. Raises NoJobDirectory."""
     return jobs_directory(environ).with_name("pools")
 
 
 def known_pools(root: Path) -> list[KnownPool]:
-    """All of this user's on this machine, by name."""
-    found: list[KnownPool] = []
+    """Return all pools of this user on this machine, sorted by name."""
+    pools: list[KnownPool] = []
     with suppress(FileNotFoundError, NotADirectoryError):
         for name in sorted(os.listdir(root)):  # noqa: PTH208 (names alone)
             with suppress(OSError, ValueError):
                 if not name.startswith(IN_MAKING) and other_writer((root / name).lstat()) is None:
                     about = json.loads((root / name / ABOUT).read_bytes())
-                    found.append(KnownPool(name, root / name, about, has_driver(root / name)))
-    return found
+                    pools.append(KnownPool(name, root / name, about, has_driver(root / name)))
+    return pools
 
 
 def find_pool(root: Path, name: str) -> KnownPool:
-    """The pool of this name, whose process lives. Raises BadUsage."""
+    """Return the pool of this name. Raises BadUsage if its process does not live."""
     pools = known_pools(root)
-    found = next((pool for pool in pools if pool.name == name), None)
-    if found is not None and found.is_up:
-        return found
+    pool = next((candidate for candidate in pools if candidate.name == name), None)
+    if pool is not None and pool.is_up:
+        return pool
     up = ", ".join(pool.name for pool in pools if pool.is_up) or "none"
-    cause = f"there is no pool {name}" if found is None else f"the process of pool {name} was killed"
+    cause = f"there is no pool {name}" if pool is None else f"the process of pool {name} was killed"
     raise BadUsage(f"{cause}; up: {up}", hint=f"hvlaunch pool up {name} -H HOSTS")
 
 
 def ask(pool: KnownPool, request: Mapping[str, Any], timeout: float = 20.0) -> Mapping[str, Any]:
-    """What the pool's process answers. Raises PoolGone, and BadUsage where it refuses."""
+    """Send a request to the pool's process; return the answer. Raises PoolGone, and BadUsage for a refusal."""
     try:
         with _connected(pool, timeout) as link:
             link.sendall(json.dumps(request).encode() + b"\n")
@@ -93,9 +93,10 @@ def ask(pool: KnownPool, request: Mapping[str, Any], timeout: float = 20.0) -> M
     return answer
 
 
-def open_lane(pool: KnownPool, timeout: float = 20.0) -> socket.socket:
-    """A connection to a new agent, once a request is sent, which begins what is said. What follows that goes to the agent; what
-    comes is in parts, see LANE_HEAD. Raises OSError.
+def open_stream(pool: KnownPool, timeout: float = 20.0) -> socket.socket:
+    """Connect for a stream to a new agent. Raises OSError.
+
+    The caller sends the request first, then bytes for the agent; it receives parts with STREAM_HEAD.
     """
     with _connected(pool, timeout) as link:
         link.settimeout(None)
@@ -103,8 +104,9 @@ def open_lane(pool: KnownPool, timeout: float = 20.0) -> socket.socket:
 
 
 def peer_is_own(link: socket.socket) -> bool:
-    """Whether the program at the other end is this user's or root's; where the kernel does not tell, the directory's mode says so."""
+    """True if the program at the other end is this user's or root's."""
     if not sys.platform.startswith("linux"):
+        # No other user can enter the directory.
         return True
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(peer[4:8], sys.byteorder) in (0, os.geteuid())
@@ -121,7 +123,7 @@ def _connected(pool: KnownPool, timeout: float) -> Iterator[socket.socket]:
 
 
 def _all_of(link: socket.socket) -> bytes:
-    found = bytearray()
-    while len(found) <= _LONGEST_ANSWER and (data := link.recv(1 << 16)):
-        found += data
-    return bytes(found)
+    answer = bytearray()
+    while len(answer) <= _LONGEST_ANSWER and (data := link.recv(1 << 16)):
+        answer += data
+    return bytes(answer)

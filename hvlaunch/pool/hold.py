@@ -1,4 +1,4 @@
-"""Making a warm pool, and holding it until somebody ends it: what the process of `hvlaunch pool up` does."""
+"""Makes a warm pool, and holds it until it is ended: the work of the process of `hvlaunch pool up`."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from hvlaunch.ssh.ways import Ways
 __all__ = ["hold_pool", "printed_status"]
 
 _LAST_WORDS = 1.0
-"""Seconds for a terminal that takes nothing."""
+"""Seconds that a blocked terminal gets for the last message."""
 
 
 def hold_pool(
@@ -37,10 +37,10 @@ def hold_pool(
     on_status: OnStatus,
     owner: int | None = None,
 ) -> None:
-    """Connect to the hosts of `spec`, call `on_ready` with what is wrong with some, and serve until the end.
+    """Connect to the hosts of `spec`, call `on_ready` with the problems of some hosts, and serve until the end.
 
-    The pool is in `root`, under its name. It ends after `idle_timeout` seconds without a job; where there is an `owner`,
-    a file descriptor, at the latest when nothing more can be read of it. `on_status` gets what is waited for while it connects.
+    The pool's directory is in `root`, under its name. The pool ends after `idle_timeout` seconds without a job, or when the
+    `owner`, a file descriptor, is at its end. `on_status` gets the progress of connecting.
 
     Raises BadUsage, NoJobDirectory, HostsFailed.
     """
@@ -49,7 +49,8 @@ def hold_pool(
             f"pool {name} is up",
             hint=f"hvlaunch pool status {name}, hvlaunch pool down {name}, or another name",
         )
-    with suppress(OSError):  # what is left of one whose process was killed
+    # A pool whose process was killed leaves its directory, or one that is not whole.
+    with suppress(OSError):
         remove(root / name)
     with suppress(OSError):
         remove(root / f"{IN_MAKING}{name}")
@@ -70,7 +71,7 @@ def hold_pool(
 
 
 def printed_status(console: ConsoleOptions, stderr: BinaryIO) -> OnStatus:
-    """Shows it on `stderr`, until nothing is waited for any more."""
+    """Return a function that shows the progress on `stderr` until it gets None."""
     printer = Printer(stderr, stderr, options=console)
 
     def show(ask: AskStatus | None) -> None:
@@ -108,18 +109,19 @@ def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """While in the block, signals that end a process call what was given; none cuts short what is closed at its end."""
+    """Within the block, SIGTERM and SIGHUP call the functions that were registered, instead of ending the process."""
+    # The block's end closes the pool, and must not be cut short. A signal may come before the first registration.
     calls: list[Callable[[], None]] = []
-    came: list[int] = []
+    received: list[int] = []
 
     def handle(number: int, _frame: object) -> None:
-        came.append(number)
+        received.append(number)
         for call in calls:
             call()
 
     def on_signal(call: Callable[[], None]) -> None:
         calls.append(call)
-        if came:
+        if received:
             call()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGHUP)}

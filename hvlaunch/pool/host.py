@@ -1,4 +1,4 @@
-"""One host of a warm pool: a connection, and the warm agent there; both are made anew where they are lost."""
+"""One host of a warm pool: its connection and its warm agent, which are made anew after a loss, and its pool streams."""
 
 import json
 import socket
@@ -18,13 +18,13 @@ from hvlaunch.driver.links.agent_channel import CommandChannel
 from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.errors import AgentFailed, HostError, HvlaunchError, Problem
 from hvlaunch.job import Host
-from hvlaunch.outside.pools import LANE_DATA, LANE_ENDED, LANE_HEAD
+from hvlaunch.outside.pools import STREAM_DATA, STREAM_ENDED, STREAM_HEAD
 from hvlaunch.ssh.connection import Connection
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame
 
-__all__ = ["Lane", "WarmHost"]
+__all__ = ["PoolStream", "WarmHost"]
 
 _LONGEST_DATA = 1 << 20
 _REPORTS = {
@@ -33,25 +33,28 @@ _REPORTS = {
     "ended": Form(1 << 14, lane=LANE, status=whole(0, 255)),
     "ping": Form(),
 }
-"""The frames that a warm agent may send."""
+"""The frames that a warm agent may send; any other frame ends the connection."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _STEADY = 60.0
-"""Seconds after which a connection that is lost counts as the first of its kind."""
+"""Seconds after which a lost connection does not make the pause before the next attempt longer."""
 _STATUS_WAIT = 2.0
 _NOISE_KEPT = 4096
 
 
 _MOST_KEPT = 64 << 20
-"""Bytes that wait for a driver that takes none: its connection is broken then, and it may make another."""
+"""Bytes that may wait for a slow driver. Beyond that its stream is broken off; its session may use another connection."""
 
 
-class Lane:
-    """The driver's side. Nothing here waits for a driver but the thread that a slow one needs."""
+class PoolStream:
+    """The bytes between one job's driver and one agent that a warm agent has forked; this is the end at the driver.
+
+    One channel carries the streams of all jobs of a host, so a slow driver must not block it: its bytes wait here.
+    """
 
     def __init__(self, link: socket.socket, job: str, begun: bytes = b"") -> None:
         self.job = job
         self.begun = begun
-        """What the driver has sent already."""
+        """Bytes that the driver sent together with its request."""
         self._link = link
         self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
@@ -59,27 +62,28 @@ class Lane:
         self._is_over = False
 
     def deliver(self, data: bytes) -> None:
-        """To the driver. Never blocks."""
-        self._put(LANE_DATA, data)
+        """Send data to the driver. Never blocks."""
+        self._put(STREAM_DATA, data)
 
     def report_exit(self, status: int, stderr: str) -> None:
-        """The agent has ended so."""
-        self._put(LANE_ENDED, json.dumps({"status": status, "stderr": stderr}).encode())
+        """Tell the driver how its agent ended."""
+        self._put(STREAM_ENDED, json.dumps({"status": status, "stderr": stderr}).encode())
 
     def read(self) -> bytes:
-        """What the driver sends next; empty at its end. Blocks."""
+        """Return the driver's next bytes, or none at its end. Blocks."""
         try:
             return self._link.recv(1 << 16)
         except OSError:
             return b""
 
     def break_off(self) -> None:
-        """The driver sees the end of its connection, and not that of its agent. May be repeated."""
+        """End the connection, without an end of the agent: the driver's session goes on otherwise. May be repeated."""
         with suppress(OSError):
+            # The driver has closed it.
             self._link.shutdown(socket.SHUT_RDWR)
 
     def _put(self, kind: int, data: bytes) -> None:
-        part = LANE_HEAD.pack(kind, len(data)) + data
+        part = STREAM_HEAD.pack(kind, len(data)) + data
         with self._lock:
             if self._waiting:
                 self._keep(part)
@@ -88,7 +92,8 @@ class Lane:
                 sent = self._link.send(part, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the driver is gone
+            except OSError:
+                # The driver is gone.
                 return
             if sent < len(part):
                 self._keep(part[sent:])
@@ -101,7 +106,7 @@ class Lane:
             self.break_off()
 
     def _flush(self) -> None:
-        """For a driver that takes less than comes."""
+        """Send what waits, in a thread of its own, since this blocks."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -112,6 +117,7 @@ class Lane:
             except OSError:
                 self._is_over = True
             with self._lock:
+                # deliver() adds at the end only while something waits, so the part is removed after it was sent.
                 if self._is_over:
                     self._waiting.clear()
                     return
@@ -120,7 +126,7 @@ class Lane:
 
 
 class WarmHost:
-    """Its thread connects, and passes on what agents say. Others send through it. `clock` and `random` are for its pauses."""
+    """One thread connects, and delivers what agents send; the threads of the streams send through it."""
 
     def __init__(
         self,
@@ -133,15 +139,15 @@ class WarmHost:
         random: Callable[[], float] = any_random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`program` is the command for a login shell, and what goes to its stdin."""
+        """`program` is the command for a login shell, and the bytes for its stdin; `random` spreads the pauses."""
         self.host = host
         self.state: Literal["connecting", "ready", "away"] = "connecting"
         self.problem: Problem | None = None
-        """Why it is not ready."""
+        """Why the host is not ready."""
         self.since = clock()
         self.python = ""
         self.tried = threading.Event()
-        """Set when it is known for the first time whether it can be reached."""
+        """Set after the first attempt to connect."""
         self._connect = connect
         self._program = program
         self._lease = lease
@@ -152,7 +158,7 @@ class WarmHost:
         self._writing = threading.Lock()
         self._connection: Connection | None = None
         self._channel: CommandChannel | None = None
-        self._lanes: dict[int, Lane] = {}
+        self._streams: dict[int, PoolStream] = {}
         self._opened = 0
         self._last_heard = 0.0
         self._noise = b""
@@ -163,12 +169,12 @@ class WarmHost:
         threading.Thread(target=self._run, name=f"warm {self.host.name}", daemon=True).start()
 
     @property
-    def lanes(self) -> list[Lane]:
+    def streams(self) -> list[PoolStream]:
         with self._lock:
-            return [*self._lanes.values()]
+            return [*self._streams.values()]
 
     def facts(self) -> dict[str, Any]:
-        """What drivers and users are told of it."""
+        """Return the host's state for drivers and users."""
         connection = self._connection
         return {
             "state": self.state,
@@ -177,42 +183,43 @@ class WarmHost:
             "python": self.python,
             "local_address": None if connection is None else connection.local_address,
             "remote_address": None if connection is None else connection.remote_address,
-            "jobs": sorted({lane.job for lane in self.lanes}),
+            "jobs": sorted({stream.job for stream in self.streams}),
         }
 
-    def serve(self, lane: Lane, config: Mapping[str, Any]) -> None:
-        """Have an agent forked for it, and pass on what its driver sends, until one of the two ends."""
+    def serve(self, stream: PoolStream, config: Mapping[str, Any]) -> None:
+        """Have an agent forked for the stream, and send it the driver's bytes until one of the two ends."""
         with self._lock:
             if self.state != "ready":
-                lane.break_off()
+                stream.break_off()
                 return
             self._opened += 1
             number = self._opened
-            self._lanes[number] = lane
+            self._streams[number] = stream
         try:
             opening = {"type": "open", "lane": number, "config": dict(config)}, b""
             about = {"type": "data", "lane": number}
-            self._send(opening, *([(about, lane.begun)] if lane.begun else []))
-            while data := lane.read():
+            self._send(opening, *([(about, stream.begun)] if stream.begun else []))
+            while data := stream.read():
                 self._send((about, data))
-            if number in self._lanes:  # else its agent has ended
+            if number in self._streams:
+                # The agent has not ended: it must be told that its driver is gone.
                 self._send(({"type": "close", "lane": number}, b""))
         except OSError:
-            lane.break_off()
+            stream.break_off()
         with self._lock:
-            self._lanes.pop(number, None)
+            self._streams.pop(number, None)
 
     def check_lease(self) -> None:
-        """Give up a connection over which nothing was heard for the lease."""
+        """Close a connection that was silent for the lease."""
         if self.state == "ready" and self._clock() > self._last_heard + self._lease:
             self._hang_up()
 
     def try_now(self) -> None:
-        """Do not wait until the next attempt is due."""
+        """Connect now, without waiting for the next attempt."""
         self._retry.set()
 
     def close(self) -> None:
-        """Let the warm agent end. May be repeated."""
+        """End the warm agent. May be repeated."""
         self._closed.set()
         self._retry.set()
         self._hang_up()
@@ -224,11 +231,12 @@ class WarmHost:
             connection.close()
 
     def _send(self, *frames: "Frame") -> None:
-        """Raises OSError where there is no connection."""
+        """Raises OSError if there is no connection."""
         channel = self._channel
         if channel is None:
             raise ConnectionResetError("no connection")
         with self._writing:
+            # The parts of two frames must not mix.
             channel.send(*frames)
 
     def _run(self) -> None:
@@ -239,7 +247,7 @@ class WarmHost:
                 self._serve_connection()
             except HvlaunchError as error:
                 self._lose(error.problem)
-            except Exception as error:  # noqa: BLE001 (a thread's end would be seen by nobody)
+            except Exception as error:  # noqa: BLE001 (else the thread would end without a message)
                 cause = f"internal error: {type(error).__name__}: {error}"
                 self._lose(HostError(cause, host=self.host.name).problem)
             if self._clock() > began + _STEADY:
@@ -249,23 +257,24 @@ class WarmHost:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _lose(self, problem: Problem) -> None:
-        """Every lane is broken off: sessions go on over other connections."""
+        """Mark the host as away, and break off its streams: the jobs' sessions continue over other connections."""
         self._hang_up()
         with self._lock:
             self.state, self.problem, self.since = "away", problem, self._clock()
             self._connection = self._channel = None
-            lanes = [*self._lanes.values()]
-        for lane in lanes:
-            lane.break_off()
+            streams = [*self._streams.values()]
+        for stream in streams:
+            stream.break_off()
         self.tried.set()
 
     def _serve_connection(self) -> None:
-        """To its end. Raises HostError with the cause of that."""
+        """Connect, and serve until the connection ends. Always raises HostError with the cause."""
         name = self.host.name
         connection = self._connect(self.host)
         with self._lock:
             self._connection = connection
         if self._closed.is_set():
+            # close() came before the connection was known.
             connection.close()
         self._noise = b""
         broken: str | None = None
@@ -305,15 +314,16 @@ class WarmHost:
             self._send(({"type": "pong"}, b""))
         else:
             with self._lock:
-                lane = self._lanes.get(header["lane"])
+                stream = self._streams.get(header["lane"])
                 if kind == "ended":
-                    self._lanes.pop(header["lane"], None)
-            if lane is None:
-                return  # its driver has gone
+                    self._streams.pop(header["lane"], None)
+            if stream is None:
+                # The driver has gone meanwhile.
+                return
             if kind == "data":
-                lane.deliver(body)
+                stream.deliver(body)
             else:
-                lane.report_exit(header["status"], body.decode("utf-8", "replace"))
+                stream.report_exit(header["status"], body.decode("utf-8", "replace"))
 
     def heard_agent(self) -> None:
         """For the channel, as a Listener."""

@@ -1,7 +1,7 @@
-"""The process of a warm pool: it keeps a connection and a warm agent on each host, and serves this user's other programs.
+"""The process of a warm pool: keeps a connection and a warm agent on each host, and serves this user's other programs.
 
-It answers at the socket in its directory (outside/pools.py): one request on a connection, a line of JSON. `lane` makes a
-lane of the connection, everything else has an answer.
+It answers at the socket in its directory (outside/pools.py): one request for each connection, a line of JSON. The request
+`lane` turns the connection into a pool stream; every other request gets an answer.
 """
 
 import json
@@ -24,7 +24,7 @@ from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.pools import peer_is_own
-from hvlaunch.pool.host import Lane, WarmHost
+from hvlaunch.pool.host import PoolStream, WarmHost
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.ssh.connection import Connection
 
@@ -32,7 +32,7 @@ __all__ = ["WarmPool"]
 
 _LOOK = 1.0
 _SOON = 0.1
-"""Seconds until the next look where there is something to make for the next job."""
+"""Seconds until the next check while the next job has no certificate yet."""
 _PAUSE = 0.05
 _REQUEST_PATIENCE = 10.0
 _READ_SIZE = 1 << 16
@@ -40,7 +40,7 @@ _LONGEST_REQUEST = 1 << 22
 
 
 class WarmPool:
-    """The hosts, and what serves them. Pool and warm agents give each other up after the lease of `spec`. `connect` connects to one; `idle_timeout` is how many seconds it stays without a job."""
+    """The hosts of a pool, and the server for its socket."""
 
     def __init__(
         self,
@@ -52,6 +52,10 @@ class WarmPool:
         idle_timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Prepare a pool. Pool and warm agents give each other up after the lease of `spec`.
+
+        `connect` connects to a host; the pool ends after `idle_timeout` seconds without a job.
+        """
         self._name = name
         self._idle_timeout = idle_timeout
         self._clock = clock
@@ -75,13 +79,13 @@ class WarmPool:
             for host in hosts
         }
         self._certificate: Certificate | None = None
-        """For the next job, which need not load what makes one."""
+        """For the next job, which then need not load the library that makes it."""
         self._lock = threading.Lock()
 
     def start(self, on_status: OnStatus) -> Sequence[Problem]:
-        """Connect to all; what is wrong with those that can't be reached now, which are tried again.
+        """Connect to all hosts, and return the problems of those that can't be reached; they are tried again later.
 
-        `on_status` gets what it waits for, and None at the end.
+        `on_status` gets the progress, and None at the end.
         """
         began = self._clock()
         for host in self._hosts.values():
@@ -100,16 +104,17 @@ class WarmPool:
         return Status(f"{so_far}\nwaiting for {host_set(waiting)}" if waiting else so_far, ready, of)
 
     def serve(self, listener: socket.socket, owner: int | None = None) -> None:
-        """Until somebody ends it, nobody has used it for long, or the `owner` (a descriptor) has ended."""
+        """Serve until stop(), until the idle timeout, or until the `owner` (a descriptor) is at its end."""
         listener.setblocking(False)
         poll = select.poll()
-        for each in (listener, self._stopped):
-            poll.register(each, select.POLLIN)
+        for socket_ in (listener, self._stopped):
+            poll.register(socket_, select.POLLIN)
         if owner is not None:
             threading.Thread(target=self._await, args=(owner,), name="owner", daemon=True).start()
         look_at = self._clock()
         while not self._over.is_set():
-            if self._clock() >= look_at:  # not for each that comes: a job comes once for each host
+            # Not at each request: a job sends one for each host.
+            if self._clock() >= look_at:
                 self._look()
                 look_at = self._clock() + (_LOOK if self.has_certificate else _SOON)
             poll.poll(max(0.0, look_at - self._clock()) * 1000)
@@ -117,15 +122,15 @@ class WarmPool:
 
     @property
     def has_certificate(self) -> bool:
-        """Whether the next job gets one."""
+        """Whether the next job gets a certificate."""
         return self._certificate is not None
 
     def _prepare_certificate(self) -> None:
         if not self.has_certificate:
-            made = Certificate()
-            made.key  # noqa: B018 (it is made now)
+            certificate = Certificate()
+            certificate.key  # noqa: B018 (a certificate is made when it is first used)
             with self._lock:
-                self._certificate = made
+                self._certificate = certificate
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -133,7 +138,8 @@ class WarmPool:
         except BlockingIOError:
             return
         except OSError:
-            self._over.wait(_PAUSE)  # no descriptor is left
+            # Out of file descriptors. The connection stays in the queue, so poll() would return at once.
+            self._over.wait(_PAUSE)
             return
         link.setblocking(True)
         threading.Thread(target=self._hear, args=(link,), name="request", daemon=True).start()
@@ -141,23 +147,26 @@ class WarmPool:
     def _look(self) -> None:
         for host in self._hosts.values():
             host.check_lease()
-        if any(host.lanes for host in self._hosts.values()):
+        if any(host.streams for host in self._hosts.values()):
             self._used = self._clock()
             return
-        self._prepare_certificate()  # while no job has anything to do
+        # Only while no job runs: it takes processor time.
+        self._prepare_certificate()
         if self._clock() > self._used + self._idle_timeout:
             self._over.set()
 
     def _await(self, owner: int) -> None:
         with suppress(OSError):
+            # The owner was killed.
             while os.read(owner, 1 << 10):
                 pass
         self.stop()
 
     def stop(self) -> None:
-        """Let serve() return. For signals and other threads."""
+        """Make serve() return. Safe in signal handlers and other threads."""
         self._over.set()
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):
+            # The pool is closed already.
             self._stop.send(b"\0")
 
     def close(self) -> None:
@@ -171,11 +180,11 @@ class WarmPool:
         with link, suppress(OSError):
             if not peer_is_own(link):
                 return
-            request, rest = _request_of(link)
+            request, surplus = _request_of(link)
             if request is None:
                 link.sendall(_line({"refused": "the request is not understood"}))
             elif request["what"] == "lane":
-                self._serve_lane(link, request, rest)
+                self._serve_stream(link, request, surplus)
             else:
                 link.sendall(_line(self._answer(request)))
 
@@ -195,7 +204,8 @@ class WarmPool:
                 return {"refused": f"hvlaunch {__version__} knows no such request"}
 
     def _begin(self) -> Mapping[str, Any]:
-        """What a job needs to begin. No other gets the same certificate."""
+        """Return what a job needs at its start."""
+        # A certificate has a private key: no two jobs may get the same.
         with self._lock:
             certificate, self._certificate = self._certificate, None
         pem = None if certificate is None else (certificate.key + certificate.pem).decode("ascii")
@@ -204,33 +214,33 @@ class WarmPool:
     def _facts(self) -> dict[str, dict[str, Any]]:
         return {name: host.facts() for name, host in self._hosts.items()}
 
-    def _serve_lane(self, link: socket.socket, request: Mapping[str, Any], begun: bytes) -> None:
+    def _serve_stream(self, link: socket.socket, request: Mapping[str, Any], begun: bytes) -> None:
         host, job, config = (request.get(name) for name in ("host", "job", "config"))
-        known = self._hosts.get(str(host))
+        warm_host = self._hosts.get(str(host))
         opening = {"type": "open", "lane": 1, "config": config}
-        if known is None or not isinstance(job, str) or misfit(ORDERS, opening, b"") is not None:
+        if warm_host is None or not isinstance(job, str) or misfit(ORDERS, opening, b"") is not None:
             return
         self._used = self._clock()
-        known.serve(Lane(link, job, begun), request["config"])
+        warm_host.serve(PoolStream(link, job, begun), request["config"])
 
 
 def _request_of(link: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
-    """Its line, and what came behind it, which is the lane's; None where it is no request."""
+    """Read a request, and the bytes behind its line, which belong to a pool stream; None if it is malformed."""
     link.settimeout(_REQUEST_PATIENCE)
-    found = b""
-    while b"\n" not in found and len(found) < _LONGEST_REQUEST:
+    received = b""
+    while b"\n" not in received and len(received) < _LONGEST_REQUEST:
         data = link.recv(_READ_SIZE)
         if not data:
             break
-        found += data
+        received += data
     link.settimeout(None)
-    line, _, rest = found.partition(b"\n")
+    line, _, surplus = received.partition(b"\n")
     try:
         request = loads(line.decode())
     except (ValueError, RecursionError):
         return None, b""
-    is_one = isinstance(request, dict) and isinstance(request.get("what"), str)
-    return (request if is_one else None), rest
+    is_request = isinstance(request, dict) and isinstance(request.get("what"), str)
+    return (request if is_request else None), surplus
 
 
 def _line(answer: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Keeps a view of a job up to date: asks for what is new, and hands it to the model. What it asks and reads is passed in."""
+"""Keeps the view of a job up to date: asks for new events, output and samples. Pure: the functions that ask are arguments."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -10,9 +10,10 @@ __all__ = ["Feed"]
 
 
 class Feed:
-    """`ask` gives what GET of a path of the control socket gives, None for 404; `read` the new items of the output store.
+    """The view of one job.
 
-    `now` is in seconds since 1970.
+    `ask` returns the answer to GET of a path at the control socket, None for 404; `read` the new items of the output store;
+    `now` the seconds since 1970.
     """
 
     def __init__(
@@ -30,25 +31,25 @@ class Feed:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job's last event was seen."""
+        """True after the job's last event."""
         return self._model.ending is not None
 
     def await_news(self, seconds: int) -> None:
-        """Return when there is a new event, or after so many seconds."""
+        """Wait for a new event, at most for some seconds."""
         if not self.has_ended:
-            # The driver does not wait once it has given its last event: it must not be asked for again.
+            # A driver ends as soon as it has sent its last event: asking for it twice would lose it.
             self._take_events(f"/events?since={self._number}&wait={seconds}")
 
     def current_view(self) -> View:
-        """The job now. Raises what `ask` raises."""
+        """Return the job now. Raises the errors of `ask`."""
         self._read_events()
         self._model.add_output(self._read())
         samples = None
-        if not self.has_ended or self._job is None:  # then the driver's loop has ended
+        # After the last event the driver's loop has ended, and does not answer.
+        if not self.has_ended or self._job is None:
             job = self._ask("/job")
-            if (
-                self._job is not None and job["pid"] != self._job["pid"]
-            ):  # another driver, which counts events anew
+            # Another driver has taken the job over, and counts its events from 0.
+            if self._job is not None and job["pid"] != self._job["pid"]:
                 self._model.forget_events()
                 self._number = 0
                 self._read_events()
@@ -61,7 +62,7 @@ class Feed:
             pass
 
     def _take_events(self, path: str) -> bool:
-        """Ask for events, and hand them to the model; False if there are none."""
+        """Ask for events, and add them to the model; False if no event came."""
         page = self._ask(path)
         self._model.add_events(page["events"])
         self._number = page["next"]
@@ -69,5 +70,5 @@ class Feed:
 
 
 def _samples(answer: Any) -> list[Mapping[str, Any]]:
-    """The hosts' samples in an answer of GET /samples."""
+    """Return the samples in an answer to GET /samples."""
     return [] if answer is None else list(answer["hosts"])

@@ -1,4 +1,4 @@
-"""A job at one moment, as it is shown: of what the driver says of it, of its samples, events and output. Pure."""
+"""The view of a job at one moment, made of the driver's answers, samples, events and output. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,9 +23,9 @@ __all__ = [
 
 
 _SLOW = 0.9
-"""Of the median rate: who is below is slow."""
+"""Share of the median rate below which a rank is slow."""
 _TOLD_WITHIN = 1.5
-"""Seconds after which a rank's steps have been told: so many may lie between ranks that are as far."""
+"""Seconds between two reports of a rank: ranks at the same point may differ by the steps of this time."""
 _WORST = ("hanging", "stopping", "dismissed", "waiting", "starting", "ended", "working")
 """States of ranks, the worst first."""
 _WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
@@ -33,7 +33,7 @@ _WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """How far a rank is, where that is known. `rate` is in steps a second."""
+    """Steps of a rank, if it reports them. `rate` is in steps per second."""
 
     step: int
     total: int | None = None
@@ -42,7 +42,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One worker. What is not known is None."""
+    """A worker; unknown values are None."""
 
     rank: int
     host: str
@@ -52,32 +52,32 @@ class RankRow:
     total: int | None
     rate: float | None
     cpu: float | None
-    """Cores in use, with the worker's children."""
+    """Cores in use, including the worker's children."""
     memory: int | None
     """Resident bytes."""
     gpu: float | None
-    """Utilization of its GPUs, from 0 to 1."""
+    """Utilization of the worker's GPUs, from 0 to 1."""
     gpu_memory: int | None
     """Bytes."""
     silent: float | None
-    """Seconds since it last printed."""
+    """Seconds since the worker printed last."""
     activity: str | None
-    """What its busiest process does, where that isn't running: sleeping, waiting for a disk, stopped."""
+    """State of its busiest process unless running: sleeping, waiting for a disk, stopped."""
     printed: int
-    """Bytes that were seen of its output."""
+    """Bytes of output."""
     line: str
     is_slowest: bool
 
     @property
     def severity(self) -> int:
-        """0 is the worst."""
+        """Return a number for sorting; 0 is the worst."""
         stopped = self.activity is not None and self.activity.startswith("stopped")
         return 0 if stopped else _place(_WORST, self.state)
 
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """A host with its ranks, the worst first. What is not known is None."""
+    """A host with its ranks, the worst first; unknown values are None."""
 
     host: str
     state: str
@@ -98,7 +98,7 @@ class HostRow:
 
     @property
     def severity(self) -> tuple[int, int, bool]:
-        """The smaller the worse."""
+        """Return a key for sorting; smaller is worse."""
         worst = min((row.severity for row in self.ranks), default=len(_WORST))
         return _place(_WORST_HOSTS, self.state), worst, not any(row.is_slowest for row in self.ranks)
 
@@ -108,27 +108,30 @@ def host_rows(
     samples: Iterable[Mapping[str, Any]],
     last: Mapping[int, tuple[str, int]],
 ) -> list[HostRow]:
-    """The rows of a job: `job` as GET /job tells, `samples` as GET /samples does, `last` lines and bytes printed by rank."""
+    """Return the rows of a job, the worst first.
+
+    `job` is the answer to GET /job, `samples` that to GET /samples; `last` has the last line and the bytes printed, by rank.
+    """
     sample_of = {sample["host"]: sample for sample in samples}
     workers: dict[str, list[Mapping[str, Any]]] = {}
     for worker in job["workers"]:
         workers.setdefault(worker["host"], []).append(worker)
     progress = {
-        worker["rank"]: RankProgress(*(told[name] for name in ("step", "total", "rate")))
+        worker["rank"]: RankProgress(*(report[name] for name in ("step", "total", "rate")))
         for worker in job["workers"]
-        if (told := worker.get("progress")) is not None
+        if (report := worker.get("progress")) is not None
     }
     slowest = slowest_rank(progress)
     rows = []
     for host in job["hosts"]:
         name = host["host"]
         sample = sample_of.get(name)
-        found = {one["rank"]: one for one in (sample or {}).get("workers", ())}
+        worker_samples = {entry["rank"]: entry for entry in (sample or {}).get("workers", ())}
         gpus = {gpu["index"]: gpu for gpu in (sample or {}).get("gpus", ())}
         ranks = [
             _rank_row(
                 worker,
-                found.get(worker["rank"]),
+                worker_samples.get(worker["rank"]),
                 gpus,
                 progress.get(worker["rank"]),
                 *last.get(worker["rank"], ("", 0)),
@@ -138,21 +141,24 @@ def host_rows(
         ]
         ranks.sort(key=lambda row: (row.severity, not row.is_slowest, row.rank))
         state = "excluded" if host["is_excluded"] else host["state"]
+        # A host that was never used, or is excluded and empty, is of no interest.
         if ranks or host["is_listed"] or state not in ("none", "excluded"):
             rows.append(_host_row(name, state, sample, list(gpus.values()), ranks))
+    # Rows of equal severity keep the order of the hosts.
     order = {host["host"]: number for number, host in enumerate(job["hosts"])}
     return sorted(rows, key=lambda row: (row.severity, order[row.host]))
 
 
 def slowest_rank(progress: Mapping[int, RankProgress]) -> int | None:
-    """The rank that is furthest behind the others; where all are at the same step, one that is clearly slower."""
-    if len(progress) < 2:  # noqa: PLR2004 (nobody is slower than oneself)
+    """Return the rank furthest behind in steps; if all are at the same step, a clearly slower rank; else None."""
+    if len(progress) < 2:  # noqa: PLR2004 (one rank alone is not slow)
         return None
-    rates = {rank: one.rate for rank, one in progress.items() if one.rate is not None}
+    rates = {rank: state.rate for rank, state in progress.items() if state.rate is not None}
     if not rates:
         return None
     behind = min(progress, key=lambda rank: (progress[rank].step, rank))
-    lead = max(one.step for one in progress.values()) - progress[behind].step
+    lead = max(state.step for state in progress.values()) - progress[behind].step
+    # Ranks report at different moments, so a small lead does not count.
     if lead > max(rates.values()) * _TOLD_WITHIN:
         return behind
     slow = min(rates, key=lambda rank: (rates[rank], rank))
@@ -170,7 +176,7 @@ def _rank_row(
     is_slowest: bool,
 ) -> RankRow:
     sample = sample or {}
-    own = [gpus[index] for index in sample.get("gpus", ()) if index in gpus]
+    used = [gpus[index] for index in sample.get("gpus", ()) if index in gpus]
     return RankRow(
         rank=worker["rank"],
         host=worker["host"],
@@ -181,8 +187,8 @@ def _rank_row(
         rate=None if progress is None else progress.rate,
         cpu=sample.get("cpu"),
         memory=sample.get("memory"),
-        gpu=_mean(own, "utilization"),
-        gpu_memory=_sum(own, "memory_used"),
+        gpu=_mean(used, "utilization"),
+        gpu_memory=_sum(used, "memory_used"),
         silent=sample.get("last_output"),
         activity=_activity(sample),
         printed=printed,
@@ -196,8 +202,8 @@ _ACTIVITIES = {"S": "sleeps", "D": "waits for a disk or device", "T": "stopped b
 
 def _activity(sample: Mapping[str, Any]) -> str | None:
     activity = _ACTIVITIES.get(sample.get("state", ""))
-    where = sample.get("waits_in")
-    return f"{activity} ({where})" if activity and where else activity
+    kernel_function = sample.get("waits_in")
+    return f"{activity} ({kernel_function})" if activity and kernel_function else activity
 
 
 def _host_row(
@@ -242,7 +248,7 @@ def _place(order: Sequence[str], word: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnding:
-    """How the job has ended, and the last lines of the rank that is named for it."""
+    """The end of a job, with the last lines of the rank that caused it."""
 
     exit_code: int
     cause: str | None
@@ -254,7 +260,7 @@ class ViewEnding:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is shown."""
+    """A job at one moment."""
 
     time: float
     """Seconds since 1970."""
@@ -267,9 +273,9 @@ class View:
     round: int | None
     round_state: str | None
     size: int
-    """Workers of the round."""
+    """Number of workers in the round."""
     is_sampled: bool
-    """Whether anything is known of what hosts and workers use."""
+    """True if there are samples of hosts and workers."""
     hosts: tuple[HostRow, ...]
     moments: tuple[Moment, ...]
     rounds: tuple[RoundSpan, ...]
@@ -281,7 +287,7 @@ class View:
 
 
 class Model:
-    """Gathers what comes bit by bit: events and output."""
+    """Collects events and output, and makes views of them."""
 
     def __init__(self) -> None:
         self._timeline = Timeline()
@@ -289,32 +295,32 @@ class Model:
 
     @property
     def ending(self) -> ViewEnding | None:
-        """None until the job's last event was seen."""
+        """Return the job's end; None before its last event."""
         record = self._timeline.ending
         if record is None:
             return None
         rank = record.get("rank")
         lines = () if rank is None else tuple(self._tails.lines(rank))
-        known = {name: record.get(name) for name in ("cause", "hint", "host")}
-        return ViewEnding(exit_code=record["exit_code"], rank=rank, lines=lines, **known)
+        fields = {name: record.get(name) for name in ("cause", "hint", "host")}
+        return ViewEnding(exit_code=record["exit_code"], rank=rank, lines=lines, **fields)
 
     def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """The next events."""
+        """Add the next events."""
         for record in records:
             self._timeline.add_event(record)
 
     def forget_events(self) -> None:
-        """They will all come again."""
+        """Forget all events: a new driver sends them again from the first."""
         self._timeline = Timeline()
 
     def add_output(self, items: Iterable[Stored]) -> None:
-        """The next items of the job's output store."""
+        """Add the next items of the job's output store."""
         for item in items:
             if item.rank is not None and item.kind in ("stdout", "stderr"):
                 self._tails.feed(item.rank, item.kind, item.data)
 
     def view(self, job: Mapping[str, Any], samples: Iterable[Mapping[str, Any]] | None, now: float) -> View:
-        """The job as GET /job tells of it, with the newest samples of its hosts, in seconds since 1970."""
+        """Return the view at `now` (seconds since 1970): `job` is the answer to GET /job, `samples` the newest of its hosts."""
         last = {
             worker["rank"]: (self._tails.line(worker["rank"]), self._tails.printed[worker["rank"]])
             for worker in job["workers"]
@@ -339,5 +345,5 @@ class Model:
 
 
 def as_json(view: View) -> dict[str, Any]:
-    """The same as data."""
+    """Return a view as data for JSON."""
     return asdict(view)

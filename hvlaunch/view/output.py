@@ -1,4 +1,4 @@
-"""The last line of each rank, and how much it has printed. Pure."""
+"""Output of ranks for people: last lines, search, and stacks. Pure."""
 
 import re
 from collections import Counter, deque
@@ -12,82 +12,84 @@ from hvlaunch.telemetry.stack import from_json, summary, tree_lines
 __all__ = ["Tails", "newest_lines_with", "shown_stacks"]
 
 _LONGEST = 512
-"""Bytes that are kept of a line."""
+"""Bytes of a line that are kept."""
 _MOST_LINES = 20
 _INVISIBLE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 
 
 class Tails:
-    """Fed with what ranks print, stdout and stderr as it comes."""
+    """Keeps the last lines of each rank; feed() adds output."""
 
     def __init__(self) -> None:
         self.printed: Counter[int] = Counter()
-        """Bytes of each rank."""
+        """Bytes by rank."""
         self._lines: dict[int, deque[bytes]] = {}
         self._unfinished: dict[tuple[int, str], bytes] = {}
 
     def feed(self, rank: int, stream: str, data: bytes) -> None:
-        """More output. Of a progress bar the last state counts."""
+        """Add output. Only the last state of a progress bar counts."""
         self.printed[rank] += len(data)
-        rest = self._unfinished.get((rank, stream), b"") + data
-        *whole, unfinished = rest.replace(b"\r\n", b"\n").split(b"\n")
+        pending = self._unfinished.get((rank, stream), b"") + data
+        # A terminal shows CR LF as one line end, but a CR alone overwrites the line.
+        *whole, unfinished = pending.replace(b"\r\n", b"\n").split(b"\n")
+        # Two states suffice: the last may be empty so far.
         self._unfinished[rank, stream] = b"\r".join(unfinished.split(b"\r")[-2:])[-_LONGEST:]
         lines = self._lines.setdefault(rank, deque(maxlen=_MOST_LINES))
         lines.extend(state for line in whole[-_MOST_LINES:] if (state := _shown(line)))
 
     def lines(self, rank: int) -> list[str]:
-        """The newest, the unfinished one of each stream last; of a progress bar, its last state."""
+        """Return the newest lines, at the end the unfinished line of each stream; of a progress bar the last state."""
         unfinished = [_shown(self._unfinished.get((rank, stream), b"")) for stream in ("stdout", "stderr")]
         return [_text(line) for line in (*self._lines.get(rank, ()), *unfinished) if line.strip()]
 
     def line(self, rank: int) -> str:
-        """The last of lines()."""
+        """Return the last of lines()."""
         return next(reversed(self.lines(rank)), "")
 
 
 def _shown(line: bytes) -> bytes:
-    """What a terminal shows of a line that may have been drawn again and again."""
+    """Return the last state of a line that was overwritten, as a terminal shows it."""
     states = [state for state in line.split(b"\r") if state.strip()]
     return states[-1][:_LONGEST] if states else b""
 
 
 def _text(line: bytes) -> str:
-    """Without colours, and with nothing in it that a terminal would obey."""
+    """Decode a line without colours and control characters, which a terminal would obey."""
     text = line.decode(errors="replace")
     return visible(_INVISIBLE.sub("", text).replace("\t", " ").rstrip())
 
 
 _STREAMS = ("stdout", "stderr")
 _LONGEST_LINE = 4096
-"""Bytes of a line; the rest of it begins another."""
+"""Bytes of a line; a longer line is split."""
 
 
 def newest_lines_with(
     items: Iterable[Stored], text: str, ranks: Collection[int] | None, count: int
 ) -> list[Mapping[str, Any]]:
-    """The last `count` lines of these ranks (None: all, and hvlaunch's own) with `text` in them, in small or large letters.
+    """Return the last `count` lines of these ranks with `text` in them; case does not matter. None: all ranks, and hvlaunch.
 
-    Each has `time` (seconds since 1970), `rank` (None: hvlaunch's own), `stream` and `text`.
+    A line has `time` (seconds since 1970), `rank` (None for hvlaunch's messages), `stream` and `text`.
     """
-    found: deque[Mapping[str, Any]] = deque(maxlen=count)
+    lines_found: deque[Mapping[str, Any]] = deque(maxlen=count)
     unfinished: dict[tuple[int | None, str], bytes] = {}
-    wanted = text.casefold()
+    pattern = text.casefold()
 
     def add(item: Stored, line: bytes) -> None:
         shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-        if wanted in shown.casefold():
-            found.append({"time": item.time, "rank": item.rank, "stream": item.kind, "text": shown})
+        if pattern in shown.casefold():
+            lines_found.append({"time": item.time, "rank": item.rank, "stream": item.kind, "text": shown})
 
     for item in items:
         if ranks is not None and item.rank not in ranks:
             continue
         key = item.rank, item.kind.removesuffix(" ended")
         if item.kind in _STREAMS:
-            *lines, rest = (unfinished.pop(key, b"") + item.data).split(b"\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], b""
-            if rest:
-                unfinished[key] = rest
+            *lines, unfinished_line = (unfinished.pop(key, b"") + item.data).split(b"\n")
+            if len(unfinished_line) > _LONGEST_LINE:
+                lines, unfinished_line = [*lines, unfinished_line], b""
+            if unfinished_line:
+                unfinished[key] = unfinished_line
         elif item.kind in ("said", "shown"):
             lines = item.data.split(b"\n")
         else:
@@ -97,15 +99,17 @@ def newest_lines_with(
     for (rank, stream), line in unfinished.items():
         add(
             Stored(
-                found[-1]["time"] if found else 0.0, "stderr" if stream == "stderr" else "stdout", rank=rank
+                lines_found[-1]["time"] if lines_found else 0.0,
+                "stderr" if stream == "stderr" else "stdout",
+                rank=rank,
             ),
             line,
         )
-    return list(found)
+    return list(lines_found)
 
 
 def shown_stacks(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary` is one line, `lines` is all of it: equal stacks are one, the rarest first."""
+    """Return the answer to POST /stacks as text: `summary` in a line, and `lines` with equal stacks merged, the rarest first."""
     stacks = from_json(answer)
     if not stacks:
         return {"summary": "no workers", "lines": []}

@@ -1,4 +1,4 @@
-"""The view as plain text: for a terminal without textual, a pipe, a log. Pure."""
+"""The view as a plain table, for a terminal without textual, a pipe or a log. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -27,13 +27,13 @@ __all__ = [
 
 COLUMNS = ("HOST", "RANK", "STATE", "STEP", "CPU", "MEMORY", "GPU", "GPU MEM", "LAST LINE")
 FEW = 64
-"""Ranks that are shown one by one; of more, hosts are folded."""
+"""Most ranks with a row each; beyond that, hosts are folded."""
 _MOMENTS = 8
 _SILENT = 60.0
 
 
 def header(view: View) -> str:
-    """One line on the job: what, since when, where it is."""
+    """Return a line about the job: name, phase, workers, time."""
     name = f" ({view.name})" if view.name else ""
     current = "" if view.round is None else f", round {view.round} {view.round_state}"
     workers = f"{len(view.ranks)} of {view.size} workers" if view.size else "no round yet"
@@ -43,11 +43,17 @@ def header(view: View) -> str:
 
 
 def host_cells(row: HostRow) -> tuple[str, ...]:
-    """A folded host, in the order of COLUMNS."""
-    ranks = number_set(one.rank for one in row.ranks) if row.ranks else "-"
-    known = [one.step for one in row.ranks if one.step is not None]
-    span = "-" if not known else str(min(known)) if min(known) == max(known) else f"{min(known)}-{max(known)}"
-    slow = next((f"slowest: rank {one.rank}" for one in row.ranks if one.is_slowest), "")
+    """Return the row of a folded host, in the order of COLUMNS."""
+    ranks = number_set(rank_row.rank for rank_row in row.ranks) if row.ranks else "-"
+    steps_done = [rank_row.step for rank_row in row.ranks if rank_row.step is not None]
+    span = (
+        "-"
+        if not steps_done
+        else str(min(steps_done))
+        if min(steps_done) == max(steps_done)
+        else f"{min(steps_done)}-{max(steps_done)}"
+    )
+    slow = next((f"slowest: rank {rank_row.rank}" for rank_row in row.ranks if rank_row.is_slowest), "")
     note = "; ".join((*row.problems, *([slow] if slow else ())))
     memory = (
         "-"
@@ -60,10 +66,10 @@ def host_cells(row: HostRow) -> tuple[str, ...]:
 
 
 def _states(row: HostRow) -> str:
-    """`working`, or how many are in which state, the worst first; the host's own where it has no workers, or is not well."""
+    """Return the states of a host's workers, the worst first; with the host's state if it has no workers or is not ready."""
     counts: dict[str, int] = {}
-    for one in row.ranks:
-        counts[one.state] = counts.get(one.state, 0) + 1
+    for rank_row in row.ranks:
+        counts[rank_row.state] = counts.get(rank_row.state, 0) + 1
     words = [state if len(counts) == 1 else f"{count} {state}" for state, count in counts.items()]
     if not words or row.state != "ready":
         words.insert(0, row.state)
@@ -71,7 +77,7 @@ def _states(row: HostRow) -> str:
 
 
 def rank_cells(row: RankRow) -> tuple[str, ...]:
-    """A rank, in the order of COLUMNS; its host's name is left to its host."""
+    """Return the row of a rank, in the order of COLUMNS. The row of its host, above, has the host's name."""
     state = row.state if row.activity is None or not row.activity.startswith("stopped") else row.activity
     silent = "" if row.silent is None or row.silent < _SILENT else f"(silent for {duration(row.silent)}) "
     mark = f"{row.rank} slowest" if row.is_slowest else str(row.rank)
@@ -90,7 +96,7 @@ def rank_cells(row: RankRow) -> tuple[str, ...]:
 
 
 def cells(view: View, *, is_folded: bool) -> list[tuple[str, ...]]:
-    """The rows of the table: hosts with the ranks below each, or hosts alone and the worst ranks below them."""
+    """Return the rows of hosts, with the ranks of a host below it unless `is_folded`."""
     rows: list[tuple[str, ...]] = []
     for host in view.hosts:
         rows.append(host_cells(host))
@@ -100,7 +106,7 @@ def cells(view: View, *, is_folded: bool) -> list[tuple[str, ...]]:
 
 
 def worst_ranks(view: View) -> list[RankRow]:
-    """Those that people want to see of many: the ones that are not at work, the slowest, the longest silent."""
+    """Return the ten ranks to look at first: not working, slowest, longest silent."""
     ranks = sorted(
         view.ranks, key=lambda row: (row.severity, not row.is_slowest, -(row.silent or 0.0), row.rank)
     )
@@ -108,7 +114,7 @@ def worst_ranks(view: View) -> list[RankRow]:
 
 
 def plain(view: View, width: int, few: int = FEW) -> str:
-    """All of it, in lines of at most `width` letters. Of more than `few` ranks the worst are shown, and the hosts folded."""
+    """Return the table in lines of at most `width` letters. With more than `few` ranks, hosts are folded, and only the worst ranks shown."""
     is_folded = len(view.ranks) > few
     lines = [header(view), "", *_table(cells(view, is_folded=is_folded), width)]
     if is_folded:
@@ -123,11 +129,11 @@ def plain(view: View, width: int, few: int = FEW) -> str:
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
-    """Columns of which nothing is known are left out."""
+    """Align the rows; columns without any value are left out."""
     kept = [
         number
         for number in range(len(COLUMNS))
-        if number < 3 or any(row[number] not in ("-", "") for row in rows)  # noqa: PLR2004 (who it is)
+        if number < 3 or any(row[number] not in ("-", "") for row in rows)  # noqa: PLR2004 (host, rank, state)
     ]
     shown = [
         tuple(COLUMNS[number] for number in kept),
@@ -142,7 +148,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def size(count: float | None) -> str:
-    """Bytes: `512B`, `1.2G`; `-` where it is not known."""
+    """Format bytes: `512B`, `1.2G`; `-` for None."""
     if count is None:
         return "-"
     unit = 0
@@ -153,17 +159,17 @@ def size(count: float | None) -> str:
 
 
 def cores(used: float | None) -> str:
-    """CPU in per cent of one core, as top(1) does."""
+    """Format CPU in per cent of one core, as top(1) does."""
     return "-" if used is None else f"{used * 100:.0f}%"
 
 
 def share(part: float | None, whole: float | None = 1.0) -> str:
-    """`42%`."""
+    """Format a share: `42%`."""
     return "-" if part is None or not whole else f"{part / whole * 100:.0f}%"
 
 
 def steps(step: int | None, total: int | None, rate: float | None) -> str:
-    """`120/1000 2.5/s`."""
+    """Format steps: `120/1000 2.5/s`."""
     if step is None:
         return "-"
     of = "" if total is None else f"/{total}"
@@ -171,28 +177,29 @@ def steps(step: int | None, total: int | None, rate: float | None) -> str:
 
 
 def bar(part: float, width: int) -> str:
-    """A bar of so many letters for a share from 0 to 1."""
+    """Draw a share from 0 to 1 as a bar of `width` letters."""
     eighths = round(max(0.0, min(1.0, part)) * width * 8)
-    whole, rest = divmod(eighths, 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(width)
+    whole, remainder = divmod(eighths, 8)
+    return ("█" * whole + (_EIGHTHS[remainder] if remainder else "")).ljust(width)
 
 
 FAILURE = "x"
 
 
 def strip(view: View, width: int) -> str:
-    """A letter for each part of the time since the job began: the last digit of the round, `-` for none, `x` for a failure."""
+    """Draw the time since the job began: the last digit of the round, `-` between rounds, `x` for a failure."""
     length = max(view.time - view.began, 1.0)
 
-    def place(time: float) -> int:
+    def column(time: float) -> int:
         return max(0, min(width - 1, int((time - view.began) / length * width)))
 
     letters = ["-"] * width
-    for one in view.rounds:
-        first = place(one.begin)
-        last = width - 1 if one.end is None else place(one.end)
-        letters[first : last + 1] = str(one.number % 10) * (last + 1 - first)
+    for span in view.rounds:
+        first = column(span.begin)
+        last = width - 1 if span.end is None else column(span.end)
+        letters[first : last + 1] = str(span.number % 10) * (last + 1 - first)
+    # Failures come last: they must not be hidden by a round.
     for moment in view.moments:
         if moment.kind == "failure":
-            letters[place(moment.time)] = FAILURE
+            letters[column(moment.time)] = FAILURE
     return "".join(letters)

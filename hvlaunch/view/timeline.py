@@ -1,4 +1,4 @@
-"""What has happened to a job's rounds and hosts, and why: a time line, made of its events (docs/events.md). Pure."""
+"""Time line of a job: its rounds and the important events of hosts and ranks, with causes (docs/events.md). Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ _KEPT = 200
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that people may want to know of, in a few words."""
+    """An important event, in a few words."""
 
     time: float
     """Seconds since 1970."""
@@ -32,19 +32,19 @@ class Moment:
 
 @dataclass(slots=True)
 class RoundSpan:
-    """A round from its start to its end, or so far."""
+    """A round from its start to its end; `end` is None while it runs."""
 
     number: int
     begin: float
     hosts: dict[str, int] = field(default_factory=dict)
-    """How many workers each has."""
+    """Number of workers by host."""
     end: float | None = None
     cause: str | None = None
-    """Of its end."""
+    """Cause of its end."""
 
 
 class Timeline:
-    """Fed with a job's events in their order."""
+    """Collects rounds and moments from a job's events, which are added in order."""
 
     def __init__(self) -> None:
         self._moments: deque[Moment] = deque(maxlen=_KEPT)
@@ -61,7 +61,7 @@ class Timeline:
         return list(self._rounds)
 
     def add_event(self, record: Record) -> None:
-        """The next event."""
+        """Add the next event."""
         when = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
         kind = record["type"]
         number = record.get("round")
@@ -74,10 +74,11 @@ class Timeline:
         if kind in ("workers_starting", "worker_placed"):
             self._place(record, when)
         if kind == "worker_exited" and self._rounds and self._rounds[-1].end is not None:
-            return  # its round is over: it was stopped for that
-        if (found := _TEXTS.get(kind)) is not None and (text := found[1](record)):
+            # The worker was stopped because its round is over.
+            return
+        if (entry := _TEXTS.get(kind)) is not None and (text := entry[1](record)):
             host, rank = record.get("host"), record.get("rank")
-            self._moments.append(Moment(when, found[0], visible(text), host, rank, number))
+            self._moments.append(Moment(when, entry[0], visible(text), host, rank, number))
 
     def _begin(self, number: int, when: float) -> None:
         if not self._rounds or self._rounds[-1].number < number:
@@ -104,8 +105,8 @@ def _because(record: Record) -> str:
 
 def _round(record: Record) -> str:
     hosts = record.get("hosts") or ()
-    where = f" on {host_set(hosts)}" if hosts else ""
-    return f"round {record['round']} begins: {_count(record['workers'], 'worker')}{where}"
+    place = f" on {host_set(hosts)}" if hosts else ""
+    return f"round {record['round']} begins: {_count(record['workers'], 'worker')}{place}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -113,7 +114,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _exit(record: Record) -> str:
-    """Empty for a good end."""
+    """Describe a worker's end; empty for a good end."""
     if record.get("code") == 0:
         return ""
     how = f"signal {record['signal']}" if record.get("signal") else f"exit code {record.get('code')}"
@@ -123,12 +124,12 @@ def _exit(record: Record) -> str:
 
 def _rank(record: Record) -> str:
     rank = record.get("rank")
-    who = "a worker" if rank is None else fold_ranks([rank])
-    return f"{who} on {record['host']}" if record.get("host") else who
+    worker = "a worker" if rank is None else fold_ranks([rank])
+    return f"{worker} on {record['host']}" if record.get("host") else worker
 
 
-def _host(what: str) -> Callable[[Record], str]:
-    return lambda record: f"{record['host']} {what}{_because(record)}"
+def _host(event: str) -> Callable[[Record], str]:
+    return lambda record: f"{record['host']} {event}{_because(record)}"
 
 
 def _text(record: Record) -> str:
@@ -175,4 +176,4 @@ _TEXTS: Mapping[str, tuple[Kind, Callable[[Record], str]]] = {
     "job_ending": ("job", lambda record: f"the job ends{_because(record)}"),
     "job_ended": ("job", _end_of_job),
 }
-"""What is told of which event. An event that is not here is none for the time line."""
+"""Kind and text of a moment, by type of event. Other events are not shown."""

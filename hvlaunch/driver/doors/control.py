@@ -1,4 +1,4 @@
-"""What the control socket of a job serves: its state, its events, its end, and orders to it. docs/control.md is for users."""
+"""The requests of a job's control socket: state, events, report, samples, and orders. docs/control.md describes them."""
 
 import asyncio
 import json
@@ -25,28 +25,28 @@ _PATIENCE = 15.0
 """Seconds for the driver's loop to answer."""
 _FRESH_WITHIN = 2.0
 _SAMPLED_ON = 10.0
-"""Seconds for which hosts are asked for samples on, when somebody has asked."""
+"""Seconds for which hosts are sampled after a request."""
 _STACKS_PATIENCE = 40.0
 _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
 
 
 class Reports(Protocol):
-    """What has the job's failure report, as JSON."""
+    """The job's failure report, as JSON."""
 
     @property
     def final(self) -> Mapping[str, Any] | None:
-        """None until the job has ended."""
+        """The final report; None until the job has ended."""
 
     def now(self) -> Mapping[str, Any]:
-        """So far; in the loop's thread."""
+        """Return the report so far. For the loop's thread."""
 
     def when_ended(self, call: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
-        """Call it once with the final one, from any thread; what calls that off."""
+        """Call `call` once with the final report, from any thread. Return a function that cancels this."""
 
 
 class ControlDoor:
-    """The requests, one for each path. `about` is what the job was begun with; `post` reaches the driver's loop."""
+    """Answers requests, in the server's thread. The driver's loop answers most of them, through `post`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ControlDoor:
         keep_output: Callable[[], None],
         reports: Reports,
     ) -> None:
-        """`keep_output` makes the job's output be kept in its directory from now on, and what was newest before."""
+        """`about` has the facts of the job's start; `keep_output` begins to keep the job's output in its directory."""
         self._about = about
         self._keep_output = keep_output
         self._history = history
@@ -64,7 +64,7 @@ class ControlDoor:
         self._post = post
 
     def __call__(self, head: Head) -> Answer | Route:
-        """What to do with a request's body; asked in the server's thread, as RequestReader says."""
+        """Return the answer, or the function that takes the request's body: see RequestReader."""
         path, _, query = head.target.partition(b"?")
         options = _QUERY.fullmatch(query)
         if options is None:
@@ -89,7 +89,7 @@ class ControlDoor:
         return route
 
     def _job(self) -> Later:
-        """What the loop knows now."""
+        """Answer with the state in the driver's loop."""
 
         def begin(give: Give) -> CallOff:
             giver = _Giver(give)
@@ -99,12 +99,12 @@ class ControlDoor:
         return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
 
     def _events(self, number: int, wait: float) -> Answer | Later:
-        """The records from this number on; where there are none, those that come within `wait` seconds."""
+        """Answer with the records from this number on; without any, with those that come within `wait` seconds."""
 
         def page() -> Answer:
-            found = self._history.since(number)
+            records = self._history.since(number)
             body = b'{"next": %d, "missed": %d, "events": [%s]}\n'
-            return Answer(200, body % (found.next, found.missed, b", ".join(found.records)))
+            return Answer(200, body % (records.next, records.missed, b", ".join(records.records)))
 
         def begin(give: Give) -> CallOff:
             giver = _Giver(give)
@@ -119,7 +119,7 @@ class ControlDoor:
         return Later(begin, wait, page()) if wait else page()
 
     def _report(self, wait: float) -> Answer | Later:
-        """Of a job that runs, of what has failed so far; that of its end, if it comes within `wait` seconds."""
+        """Answer with the final report if it comes within `wait` seconds; without `wait`, with the report so far."""
         if (form := self._reports.final) is not None:
             return Answer(200, _json(form))
 
@@ -133,7 +133,7 @@ class ControlDoor:
         return Later(begin, wait or _PATIENCE, Answer(503, b"the driver is busy\n"))
 
     def _samples(self) -> Later:
-        """The newest samples, fresh ones if hosts give them soon. Whoever asks again soon finds that they go on."""
+        """Answer with the newest samples; wait shortly for fresh ones. Sampling continues for the next request."""
 
         def begin(give: Give) -> CallOff:
             giver = _Giver(give)
@@ -162,18 +162,18 @@ class ControlDoor:
         return _done()
 
     def _stacks(self, body: bytes) -> Answer | Later:
-        """What workers are doing, when their hosts have said so."""
-        wanted = _stacks_wanted(body)
-        if wanted is None:
+        """Answer with the stacks of workers, when their hosts have sent them."""
+        request = _stacks_request(body)
+        if request is None:
             return _bad(b'the body is not {"ranks": "0-3,8", "native": false}; null is all ranks\n')
-        ranks, native = wanted
+        ranks, native = request
 
         def begin(give: Give) -> CallOff:
             from hvlaunch.telemetry.stack import as_json  # noqa: PLC0415 (when somebody asks)
 
             giver = _Giver(give)
             self._post(
-                StacksWanted(lambda found: giver(Answer(200, _json(as_json(found)))), ranks, native=native)
+                StacksWanted(lambda stacks: giver(Answer(200, _json(as_json(stacks)))), ranks, native=native)
             )
             return giver.call_off
 
@@ -183,13 +183,14 @@ class ControlDoor:
         is_kill = _field(body, "kill", bool)
         if is_kill is None:
             return _bad(b'the body is not {"kill": false}, or true\n')
-        for _ in range(1 + is_kill):  # as the second Ctrl-C kills
+        for _ in range(1 + is_kill):
+            # A second Ctrl-C kills.
             self._post(on.Interrupted(signal.SIGTERM))
         return _done()
 
 
-def _stacks_wanted(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
-    """Which ranks, and whether with frames of C; None where the body says no such thing."""
+def _stacks_request(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
+    """Read the ranks, and whether frames of C are wanted; None for a malformed body."""
     from hvlaunch.hosts.parse import ranges_of  # noqa: PLC0415 (when somebody asks)
 
     with suppress(ValueError):
@@ -206,7 +207,7 @@ def _stacks_wanted(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None:
 
 
 class _Giver:
-    """Gives an answer from any thread, once."""
+    """Gives an answer once, from any thread."""
 
     def __init__(self, give: Give) -> None:
         self._loop = asyncio.get_running_loop()
@@ -214,7 +215,8 @@ class _Giver:
         self._is_over = False
 
     def __call__(self, answer: Answer) -> None:
-        with suppress(RuntimeError):  # the loop has been closed
+        with suppress(RuntimeError):
+            # The server's event loop is closed: the job has ended.
             self._loop.call_soon_threadsafe(self._settle, answer)
 
     def call_off(self) -> None:
@@ -239,7 +241,7 @@ def _bad(text: bytes) -> Answer:
 
 
 def _field(body: bytes, name: str, kind: type[T]) -> T | None:
-    """The only field of an object; None where the body is no such thing."""
+    """Read the only field of an object; None for a malformed body."""
     with suppress(ValueError):
         value = json.loads(body)
         if isinstance(value, dict) and value.keys() == {name} and isinstance(value[name], kind):

@@ -1,4 +1,4 @@
-"""What has happened in a job, for those who ask while it runs: the newest records, with their numbers."""
+"""The newest events of a running job as numbered records, for clients of the control socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     See = Callable[[Event, Sequence[Action], float], None]
     MakeRecorder = Callable[[Callable[[Mapping[str, object]], None], Callable[[], float]], See]
-    """Makes what sees all and hands a record of it to the first function; the second has the time, as the epoch counts."""
+    """Makes a watcher that passes records to the first function; the second returns the time since the epoch."""
 
 __all__ = ["History", "Page"]
 
@@ -24,22 +24,22 @@ _KEPT = 10_000
 _UNREAD = 1_000
 _PAGE = 1_000
 _FOLLOWING = 1.0
-"""Seconds between two requests of somebody who follows a job, at most."""
+"""Most seconds between two requests of a client that follows the job."""
 
 
 class Page(NamedTuple):
-    """Some records in their order, as JSON, and the number of the one that comes next."""
+    """Records in order, as JSON, and the number of the next record."""
 
     records: tuple[bytes, ...]
     next: int
     missed: int
-    """How many that were asked for are not kept any more."""
+    """Number of requested records that are not kept any more."""
 
 
 class History:
-    """Sees all in the driver's thread; any thread may read. The first record has number 0. `clock` is the driver's.
+    """Keeps events, and makes records of them. The driver's thread adds events; any thread may read. Numbers begin with 0.
 
-    Records are made when somebody wants them, or when there would be too many to make: most jobs are asked by nobody.
+    Records are made late, when a client asks or when too many events wait: most jobs have no client.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class History:
         self._records: deque[bytes] = deque(maxlen=kept)
         self._count = 0
         self._given = 0
-        """The number behind the last record that was read."""
+        """Number after the last record that a client has read."""
         self._asked_at: float | None = None
         self._waiting: dict[object, Callable[[], None]] = {}
 
     def watch(self, event: Event, actions: Sequence[Action], now: float) -> None:
-        """An event at `now`, and what the engine made of it."""
+        """Add an event at `now`, with the engine's actions. A watcher of the driver."""
         waiting: list[Callable[[], None]] = []
         with self._lock:
             self._unread.append((event, actions, now, self._wall()))
@@ -75,11 +75,12 @@ class History:
                 if self._count > before:
                     waiting = [*self._waiting.values()]
                     self._waiting.clear()
+        # Outside the lock: a call may ask for records, which takes it.
         for call in waiting:
             call()
 
     def since(self, number: int) -> Page:
-        """The records from this number on, a page of them at most."""
+        """Return the records from this number on, at most a page."""
         with self._lock:
             self._read()
             first = self._count - len(self._records)
@@ -91,10 +92,7 @@ class History:
         return Page(tuple(records), begin + len(records), begin - number)
 
     def when_longer(self, number: int, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call` once, from any thread, when there is a record that has this number or a later one; at once if there is.
-
-        Returns what calls that off.
-        """
+        """Call `call` once, from any thread, as soon as a record has this number. Return a function that cancels this."""
         key = object()
         with self._lock:
             self._read()
@@ -106,12 +104,12 @@ class History:
         return lambda: self._call_off(key)
 
     def totals(self) -> Mapping[str, Any]:
-        """What the job comes to so far."""
+        """Return the totals of the job so far."""
         with self._lock:
             return self._read().at(self._clock())
 
     def close(self) -> None:
-        """The job has ended: whoever follows it gets some time to read the last records."""
+        """The job has ended: give a client that follows it some time to read the last records."""
         with self._lock:
             if self._asked_at is not None and self._clock() - self._asked_at < _FOLLOWING:
                 self._lock.wait_for(lambda: self._given >= self._count and not self._unread, _FOLLOWING)
@@ -121,7 +119,7 @@ class History:
             self._waiting.pop(key, None)
 
     def _read(self) -> Totals:
-        """Make the records of what was seen, and count it; under the lock."""
+        """Make records and totals of the events that wait. Needs the lock."""
         if self._record is None or self._totals is None:
             from hvlaunch.watch.overview import Totals  # noqa: PLC0415 (when somebody asks)
 

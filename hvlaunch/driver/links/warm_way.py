@@ -19,7 +19,7 @@ from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
 from hvlaunch.job import Host
-from hvlaunch.outside.pools import LANE_DATA, LANE_HEAD, KnownPool, ask, open_lane
+from hvlaunch.outside.pools import STREAM_DATA, STREAM_HEAD, KnownPool, ask, open_stream
 
 __all__ = ["WarmWay"]
 
@@ -83,12 +83,12 @@ class _WarmConnection(BaseConnection):
         super().__init__(again, state["local_address"], state["remote_address"], has_modules=True)
         self._pool = pool
         self._job_id = job_id
-        self._channel: _LaneChannel | None = None
+        self._channel: _StreamChannel | None = None
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
         request = {"what": "lane", "host": host.name, "job": self._job_id, "config": program.config}
         try:
-            self._channel = _LaneChannel(open_lane(self._pool), request)
+            self._channel = _StreamChannel(open_stream(self._pool), request)
         except OSError:
             raise HostLost(f"pool {self._pool.name} has gone", host=host.name) from None
         return CommandChannel(self._channel, b"", listener)
@@ -98,8 +98,8 @@ class _WarmConnection(BaseConnection):
             self._channel.close()
 
 
-class _LaneChannel:
-    """hvlaunch.ssh.connection.Channel over the socket of a lane."""
+class _StreamChannel:
+    """hvlaunch.ssh.connection.Channel over the socket of a pool stream."""
 
     def __init__(self, link: socket.socket, request: Mapping[str, Any]) -> None:
         self._link = link
@@ -121,13 +121,13 @@ class _LaneChannel:
 
     def _parts(self, data: bytes) -> Iterator[bytes]:
         at = 0
-        while len(data) - at >= LANE_HEAD.size:
-            kind, size = LANE_HEAD.unpack_from(data, at)
-            end = at + LANE_HEAD.size + size
+        while len(data) - at >= STREAM_HEAD.size:
+            kind, size = STREAM_HEAD.unpack_from(data, at)
+            end = at + STREAM_HEAD.size + size
             if len(data) < end:
                 break
-            part, at = data[at + LANE_HEAD.size : end], end
-            if kind == LANE_DATA:
+            part, at = data[at + STREAM_HEAD.size : end], end
+            if kind == STREAM_DATA:
                 yield part
             else:
                 self._ended = json.loads(part)

@@ -22,7 +22,7 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside.directory import JobDirectory
-from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_lane
+from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_stream
 from hvlaunch.pool import pool as pool_module
 from hvlaunch.pool.host import WarmHost
 from hvlaunch.pool.pool import WarmPool
@@ -366,11 +366,11 @@ def test_a_pool_ends_as_soon_as_it_is_told(
     assert not site.thread.is_alive()
 
 
-def test_who_comes_does_not_make_it_look_at_all_hosts(
+def test_a_request_does_not_check_all_hosts(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
-    monkeypatch.setattr(WarmHost, "look", lambda host: looked.append(host.host.name))
+    monkeypatch.setattr(WarmHost, "check_lease", lambda host: looked.append(host.host.name))
     site = make_site(clock=lambda: 5.0)
     for _ in range(5):
         site.facts()
@@ -425,7 +425,7 @@ def test_what_is_no_request_is_refused_or_dropped_and_harms_nobody(site: Site) -
             except (BrokenPipeError, ConnectionResetError):
                 assert len(line) > 1 << 22
     for request in NO_LANES:
-        with open_lane(site.known) as link:
+        with open_stream(site.known) as link:
             link.settimeout(60)
             link.sendall(json.dumps(request).encode() + b"\n")
             assert link.recv(1000) == b""
