@@ -33,7 +33,7 @@ class Bug(NamedTuple):
     """A bug, the words of the law that finds it, and a seed just before one that does."""
 
     plant: Callable[[Patch], None]
-    found: str
+    words: str
     seed: int
 
 
@@ -82,7 +82,7 @@ def progress_forgives_no_strike(patch: Patch) -> None:
     instead(patch, Policy, "_strike", lambda right, *args, fruitful: right(*args, fruitful=False))
 
 
-def an_end_counts_when_it_is_heard_of(patch: Patch) -> None:
+def ends_are_ordered_by_their_news(patch: Patch) -> None:
     instead(
         patch,
         Worker,
@@ -99,11 +99,11 @@ def the_last_failure_is_named(patch: Patch) -> None:
     instead(patch, lifecycle, "cause_of", last)
 
 
-def there_is_one_restart_too_many(patch: Patch) -> None:
+def one_restart_too_many(patch: Patch) -> None:
     afterwards(patch, Restarts, "__init__", lambda _, self, _options: _allow(self, 1))
 
 
-def there_is_one_restart_too_few(patch: Patch) -> None:
+def one_restart_too_few(patch: Patch) -> None:
     afterwards(patch, Restarts, "__init__", lambda _, self, _options: _allow(self, -1))
 
 
@@ -123,18 +123,18 @@ def changes_of_the_pool_use_up_restarts(patch: Patch) -> None:
     )
 
 
-def a_failure_waits_for_ever(patch: Patch) -> None:
+def a_failure_waits_forever(patch: Patch) -> None:
     nothing_begins(patch, Wait.SETTLING)
 
 
-def an_early_end_is_not_told(patch: Patch) -> None:
+def an_early_end_is_not_reported(patch: Patch) -> None:
     patch.setattr(tell, "WorkerEndedEarly", lambda _rank, host: tell.HostNotClosing(host))
 
 
 # Hosts
 
 
-def a_host_that_was_out_of_the_list_is_not_forgiven(patch: Patch) -> None:
+def a_relisted_host_is_not_forgiven(patch: Patch) -> None:
     def wrong(right, self, hosts):
         before = {host.name: (host.cooldown.until, host.strikes) for host in self}
         right(self, hosts)
@@ -150,7 +150,7 @@ def a_host_is_connected_in_its_cooldown(patch: Patch) -> None:
     meanwhile(patch, Policy, "needed_hosts", Cooldown, "holds", lambda self, now: holds(self, now + 2.0))
 
 
-def nobody_wakes_up_after_a_cooldown(patch: Patch) -> None:
+def the_end_of_a_cooldown_wakes_nothing(patch: Patch) -> None:
     nothing_begins(patch, Wait.COOLDOWN)
 
 
@@ -169,11 +169,11 @@ def a_cooldown_never_doubles(patch: Patch) -> None:
     instead(patch, Cooldown, "begin", wrong)
 
 
-def who_was_excluded_begins_anew(patch: Patch) -> None:
+def an_excluded_host_has_no_probation(patch: Patch) -> None:
     afterwards(patch, Policy, "exclude", lambda _, _self, host, *_args: setattr(host, "strikes", 0))
 
 
-def who_leaves_a_round_has_no_time(patch: Patch) -> None:
+def leaving_a_round_has_no_time(patch: Patch) -> None:
     afterwards(
         patch,
         AskingWorkers,
@@ -201,11 +201,11 @@ def hosts_never_try_each_other_again(patch: Patch) -> None:
     patch.setattr(Probing, "doubt", lambda self: None)
 
 
-def what_was_not_found_at_first_is_believed(patch: Patch) -> None:
+def the_first_failed_probe_is_final(patch: Patch) -> None:
     patch.setattr(Probing, "is_certain", lambda *_: True)
 
 
-def who_tries_has_only_so_much_time(patch: Patch) -> None:
+def probing_does_not_wait_for_silent_hosts(patch: Patch) -> None:
     patch.setattr(Network, "is_final", True)
 
 
@@ -253,15 +253,15 @@ def fresh_workers_start_beside_old_ones(patch: Patch) -> None:
     patch.setattr(FreshWorkers, "is_busy", lambda self, current: False)
 
 
-def the_last_who_has_the_state_is_dismissed(patch: Patch) -> None:
+def the_last_worker_with_the_state_is_dismissed(patch: Patch) -> None:
     patch.setattr(Draining, "_has_survivors", lambda self, now: True)
 
 
-def a_round_forgets_why(patch: Patch) -> None:
+def a_round_forgets_its_cause(patch: Patch) -> None:
     afterwards(patch, Rounds, "_begin", lambda current, *_: setattr(current, "cause", None))
 
 
-def a_round_ends_for_nothing(patch: Patch) -> None:
+def a_round_ends_without_a_cause(patch: Patch) -> None:
     instead(
         patch,
         AskingWorkers,
@@ -281,7 +281,7 @@ def a_change_is_not_followed(patch: Patch) -> None:
 # Waits
 
 
-def who_stays_in_a_broken_round_is_let_be(patch: Patch) -> None:
+def a_straggler_in_a_broken_round_is_not_killed(patch: Patch) -> None:
     afterwards(patch, AskingWorkers, "break_off", lambda _, self, *__: self._waits.end(Wait.LEAVING))
 
 
@@ -289,7 +289,7 @@ def a_meeting_has_no_bound(patch: Patch) -> None:
     nothing_begins(patch, Wait.MEETING)
 
 
-def a_commit_is_wanted_too_soon(patch: Patch) -> None:
+def a_commit_is_due_too_soon(patch: Patch) -> None:
     def wrong(right, self, wait, of, until, bound=0.0):
         right(self, wait, of, until, 5.0 if wait is Wait.COMMIT and bound < math.inf else bound)
 
@@ -305,19 +305,19 @@ def _health_has(patch: Patch, change: Callable[[ElasticOptions], ElasticOptions]
     )
 
 
-def who_is_silent_is_let_be(patch: Patch) -> None:
+def a_silent_worker_is_not_killed(patch: Patch) -> None:
     instead(patch, Worker, "beat", lambda right, self, commit, now: right(self, commit, None))
 
 
-def who_is_not_silent_is_killed(patch: Patch) -> None:
+def a_beating_worker_is_killed(patch: Patch) -> None:
     _health_has(patch, lambda options: replace(options, worker_timeout=4.0))
 
 
-def a_host_that_does_not_answer_excuses_nobody(patch: Patch) -> None:
+def a_silent_host_excuses_no_worker(patch: Patch) -> None:
     patch.setattr(Hearing, "hears", lambda self, event, now: None)
 
 
-def who_answers_again_has_no_time(patch: Patch) -> None:
+def a_host_that_answers_again_has_no_time(patch: Patch) -> None:
     def wrong(right, self, event, now):
         right(self, event, now)
         if isinstance(event, HostAnswers):
@@ -326,31 +326,31 @@ def who_answers_again_has_no_time(patch: Patch) -> None:
     instead(patch, Hearing, "hears", wrong)
 
 
-def who_hangs_on_a_host_that_was_cut_is_let_be(patch: Patch) -> None:
+def a_hanging_worker_on_a_cut_host_is_not_killed(patch: Patch) -> None:
     def wrong(right, self, event, now):
         if isinstance(event, HostQuiet):
             right(self, event, now)
 
     instead(patch, Hearing, "hears", wrong)
     patch.setattr(
-        Hearing, "until", lambda self, one, since, time, _: self._answers.get(one.host, since + time)
+        Hearing, "until", lambda self, worker, since, time, _: self._answers.get(worker.host, since + time)
     )
 
 
-def all_are_silent_at_once_and_killed(patch: Patch) -> None:
+def workers_silent_at_once_are_killed(patch: Patch) -> None:
     instead(
         patch,
         Health,
         "_silent_by",
-        lambda right, self, one, newest, **_: right(self, one, newest, is_alone=True),
+        lambda right, self, worker, newest, **_: right(self, worker, newest, is_alone=True),
     )
 
 
-def who_outlives_sigkill_is_waited_for(patch: Patch) -> None:
+def a_survivor_of_sigkill_is_awaited_forever(patch: Patch) -> None:
     patch.setattr(Overdue, "hosts", lambda self, now: [])
 
 
-def who_outlives_sigkill_is_waited_for_at_the_end(patch: Patch) -> None:
+def a_survivor_of_sigkill_holds_up_the_end(patch: Patch) -> None:
     instead(
         patch,
         Engine,
@@ -359,7 +359,7 @@ def who_outlives_sigkill_is_waited_for_at_the_end(patch: Patch) -> None:
     )
 
 
-def an_agent_that_ends_is_waited_for(patch: Patch) -> None:
+def a_parting_agent_is_awaited_forever(patch: Patch) -> None:
     afterwards(
         patch,
         Lifecycle,
@@ -368,7 +368,7 @@ def an_agent_that_ends_is_waited_for(patch: Patch) -> None:
     )
 
 
-def an_agent_that_does_not_close_is_waited_for(patch: Patch) -> None:
+def a_closing_agent_is_awaited_forever(patch: Patch) -> None:
     afterwards(
         patch,
         Lifecycle,
@@ -377,25 +377,27 @@ def an_agent_that_does_not_close_is_waited_for(patch: Patch) -> None:
     )
 
 
-def the_first_list_of_hosts_is_waited_for(patch: Patch) -> None:
+def the_first_list_is_awaited_forever(patch: Patch) -> None:
     nothing_begins(patch, Wait.FIRST_LIST)
 
 
 # The end
 
 
-def who_is_starting_is_not_stopped_at_the_end(patch: Patch) -> None:
+def starting_workers_are_not_stopped_at_the_end(patch: Patch) -> None:
     def wrong(right, self, elastic, now):
         waiting = self._workers.waiting
-        known = [one for one in self._workers.living if self._rounds.is_member(one) or one in waiting]
+        placed = [
+            worker for worker in self._workers.living if self._rounds.is_member(worker) or worker in waiting
+        ]
         with pytest.MonkeyPatch.context() as short:
-            short.setattr(Workers, "living", property(lambda _: known))
+            short.setattr(Workers, "living", property(lambda _: placed))
             return right(self, elastic, now)
 
     instead(patch, Policy, "_finish", wrong)
 
 
-def a_second_interrupt_is_not_heard(patch: Patch) -> None:
+def a_second_interrupt_is_ignored(patch: Patch) -> None:
     instead(
         patch,
         Lifecycle,
@@ -404,71 +406,71 @@ def a_second_interrupt_is_not_heard(patch: Patch) -> None:
     )
 
 
-def the_others_are_not_stopped_at_the_end(patch: Patch) -> None:
+def other_workers_are_not_stopped_at_the_end(patch: Patch) -> None:
     patch.setattr(Lifecycle, "hosts_with_workers", lambda self: [])
 
 
 # Inspections
 
 
-def stacks_are_waited_for_as_long_as_it_takes(patch: Patch) -> None:
+def stacks_are_awaited_forever(patch: Patch) -> None:
     patch.setattr(workers, "TIME", 5.0)
 
 
-def stacks_that_are_there_release_nobody(patch: Patch) -> None:
+def complete_stacks_release_no_kill(patch: Patch) -> None:
     patch.setattr(StacksBeforeKill, "taken", lambda *_: [])
 
 
 BUGS: Sequence[Bug] = (
-    Bug(stacks_are_waited_for_as_long_as_it_takes, "is killed at", 11),
-    Bug(stacks_that_are_there_release_nobody, "all stacks are there, and", 11),
+    Bug(stacks_are_awaited_forever, "is killed at", 11),
+    Bug(complete_stacks_release_no_kill, "all stacks are there, and", 11),
     Bug(progress_forgives_no_strike, "in spite of progress", 109),
-    Bug(who_is_starting_is_not_stopped_at_the_end, "was not told that the job ends", 127),
-    Bug(a_host_that_was_out_of_the_list_is_not_forgiven, "since it was listed", 1486),
-    Bug(an_end_counts_when_it_is_heard_of, "has a wrong time", 0),
-    Bug(there_is_one_restart_too_many, "failures are made up for, of 2", 65),
-    Bug(there_is_one_restart_too_few, "1 restarts, and 2 were allowed", 23),
+    Bug(starting_workers_are_not_stopped_at_the_end, "was not told that the job ends", 127),
+    Bug(a_relisted_host_is_not_forgiven, "since it was listed", 1486),
+    Bug(ends_are_ordered_by_their_news, "has a wrong time", 0),
+    Bug(one_restart_too_many, "failures are made up for, of 2", 65),
+    Bug(one_restart_too_few, "1 restarts, and 2 were allowed", 23),
     Bug(changes_of_the_pool_use_up_restarts, "restarts, and 2 were allowed", 64),
     Bug(survivors_sit_slot_by_slot, "rank 0 is no", 27),
     Bug(survivors_go_backwards, "survivors change their order", 16),
     Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 16),
-    Bug(nobody_wakes_up_after_a_cooldown, "whose cool-down is over", 125),
+    Bug(the_end_of_a_cooldown_wakes_nothing, "whose cool-down is over", 125),
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 432),
     Bug(a_cooldown_never_doubles, "s, in place of", 16),
-    Bug(who_was_excluded_begins_anew, "fails again, and is not excluded", 493),
-    Bug(who_leaves_a_round_has_no_time, "as late, and have asked", 39),
+    Bug(an_excluded_host_has_no_probation, "fails again, and is not excluded", 493),
+    Bug(leaving_a_round_has_no_time, "as late, and have asked", 39),
     Bug(spares_are_forgotten, "no worker is started in", 8),
     Bug(a_round_begins_before_the_last_is_over, "is still in its round", 11),
     Bug(fresh_workers_start_beside_old_ones, "have workers already", 11),
     Bug(the_network_is_taken_untried, "has not reached it", 0),
-    Bug(the_last_who_has_the_state_is_dismissed, "that has the state is dismissed", 770),
-    Bug(a_round_forgets_why, "a round without a cause", 4),
-    Bug(a_round_ends_for_nothing, "there are no 1 more workers", 4),
+    Bug(the_last_worker_with_the_state_is_dismissed, "that has the state is dismissed", 770),
+    Bug(a_round_forgets_its_cause, "a round without a cause", 4),
+    Bug(a_round_ends_without_a_cause, "there are no 1 more workers", 4),
     Bug(the_wrong_host_is_excluded, "is excluded for", 11),
-    Bug(who_stays_in_a_broken_round_is_let_be, "a broken round is not left", 281),
+    Bug(a_straggler_in_a_broken_round_is_not_killed, "a broken round is not left", 281),
     Bug(a_meeting_has_no_bound, "its workers never meet", 64),
-    Bug(who_is_silent_is_let_be, "the job never ends", 71),
-    Bug(who_outlives_sigkill_is_waited_for, "does not end, and the host is kept", 54),
-    Bug(a_failure_waits_for_ever, "nothing can ever happen again", 526),
+    Bug(a_silent_worker_is_not_killed, "the job never ends", 71),
+    Bug(a_survivor_of_sigkill_is_awaited_forever, "does not end, and the host is kept", 54),
+    Bug(a_failure_waits_forever, "nothing can ever happen again", 526),
     Bug(lost_hosts_are_never_tried_again, "is needed, and excluded for good", 78),
     Bug(hosts_never_try_each_other_again, "failures are to be made up for", 337),
-    Bug(what_was_not_found_at_first_is_believed, "which heals", 485),
-    Bug(who_tries_has_only_so_much_time, "which heals", 485),
-    Bug(an_early_end_is_not_told, "has no fault, and is named", 57),
+    Bug(the_first_failed_probe_is_final, "which heals", 485),
+    Bug(probing_does_not_wait_for_silent_hosts, "which heals", 485),
+    Bug(an_early_end_is_not_reported, "has no fault, and is named", 57),
     Bug(a_change_is_not_followed, "no round begins", 76),
-    Bug(a_second_interrupt_is_not_heard, "leaves the workers of", 154),
-    Bug(the_others_are_not_stopped_at_the_end, "was not told that the job ends", 2),
+    Bug(a_second_interrupt_is_ignored, "leaves the workers of", 154),
+    Bug(other_workers_are_not_stopped_at_the_end, "was not told that the job ends", 2),
     Bug(the_last_failure_is_named, "was not the first failure", 115),
     Bug(a_slot_is_forgotten, "no worker of", 0),
     Bug(survivors_are_left_out, "training goes back", 37),
-    Bug(a_commit_is_wanted_too_soon, "had no time for a commit", 33),
-    Bug(who_is_not_silent_is_killed, "is killed for nothing", 8),
-    Bug(a_host_that_does_not_answer_excuses_nobody, "is killed for nothing", 485),
-    Bug(who_answers_again_has_no_time, "is killed for nothing", 584),
-    Bug(who_hangs_on_a_host_that_was_cut_is_let_be, "and lives", 1117),
-    Bug(all_are_silent_at_once_and_killed, "is killed for nothing", 71),
-    Bug(who_outlives_sigkill_is_waited_for_at_the_end, "the job never ends", 60),
-    Bug(an_agent_that_ends_is_waited_for, "ends, and is waited for", 289),
-    Bug(an_agent_that_does_not_close_is_waited_for, "nothing can ever happen again", 92),
-    Bug(the_first_list_of_hosts_is_waited_for, "nothing can ever happen again", 1),
+    Bug(a_commit_is_due_too_soon, "had no time for a commit", 33),
+    Bug(a_beating_worker_is_killed, "is killed for nothing", 8),
+    Bug(a_silent_host_excuses_no_worker, "is killed for nothing", 485),
+    Bug(a_host_that_answers_again_has_no_time, "is killed for nothing", 584),
+    Bug(a_hanging_worker_on_a_cut_host_is_not_killed, "and lives", 1117),
+    Bug(workers_silent_at_once_are_killed, "is killed for nothing", 71),
+    Bug(a_survivor_of_sigkill_holds_up_the_end, "the job never ends", 60),
+    Bug(a_parting_agent_is_awaited_forever, "ends, and is waited for", 289),
+    Bug(a_closing_agent_is_awaited_forever, "nothing can ever happen again", 92),
+    Bug(the_first_list_is_awaited_forever, "nothing can ever happen again", 1),
 )

@@ -66,7 +66,7 @@ class Continuity:
     def printed(self, host: str, number: int, frame: int) -> None:
         """Check printed output."""
         agent = self._world.agents[host, number]
-        self._next(self._printed, agent, frame, lambda one: one.kind == "output")
+        self._next(self._printed, agent, frame, lambda candidate: candidate.kind == "output")
 
     def order(self, agent: Agent, frame: Frame) -> None:
         """Check an order that an agent is about to carry out."""
@@ -74,8 +74,8 @@ class Continuity:
             assert not agent.obeyed, f"{agent} is greeted again"
             return
         orders = self._orders[agent.host, agent.number]
-        wanted = orders[agent.obeyed] if agent.obeyed < len(orders) else None
-        assert frame.body == wanted, f"{agent} does {frame.body}, and the journal has {wanted}"
+        expected = orders[agent.obeyed] if agent.obeyed < len(orders) else None
+        assert frame.body == expected, f"{agent} does {frame.body}, and the journal has {expected}"
         agent.obeyed += 1
 
     def acknowledged(self, agent: Agent, count: int) -> None:

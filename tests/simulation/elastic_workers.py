@@ -83,11 +83,11 @@ class Workers:
             case do.Assign():
                 self._place(action)
             case do.Leave(name, slot, start, _):
-                self._when_told(name, slot, start, lambda one: self.end(one, 0))
+                self._when_told(name, slot, start, lambda process: self.end(process, 0))
             case do.Break(number, _):
                 self.broken.add(number)
-                for one in self.rounds.get(number, ()):
-                    self._world.at(self._world.delay(), lambda one=one: self._leave(one, number))  # type: ignore[misc]
+                for process in self.rounds.get(number, ()):
+                    self._world.at(self._world.delay(), lambda process=process: self._leave(process, number))  # type: ignore[misc]
             case do.Change(number, _):
                 self.changing.add(number)
 
@@ -102,40 +102,42 @@ class Workers:
                 refused = on.WorkerNotStarted(host.name, start.round, slot, 127, "no such command", count)
                 self._world.hear(host, refused)
                 continue
-            one = Process(host, slot, count, start.round, host.agent)
+            process = Process(host, slot, count, start.round, host.agent)
             if self._world.kind == "unmodified":
-                one.place, one.round = place, start.round
-                self.rounds.setdefault(start.round, []).append(one)
-            new.append(one)
-            host.processes.append(one)
+                process.place, process.round = place, start.round
+                self.rounds.setdefault(start.round, []).append(process)
+            new.append(process)
+            host.processes.append(process)
             import_time = (20.0 if host.is_slow else 0.5) + self._world.delay(2)
-            self._world.at(import_time, partial(self._imported, one))
-            self._world.at(BEAT, lambda one=one: self._beat(one))  # type: ignore[misc]
-        for one in new:
-            self._world.hear(host, on.WorkerStarted(host.name, start.round, one.slot, 1, one.start))
+            self._world.at(import_time, partial(self._imported, process))
+            self._world.at(BEAT, lambda process=process: self._beat(process))  # type: ignore[misc]
+        for process in new:
+            self._world.hear(host, on.WorkerStarted(host.name, start.round, process.slot, 1, process.start))
 
-    def _imported(self, one: Process) -> None:
-        if not one.live or one.is_silent:
+    def _imported(self, process: Process) -> None:
+        if not process.live or process.is_silent:
             return
-        if one.host.is_bad:
-            self._fail(one, 1)
+        if process.host.is_bad:
+            self._fail(process, 1)
         elif self._world.kind == "in-process":
-            self._ask(one)
+            self._ask(process)
         else:
-            one.commit = self.checkpoint
-            one.is_waiting = True
-            self._arrived(one.born)
+            process.commit = self.checkpoint
+            process.is_waiting = True
+            self._arrived(process.born)
 
-    def _ask(self, one: Process, cause: str | None = None) -> None:
-        one.round, one.is_waiting, one.asked_after = None, True, one.last_round
-        event = on.WorkerAsked(one.host.name, one.slot, one.start, one.last_round, one.commit, cause)
-        self._tell_over_http(one, event)
+    def _ask(self, process: Process, cause: str | None = None) -> None:
+        process.round, process.is_waiting, process.asked_after = None, True, process.last_round
+        event = on.WorkerAsked(
+            process.host.name, process.slot, process.start, process.last_round, process.commit, cause
+        )
+        self._tell_over_http(process, event)
 
-    def _tell_over_http(self, one: Process, event: on.Event) -> None:
+    def _tell_over_http(self, process: Process, event: on.Event) -> None:
         def deliver() -> None:
-            if not one.live:
+            if not process.live:
                 return
-            if not (one.host.reachable and self._world.is_driven):
+            if not (process.host.reachable and self._world.is_driven):
                 self._world.at(1.0, deliver)
                 return
             self._world.tell(event)
@@ -144,169 +146,189 @@ class Workers:
         if self._world.random.random() < 0.05:
             self._world.at(self._world.delay(3), deliver)
 
-    def _beat(self, one: Process) -> None:
-        if self._world.kind == "in-process" and one.live and self._world.result is None:
-            if not one.is_silent:
-                event = on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, round=one.met)
-                if one.host.reachable and self._world.now >= self._world.beats_from:
+    def _beat(self, process: Process) -> None:
+        if self._world.kind == "in-process" and process.live and self._world.result is None:
+            if not process.is_silent:
+                event = on.WorkerBeat(
+                    process.host.name, process.slot, process.start, process.commit, round=process.met
+                )
+                if process.host.reachable and self._world.now >= self._world.beats_from:
                     self._world.tell(event)
-            self._world.at(BEAT if one.host.reachable else 2 * BEAT, lambda: self._beat(one))
+            self._world.at(BEAT if process.host.reachable else 2 * BEAT, lambda: self._beat(process))
 
     def find(self, name: str, slot: int, start: int) -> Process | None:
-        found = (one for one in self._world.hosts[name].processes if (one.slot, one.start) == (slot, start))
-        return next(found, None)
+        matches = (
+            process
+            for process in self._world.hosts[name].processes
+            if (process.slot, process.start) == (slot, start)
+        )
+        return next(matches, None)
 
     def _when_told(self, name: str, slot: int, start: int, call: Callable[[Process], None]) -> None:
         """Call after a delay for each worker that watches its keys: hanging ones do not."""
-        one = self.find(name, slot, start)
+        process = self.find(name, slot, start)
 
-        def told() -> None:
-            if one is None or not one.live or one.is_silent:
+        def deliver() -> None:
+            if process is None or not process.live or process.is_silent:
                 return
-            if not (one.host.reachable and self._world.is_driven):
-                self._world.at(1.0, told)
+            if not (process.host.reachable and self._world.is_driven):
+                self._world.at(1.0, deliver)
                 return
-            call(one)
+            call(process)
 
-        self._world.at(self._world.delay(), told)
+        self._world.at(self._world.delay(), deliver)
 
     def _place(self, action: do.Assign) -> None:
-        one = self.find(*action.launch.seat, action.launch.start)
-        if one is None:
+        process = self.find(*action.launch.seat, action.launch.start)
+        if process is None:
             return
-        self.rounds.setdefault(action.round, []).append(one)
-        one.place, one.last_round = action.launch.place, action.round
+        self.rounds.setdefault(action.round, []).append(process)
+        process.place, process.last_round = action.launch.place, action.round
 
-        def told(one: Process) -> None:
-            if one.last_round == action.round and one.is_waiting and not one.is_stray:
-                one.is_waiting = False
-                one.round = action.round
+        def deliver(process: Process) -> None:
+            if process.last_round == action.round and process.is_waiting and not process.is_stray:
+                process.is_waiting = False
+                process.round = action.round
                 self._arrived(action.round)
                 if action.round in self.broken:
-                    self._leave(one, action.round)
+                    self._leave(process, action.round)
 
-        self._when_told(*action.launch.seat, action.launch.start, told)
+        self._when_told(*action.launch.seat, action.launch.start, deliver)
         if self.kills_while_placing:
             self.kills_while_placing -= 1
-            self.end(one, None, signal.SIGKILL)
+            self.end(process, None, signal.SIGKILL)
 
     def _arrived(self, number: int) -> None:
         """Once all workers have met, let them take the newest state and train."""
         members = self.rounds[number]
-        if any(one.place is not None and len(members) < one.place.size for one in members):
+        if any(process.place is not None and len(members) < process.place.size for process in members):
             return  # one had ended before it was told its place
-        if self._world.kind == "unmodified" and any(not one.is_waiting for one in members):
+        if self._world.kind == "unmodified" and any(not process.is_waiting for process in members):
             return
-        if any(one.round != number or not one.live for one in members) or self._is_split(members, number):
+        if any(process.round != number or not process.live for process in members) or self._is_split(
+            members, number
+        ):
             return
-        newest = max(one.commit for one in members)
-        for one in members:
-            one.commit, one.met = newest, number
-            self._say(one, number)
+        newest = max(process.commit for process in members)
+        for process in members:
+            process.commit, process.met = newest, number
+            self._say(process, number)
         self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
 
     def _is_split(self, members: list[Process], number: int) -> bool:
         """True if two of their hosts can't reach each other; the workers then leave one after the other."""
-        hosts = {one.host.name for one in members}
+        hosts = {process.host.name for process in members}
         if not any(pair <= hosts for pair in self._world.cut_pairs):
             return False
-        for one in members:
+        for process in members:
             seconds = 3.0 + self._world.random.random()
-            self._world.at(seconds, lambda one=one: self._leave(one, number, "Connection timed out"))  # type: ignore[misc]
+            self._world.at(seconds, partial(self._leave, process, number, "Connection timed out"))
         return True
 
     def _train(self, number: int) -> None:
         members = self.rounds[number]
-        if any(not one.live or one.is_silent or one.round != number for one in members):
+        if any(not process.live or process.is_silent or process.round != number for process in members):
             return
-        if any(not one.host.reachable for one in members):
+        if any(not process.host.reachable for process in members):
             self._world.at(1.0, lambda: self._train(number))
             return
         if self._is_split(members, number):
             return
-        for one in members:
-            one.commit += 1
+        for process in members:
+            process.commit += 1
         self.checkpoint = max(self.checkpoint, members[0].commit)
-        for one in members:
-            self._say(one, number)
+        for process in members:
+            self._say(process, number)
         if members[0].commit >= self.goal:
-            for one in members:
-                self._world.at(self._world.delay(1), lambda one=one: self._finished(one))  # type: ignore[misc]
+            for process in members:
+                self._world.at(self._world.delay(1), lambda process=process: self._finished(process))  # type: ignore[misc]
         elif number in self.changing:
-            for one in members:
-                one.is_stuck = one.is_stuck and not all(peer.is_stuck for peer in members)
-                self._leave(one, number, None)
+            for process in members:
+                process.is_stuck = process.is_stuck and not all(peer.is_stuck for peer in members)
+                self._leave(process, number, None)
         else:
             self._world.at(STEP * (0.5 + self._world.random.random()), lambda: self._train(number))
 
-    def _say(self, one: Process, number: int, *, is_done: bool = False) -> None:
+    def _say(self, process: Process, number: int, *, is_done: bool = False) -> None:
         """Send a heartbeat with news."""
         if self._world.kind == "in-process" and (is_done or self._world.now >= self._world.beats_from):
             self._world.tell(
-                on.WorkerBeat(one.host.name, one.slot, one.start, one.commit, is_done, number, is_done)
+                on.WorkerBeat(
+                    process.host.name, process.slot, process.start, process.commit, is_done, number, is_done
+                )
             )
 
-    def _finished(self, one: Process) -> None:
-        if one.live and not one.is_silent and not self._world.is_driven:
-            self._world.at(1.0, lambda: self._finished(one))
-        elif one.live and not one.is_silent:
+    def _finished(self, process: Process) -> None:
+        if process.live and not process.is_silent and not self._world.is_driven:
+            self._world.at(1.0, lambda: self._finished(process))
+        elif process.live and not process.is_silent:
             self.ended_well += 1
-            self._say(one, one.last_round, is_done=True)
-            self.end(one, 0)
+            self._say(process, process.last_round, is_done=True)
+            self.end(process, 0)
 
-    def _leave(self, one: Process, number: int, cause: str | None = "a peer is gone") -> None:
+    def _leave(self, process: Process, number: int, cause: str | None = "a peer is gone") -> None:
         """Let a worker leave its ended round, and ask again."""
-        if one.live and not one.is_silent and not one.is_stuck and one.round == number:
+        if process.live and not process.is_silent and not process.is_stuck and process.round == number:
             if self._world.kind == "in-process":
-                self._ask(one, cause)
+                self._ask(process, cause)
             else:
-                self._fail(one, 1, "consequence")
+                self._fail(process, 1, "consequence")
 
-    def _fail(self, one: Process, code: int, look: Look = "cause") -> None:
-        if one.live:
+    def _fail(self, process: Process, code: int, look: Look = "cause") -> None:
+        if process.live:
             self.codes.add(code)
-            self.end(one, code, look=look)
+            self.end(process, code, look=look)
 
     def end(
-        self, one: Process, code: int | None, number: int | None = None, *, look: Look = "silent"
+        self, process: Process, code: int | None, number: int | None = None, *, look: Look = "silent"
     ) -> None:
         """End the process: its peers may notice, and its agent reports it."""
-        if not one.live:
+        if not process.live:
             return
-        one.live = False
-        one.host.processes.remove(one)
-        if one.outlives_kill:
-            one.host.whole_since = self._world.now
+        process.live = False
+        process.host.processes.remove(process)
+        if process.outlives_kill:
+            process.host.whole_since = self._world.now
         self._world.hear(
-            one.host,
+            process.host,
             on.WorkerExited(
-                one.host.name, one.born, one.slot, code, number, self._world.now, start=one.start, look=look
+                process.host.name,
+                process.born,
+                process.slot,
+                code,
+                number,
+                self._world.now,
+                start=process.start,
+                look=look,
             ),
-            one.agent,
+            process.agent,
         )
-        if one.round is not None and code != 0:
-            for peer in self.rounds.get(one.round, ()):
-                if peer is not one and self._world.random.random() < 0.6:
-                    self._world.at(self._world.delay(), lambda peer=peer: self._leave(peer, one.round or 0))  # type: ignore[misc]
+        if process.round is not None and code != 0:
+            for peer in self.rounds.get(process.round, ()):
+                if peer is not process and self._world.random.random() < 0.6:
+                    delay = self._world.delay()
+                    self._world.at(delay, lambda peer=peer: self._leave(peer, process.round or 0))  # type: ignore[misc]
 
     def _stop(self, host: SimHost, steps: list[do.Step], slots: object) -> None:
         if host.link == "ready" and host.is_up:
-            there = [one for one in host.processes if one.agent == host.agent]
-            self._order(host, [one for one in there if slots is None or one.slot in slots], steps)  # type: ignore[operator]
+            processes = [process for process in host.processes if process.agent == host.agent]
+            if slots is not None:
+                processes = [process for process in processes if process.slot in slots]  # type: ignore[operator]
+            self._order(host, processes, steps)
 
     def _order(self, host: SimHost, workers: list[Process], steps: list[do.Step]) -> None:
         """Delay an order as long as the host is cut off."""
         if host.is_cut:
             self._world.at(0.5, lambda: self._order(host, workers, steps))
             return
-        for one in workers:
-            one.orders += 1
+        for process in workers:
+            process.orders += 1
             for step in steps:
-                call = partial(self._signal, one, step.signal, one.orders)
+                call = partial(self._signal, process, step.signal, process.orders)
                 self._world.at(step.after, call) if step.after else call()
 
-    def _signal(self, one: Process, number: int, orders: int) -> None:
-        if not one.live or one.orders != orders or not one.host.is_up or one.outlives_kill:
+    def _signal(self, process: Process, number: int, orders: int) -> None:
+        if not process.live or process.orders != orders or not process.host.is_up or process.outlives_kill:
             return
-        if number == signal.SIGKILL or (not one.is_silent and self._world.random.random() < 0.8):
-            self.end(one, None, number)
+        if number == signal.SIGKILL or (not process.is_silent and self._world.random.random() < 0.8):
+            self.end(process, None, number)

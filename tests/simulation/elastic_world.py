@@ -182,21 +182,21 @@ class ElasticWorld(Play):
             self.invariants.after()
 
     def handle(self, event: on.Event) -> list[do.Action]:
-        wanted = super().handle(event)
+        actions = super().handle(event)
         self.ledger.hear(event, self.now)
-        self.invariants.before(wanted)
-        if wanted or not isinstance(event, QUIET):
-            if wanted or isinstance(event, _SEEN):
+        self.invariants.before(actions)
+        if actions or not isinstance(event, QUIET):
+            if actions or isinstance(event, _SEEN):
                 for turn in self._turns:
-                    turn(event, wanted)
-                self.ledger.note(wanted)
+                    turn(event, actions)
+                self.ledger.note(actions)
             for after in self._afters:
                 after()
-            finish = next((action for action in wanted if isinstance(action, do.Finish)), None)
+            finish = next((action for action in actions if isinstance(action, do.Finish)), None)
             if finish is not None:
                 for law in self.laws:
                     law.end(finish.result)
-        return wanted
+        return actions
 
     @property
     def is_asleep(self) -> bool:
@@ -266,7 +266,7 @@ class ElasticWorld(Play):
             if host.agent != agent or host.link == "none" or not host.is_up or host.is_dead:
                 return
             waits = (on.WorkerExited, on.HostClosed) if host.is_full else ()
-            event = next((one for one in host.queue if not isinstance(one, waits)), None)
+            event = next((message for message in host.queue if not isinstance(message, waits)), None)
             if host.is_cut or event is None:
                 self.at(0.5, deliver)
                 return
@@ -345,10 +345,10 @@ class ElasticWorld(Play):
 
     def all_die(self, host: SimHost, agent: int | None = None) -> None:
         """End everything on the host, as agent, guardian or a power loss do."""
-        for one in host.processes:
-            if agent is None or one.agent == agent:
-                one.live = False
-        host.processes = [one for one in host.processes if one.live]
+        for process in host.processes:
+            if agent is None or process.agent == agent:
+                process.live = False
+        host.processes = [process for process in host.processes if process.live]
 
     def gone(self, host: SimHost, agent: int) -> None:
         """Tell the driver that the agent is gone or silent."""

@@ -54,7 +54,7 @@ def note(world: "ElasticWorld", fault: "Callable[[ElasticWorld], bool]") -> None
 
 
 def a_worker(world: "ElasticWorld") -> "Process | None":
-    living = [one for host in world.hosts.values() for one in host.processes if one.live]
+    living = [process for host in world.hosts.values() for process in host.processes if process.live]
     chosen = world.random.choice(living) if living else None
     world.faults_detail = str(chosen)
     return chosen
@@ -67,69 +67,71 @@ def a_host(world: "ElasticWorld") -> "SimHost":
 
 
 def kill(world: "ElasticWorld") -> bool:
-    one = a_worker(world)
-    if one is not None:
+    process = a_worker(world)
+    if process is not None:
         world.workers.codes.add(128 + signal.SIGKILL)
-        world.workers.end(one, None, signal.SIGKILL)
-    return one is not None
+        world.workers.end(process, None, signal.SIGKILL)
+    return process is not None
 
 
 def fail(world: "ElasticWorld") -> bool:
-    one = a_worker(world)
-    if one is not None and not one.is_silent:
+    process = a_worker(world)
+    if process is not None and not process.is_silent:
         code = world.random.choice([1, 7, 42])
         world.workers.codes.add(code)
-        world.workers.end(one, code)
-    return one is not None
+        world.workers.end(process, code)
+    return process is not None
 
 
 def hang(world: "ElasticWorld") -> bool:
     """Hang a worker: by SIGSTOP, which the agent reports, or by itself, which is audible once it has beaten."""
-    one = a_worker(world)
-    if one is not None:
-        _stops(world, one)
-    return one is not None
+    process = a_worker(world)
+    if process is not None:
+        _stops(world, process)
+    return process is not None
 
 
 def outlive(world: "ElasticWorld") -> bool:
     """Freeze a worker's cgroup, so that no signal ends it."""
-    one = a_worker(world)
-    if one is None:
+    process = a_worker(world)
+    if process is None:
         return False
-    one.outlives_kill = True
-    world.faulty.add(one.host.name)
-    _stops(world, one)
+    process.outlives_kill = True
+    world.faulty.add(process.host.name)
+    _stops(world, process)
     return True
 
 
-def _stops(world: "ElasticWorld", one: "Process") -> None:
-    one.is_silent = True
-    world.workers.hung.add(str(one))
+def _stops(world: "ElasticWorld", process: "Process") -> None:
+    process.is_silent = True
+    world.workers.hung.add(str(process))
     world.workers.codes.add(128 + signal.SIGKILL)
 
     def told() -> None:
-        if one.live and one.host.agent == one.agent:
-            world.hear(one.host, on.WorkerSuspended(one.host.name, one.born, one.slot, one.start))
+        if process.live and process.host.agent == process.agent:
+            world.hear(
+                process.host, on.WorkerSuspended(process.host.name, process.born, process.slot, process.start)
+            )
 
-    if world.kind == "unmodified" or one.last_round < 0 or world.random.random() < 0.5:
+    if world.kind == "unmodified" or process.last_round < 0 or world.random.random() < 0.5:
         world.at(world.options.worker_timeout, told)
 
 
 def stick(world: "ElasticWorld") -> bool:
-    one = a_worker(world)
-    if one is None:
+    process = a_worker(world)
+    if process is None:
         return False
-    one.is_stuck = True
+    process.is_stuck = True
     world.workers.codes.add(128 + signal.SIGKILL)
     return True
 
 
 def stray(world: "ElasticWorld") -> bool:
     """Let a worker live and beat, but get stuck before it meets the others of its next round."""
-    one = a_worker(world)
-    if one is None or world.kind == "unmodified":
+    process = a_worker(world)
+    if process is None or world.kind == "unmodified":
         return False
-    one.is_stray = True
+    process.is_stray = True
     world.workers.codes.add(128 + signal.SIGKILL)
     return True
 
@@ -180,9 +182,9 @@ def _parts(world: "ElasticWorld", host: "SimHost") -> bool:
         return False
     host.parting = host.agent
     world.hear(host, on.HostParting(host.name, HostLost("lost: got SIGTERM", host=host.name).problem))
-    for one in list(host.processes):
-        if one.agent == host.agent:
-            world.at(world.delay(), lambda one=one: world.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+    for process in list(host.processes):
+        if process.agent == host.agent:
+            world.at(world.delay(), lambda process=process: world.workers.end(process, None, signal.SIGTERM))  # type: ignore[misc]
     world.workers.codes.add(128 + signal.SIGTERM)  # where they outlive all that hvlaunch sends them
     return True
 
@@ -235,10 +237,16 @@ def cut(world: "ElasticWorld") -> bool:
 
 def hang_in_a_cut(world: "ElasticWorld") -> bool:
     """Hang a worker during a cut that heals within the lease."""
-    one = a_worker(world)
-    if one is None or world.kind == "unmodified" or not cut_off(world, one.host, 0.9 * world.spec.lease):
+    process = a_worker(world)
+    if (
+        process is None
+        or world.kind == "unmodified"
+        or not cut_off(world, process.host, 0.9 * world.spec.lease)
+    ):
         return False
-    world.at(world.random.random() * world.spec.lease / 2, lambda: _stops(world, one) if one.live else None)
+    world.at(
+        world.random.random() * world.spec.lease / 2, lambda: _stops(world, process) if process.live else None
+    )
     return True
 
 
@@ -288,11 +296,11 @@ def clear(world: "ElasticWorld", host: "SimHost") -> None:
 
 def leave_early(world: "ElasticWorld") -> bool:
     """End a worker with 0 in the middle of its training."""
-    one = a_worker(world)
-    if one is None or one.is_silent or one.round is None or world.random.random() < 0.8:
+    process = a_worker(world)
+    if process is None or process.is_silent or process.round is None or world.random.random() < 0.8:
         return False
     world.workers.ended_well += 1
-    world.workers.end(one, 0)
+    world.workers.end(process, 0)
     return True
 
 
@@ -390,8 +398,8 @@ def flap(world: "ElasticWorld") -> bool:
 
 def _end_one(world: "ElasticWorld", host: "SimHost") -> None:
     world.workers.codes.add(1)
-    for one in host.processes[:1]:
-        world.workers.end(one, 1)
+    for process in host.processes[:1]:
+        world.workers.end(process, 1)
 
 
 def empty(world: "ElasticWorld") -> bool:

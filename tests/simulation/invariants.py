@@ -27,51 +27,53 @@ class Invariants:
         self.placed = -1
         """Places of the newest round."""
 
-    def before(self, wanted: Sequence[do.Action]) -> None:
+    def before(self, actions: Sequence[do.Action]) -> None:
         """Check the actions against the world before they are carried out."""
-        for action in wanted:
+        for action in actions:
             if isinstance(action, do.Start):
                 self.check_start(action)
-        places = [action for action in wanted if isinstance(action, do.Assign)]
+        places = [action for action in actions if isinstance(action, do.Assign)]
         if places:
             self.check_places(places)
         if self.world.kind == "unmodified":
-            starts = [action for action in wanted if isinstance(action, do.Start)]
+            starts = [action for action in actions if isinstance(action, do.Start)]
             if starts:
                 self.check_round(
                     starts[0].round, [launch.place for start in starts for launch in start.launches]
                 )
 
     def check_start(self, start: do.Start) -> None:
-        host, known = self.world.hosts[start.host], self.world.ledger.host(start.host)
-        assert known.link == "ready", f"workers start on {host.name}, which is {known.link}"
-        assert known.parted_at is None, f"workers start on {host.name}, whose agent ends"
-        busy = {one.slot for one in host.processes if one.live and one.agent == host.agent}
+        host, record = self.world.hosts[start.host], self.world.ledger.host(start.host)
+        assert record.link == "ready", f"workers start on {host.name}, which is {record.link}"
+        assert record.parted_at is None, f"workers start on {host.name}, whose agent ends"
+        busy = {process.slot for process in host.processes if process.live and process.agent == host.agent}
         slots = [launch.slot for launch in start.launches]
         assert not busy & set(slots), f"slots {busy & set(slots)} of {host.name} have workers already"
         assert len(set(slots)) == len(slots)
 
     def check_places(self, places: Sequence[do.Assign]) -> None:
-        self.check_round(places[0].round, [one.launch.place for one in places])
-        assert {one.round for one in places} == {places[0].round}, "two rounds at once"
-        assert len({one.launch.seat for one in places}) == len(places), "two ranks for one worker"
-        found = [self.world.workers.find(*one.launch.seat, one.launch.start) for one in places]
-        members = [one for one in found if one is not None]
-        for one in members:
-            assert one.is_waiting, f"{one} gets a place, and has not asked"
-        if None not in found and members:
-            survivors = [one for one in members if one.last_round >= 0]
+        self.check_round(places[0].round, [assign.launch.place for assign in places])
+        assert {assign.round for assign in places} == {places[0].round}, "two rounds at once"
+        assert len({assign.launch.seat for assign in places}) == len(places), "two ranks for one worker"
+        processes = [self.world.workers.find(*assign.launch.seat, assign.launch.start) for assign in places]
+        members = [process for process in processes if process is not None]
+        for process in members:
+            assert process.is_waiting, f"{process} gets a place, and has not asked"
+        if None not in processes and members:
+            survivors = [process for process in members if process.last_round >= 0]
             assert not survivors or members[0] in survivors, "rank 0 is no survivor"
             root = members[places[0].root]
-            assert root.commit == max(one.commit for one in members), "the root has not the newest commit"
+            assert root.commit == max(process.commit for process in members), (
+                "the root has not the newest commit"
+            )
 
     def check_round(self, number: int, places: Sequence[Placement]) -> None:
         options = self.world.options
         assert number > self.placed, f"round {number} is placed after round {self.placed}"
         self.placed = number
-        ranks = sorted(one.rank for one in places)
+        ranks = sorted(assign.rank for assign in places)
         assert ranks == list(range(len(places))), f"the ranks are {ranks}"
-        assert {one.size for one in places} == {len(places)}, "a round of two sizes"
+        assert {assign.size for assign in places} == {len(places)}, "a round of two sizes"
         assert len(places) >= options.min_np, "too few workers"
         assert options.max_np is None or len(places) <= options.max_np, "too many workers"
 
@@ -80,9 +82,9 @@ class Invariants:
         world = self.world
         taken: set[tuple[int, int]] = set()
         for host in world.hosts.values():
-            for one in host.processes:
-                if one.live and one.round is not None and one.place is not None:
-                    seat = (one.round, one.place.rank)
+            for process in host.processes:
+                if process.live and process.round is not None and process.place is not None:
+                    seat = (process.round, process.place.rank)
                     assert seat not in taken, (
                         f"rank {seat[1]} of round {seat[0]} belongs to two living workers"
                     )
@@ -101,9 +103,9 @@ class Invariants:
             assert worker.is_ending == has_orders, f"{name} has its orders, and is {worker.state.name}"
             if not worker.is_ending:
                 is_working = worker.state is State.WORKING
-                where = "no round" if worker.round is None else f"round {worker.round}"
+                round_name = "no round" if worker.round is None else f"round {worker.round}"
                 assert is_working == (worker.round is not None), (
-                    f"{name} is in {where}, and {worker.state.name}"
+                    f"{name} is in {round_name}, and {worker.state.name}"
                 )
 
     def check_settled(self) -> None:
@@ -122,14 +124,14 @@ class Invariants:
             or not host.reachable
             or host.is_full
             or host.staying == host.agent
-            or any(one.outlives_kill for one in host.processes)
+            or any(process.outlives_kill for process in host.processes)
             or self.world.engine.phase not in AT_WORK
         ):
             return
         options = self.world.options
         bound = options.drain_timeout + 2 * self.world.spec.grace + _DRAIN_MARGIN
         if self.world.now > max(host.unlisted_since, host.whole_since, self.world.asleep_until) + bound:
-            assert not [one for one in host.processes if one.live], (
+            assert not [process for process in host.processes if process.live], (
                 f"{name} is drained, and workers live there"
             )
             assert host.link in ("none", "connecting"), f"{name} is drained, and {host.link}"
@@ -141,7 +143,9 @@ class Invariants:
         for host in world.hosts.values():
             assert host.link == "none", f"{host.name} was never released: it is {host.link}"
             left = [
-                str(one) for one in host.processes if one.live and one.agent == host.agent and host.reachable
+                str(process)
+                for process in host.processes
+                if process.live and process.agent == host.agent and host.reachable
             ]
             assert not left or host.link == "none", f"workers are left: {left}"
         if result.interrupted is not None:

@@ -42,8 +42,8 @@ def first_found(
             make(seed).run()
         except (AssertionError, InvalidTransition, BadFrame) as error:
             if words in str(error):
-                where = traceback.extract_tb(error.__traceback__)[-1].filename
-                return Found(seed, Path(where).stem, str(error))
+                module_path = traceback.extract_tb(error.__traceback__)[-1].filename
+                return Found(seed, Path(module_path).stem, str(error))
     return None
 
 
@@ -58,7 +58,7 @@ def main() -> int:
     for bug, make in planted:
         with pytest.MonkeyPatch.context() as patch:
             bug.plant(patch)
-            found = first_found(range(MOST_SEEDS), bug.found, make)
+            found = first_found(range(MOST_SEEDS), bug.words, make)
         missed += found is None
         row = ("-", "nothing", "") if found is None else (found.seed, found.law, found.words[:_WIDTH])
         sys.stdout.write(f"| {bug.plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")

@@ -48,7 +48,7 @@ class Play(ABC):
     def carry_out(self, action: do.Action) -> None:
         """Carry out an action."""
 
-    def keep(self, event: on.Event, wanted: list[do.Action]) -> None:  # noqa: B027 (most worlds keep nothing)
+    def keep(self, event: on.Event, actions: list[do.Action]) -> None:  # noqa: B027 (most worlds keep nothing)
         """Record the turn before its actions are carried out."""
 
     @property
@@ -117,12 +117,12 @@ class Play(ABC):
 
     def handle(self, event: on.Event) -> list[do.Action]:
         """Return the engine's actions. A subclass raises AssertionError for wrong ones."""
-        wanted = self.engine.handle(event, self.now)
-        self.keep(event, wanted)
-        self.turns.append((self.now, event, wanted))
-        if wanted or not isinstance(event, QUIET):
+        actions = self.engine.handle(event, self.now)
+        self.keep(event, actions)
+        self.turns.append((self.now, event, actions))
+        if actions or not isinstance(event, QUIET):
             self.history.append(f"{self.now:7.2f} {event}")
-        return wanted
+        return actions
 
 
 def facts(number: int) -> on.HostFacts:

@@ -22,7 +22,7 @@ class _Walk:
         if thing is None or isinstance(thing, int | float | str | bytes | Enum):
             return thing
         if isinstance(thing, tuple):
-            return type(thing).__name__, [self.of(one) for one in thing]
+            return type(thing).__name__, [self.of(part) for part in thing]
         if isinstance(thing, type) or callable(thing):
             return getattr(thing, "__qualname__", type(thing).__name__)
         number = self._met.get(id(thing))
@@ -36,12 +36,12 @@ class _Walk:
         if isinstance(thing, Mapping):
             return [(self.of(key), self.of(value)) for key, value in thing.items()]
         if isinstance(thing, set | frozenset):
-            return [self.of(one) for one in sorted(thing, key=_name)]
+            return [self.of(part) for part in sorted(thing, key=_name)]
         if hasattr(thing, "__dict__"):
             return [(name, self.of(value)) for name, value in sorted(vars(thing).items())]
         if hasattr(thing, "__slots__"):
             return [(name, self.of(getattr(thing, name, None))) for name in thing.__slots__]
-        return [self.of(one) for one in thing]
+        return [self.of(part) for part in thing]
 
 
 def _name(member: Any) -> str:

@@ -33,7 +33,7 @@ def an_epoch_is_not_checked(patch: Patch) -> None:
     instead(patch, Session, "begin_epoch", lambda right, self, epoch: right(self, max(epoch, self.epoch)))
 
 
-def half_a_record_is_written_on(patch: Patch) -> None:
+def a_torn_record_is_kept(patch: Patch) -> None:
     def wrong(self):
         self._flush()
         whole = self._bytes[: self._bytes.rfind(b"\n") + 1]
@@ -62,7 +62,7 @@ def carried_out_before_the_journal(patch: Patch) -> None:
     patch.setattr(Journal, "tear", lambda self, share: self.__dict__.pop("waiting", None))
 
 
-def an_older_connection_is_read_on(patch: Patch) -> None:
+def an_older_connection_is_still_read(patch: Patch) -> None:
     patch.setattr(Wired, "is_read", lambda self, agent, wire: True)
 
 
@@ -70,7 +70,7 @@ def the_last_actions_are_not_repeated(patch: Patch) -> None:
     instead(patch, Wired, "_go_on", lambda right, self, actions, records: right(self, (), records))
 
 
-def what_was_printed_is_forgotten(patch: Patch) -> None:
+def printed_output_is_forgotten(patch: Patch) -> None:
     def wrong(right, self):
         printed, self.printed = self.printed, {}
         right(self)
@@ -79,7 +79,7 @@ def what_was_printed_is_forgotten(patch: Patch) -> None:
     instead(patch, Wired, "succeed", wrong)
 
 
-def what_workers_said_is_not_heard(patch: Patch) -> None:
+def messages_of_workers_are_lost(patch: Patch) -> None:
     def wrong(right, self, *args):
         self._puts.clear()
         right(self, *args)
@@ -98,7 +98,7 @@ def frames_are_counted_anew(patch: Patch) -> None:
     )
 
 
-def an_agent_ends_unheard(patch: Patch) -> None:
+def an_agent_ends_before_its_output_is_durable(patch: Patch) -> None:
     patch.setattr(Agent, "part", Agent.die)
 
 
@@ -106,7 +106,7 @@ def nothing_is_prolonged(patch: Patch) -> None:
     patch.setattr(Engine, "_prolong", lambda self, seconds, now: None)
 
 
-def what_is_behind_a_gap_is_forgotten(patch: Patch) -> None:
+def frames_behind_a_gap_are_forgotten(patch: Patch) -> None:
     """Repeat a frame whose event is in the journal if one before it was not printed yet."""
     patch.setattr(AckedFrames, "__contains__", lambda self, number: number <= self.prefix)
 
@@ -115,14 +115,14 @@ TAKEOVER_BUGS: Sequence[Bug] = (
     Bug(acknowledged_before_the_journal, "is to forget what nobody has", 0),
     Bug(a_frame_is_sent_twice, "", 0),
     Bug(an_epoch_is_not_checked, "hears driver", 0),
-    Bug(half_a_record_is_written_on, "a record that nobody can read", 0),
+    Bug(a_torn_record_is_kept, "a record that nobody can read", 0),
     Bug(carried_out_before_the_journal, "", 0),
-    Bug(an_older_connection_is_read_on, "and the journal has", 0),
+    Bug(an_older_connection_is_still_read, "and the journal has", 0),
     Bug(the_last_actions_are_not_repeated, "", 0),
-    Bug(what_was_printed_is_forgotten, "is heard after", 0),
-    Bug(what_workers_said_is_not_heard, "there were enough slots", 1100),
+    Bug(printed_output_is_forgotten, "is heard after", 0),
+    Bug(messages_of_workers_are_lost, "there were enough slots", 1100),
     Bug(frames_are_counted_anew, "", 0),
-    Bug(an_agent_ends_unheard, "output of agent", 0),
+    Bug(an_agent_ends_before_its_output_is_durable, "output of agent", 0),
     Bug(nothing_is_prolonged, "has no fault, and is named", 500),
-    Bug(what_is_behind_a_gap_is_forgotten, "is heard after", 0),
+    Bug(frames_behind_a_gap_are_forgotten, "is heard after", 0),
 )

@@ -97,7 +97,7 @@ def test_a_job_that_once_ended_wrongly_ends_rightly(seed: int) -> None:
     play(seed)
 
 
-def test_no_tracer_makes_them_three_times_as_long() -> None:
+def test_histories_run_without_a_tracer() -> None:
     assert sys.gettrace() is None
 
 
@@ -120,7 +120,7 @@ def test_the_same_seed_is_the_same_history_in_another_process() -> None:
     assert histories(1) == histories(2)
 
 
-def test_there_are_good_ends_and_bad_ones_of_both_kinds() -> None:
+def test_jobs_of_both_kinds_end_well_and_badly() -> None:
     """The world must not be so easy, or so hard, that it shows nothing."""
     worlds = [play(seed) for seed in range(300)]
     for kind in ("in-process", "unmodified"):
@@ -141,16 +141,16 @@ def test_there_are_good_ends_and_bad_ones_of_both_kinds() -> None:
 
 def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(hosts):
-        found = seats(hosts)
-        last = list(found)[-1]
-        found[last] = found[last]._replace(rank=max(0, found[last].rank - 1))
-        return found
+        places_by_seat = seats(hosts)
+        last = list(places_by_seat)[-1]
+        places_by_seat[last] = places_by_seat[last]._replace(rank=max(0, places_by_seat[last].rank - 1))
+        return places_by_seat
 
     for module in (starting, forming):
         monkeypatch.setattr(module, "seats", wrong)
 
 
-def a_lost_host_is_never_released(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_lost_host_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(self, host, now):
         if self.phase is Phase.RUNNING:
             self._rounds.workers.lose(host.name, now)
@@ -165,7 +165,7 @@ def a_drain_leaves_an_orphan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draining, "go_on", lambda self, now: [])
 
 
-def a_failure_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_failure_leads_to_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rounds, "break_off", lambda self, cause, now: [])
 
 
@@ -173,24 +173,24 @@ def a_failure_is_not_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ("plant", "found"),
     [
         (a_rank_is_given_twice, "the ranks are [0, "),
-        (a_lost_host_is_never_released, "was released and is none"),
+        (a_lost_host_keeps_its_connection, "was released and is none"),
         (a_drain_leaves_an_orphan, "is drained, and workers live there"),
-        (a_failure_is_not_made_up_for, "ticks without end"),
+        (a_failure_leads_to_no_round, "ticks without end"),
     ],
 )
 def test_a_planted_bug_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert first_found(range(ENOUGH_FOR_A_MUTANT), found)
+    assert first_found(range(ENOUGH_FOR_A_MUTANT), words)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.plant.__name__)
-def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search begins just before the first seed that finds the bug."""
     assert bug.seed < MOST_SEEDS
     bug.plant(monkeypatch)
-    assert first_found(range(bug.seed, bug.seed + NEXT_FEW), bug.found)
+    assert first_found(range(bug.seed, bug.seed + NEXT_FEW), bug.words)
 
 
 # Bugs planted in the table of a worker's life
@@ -213,9 +213,9 @@ def test_a_bug_of_behaviour_over_time_is_found_by_its_law(bug: Bug, monkeypatch:
         (State.STOPPING, Trigger.LOST, None, "is STOPPING, where LOST can't come"),
     ],
 )
-def test_a_bug_in_the_table_of_lives_is_found(
-    state: State, cause: Trigger, after: State | None, found: str, monkeypatch: pytest.MonkeyPatch
+def test_a_planted_bug_in_the_table_of_lives_is_found(
+    state: State, cause: Trigger, after: State | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = {key: value for key, value in TRANSITIONS[state].items() if key is not cause}
     monkeypatch.setitem(TRANSITIONS, state, table if after is None else {**table, cause: after})
-    assert first_found(range(ENOUGH_FOR_A_MUTANT), found)
+    assert first_found(range(ENOUGH_FOR_A_MUTANT), words)

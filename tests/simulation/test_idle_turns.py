@@ -55,19 +55,19 @@ def passed_over(world: Play) -> int:
     return pair.saved
 
 
-def test_an_engine_need_not_have_them() -> None:
+def test_idle_turns_of_elastic_jobs_can_be_compacted() -> None:
     saved = sum(passed_over(ElasticWorld(seed)) for seed in range(SEEDS))
     assert saved > 20 * SEEDS
 
 
-def test_nor_need_that_of_a_static_job() -> None:
+def test_idle_turns_of_static_jobs_can_be_compacted() -> None:
     saved = sum(passed_over(World(seed, faults=0.3)) for seed in range(SEEDS))
     assert saved > 5 * SEEDS
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_many_need_not_have_them(shard: int) -> None:
+def test_idle_turns_of_many_jobs_can_be_compacted(shard: int) -> None:
     for seed in range(shard, MANY, SHARDS):
         passed_over(ElasticWorld(seed))
         passed_over(World(seed, faults=0.3))

@@ -35,9 +35,9 @@ class Job:
 
     def take(self, kind: type[do.Action]) -> list[do.Action]:
         """Return the actions of this kind, and forget the others."""
-        found = [action for action in self.actions if isinstance(action, kind)]
+        chosen = [action for action in self.actions if isinstance(action, kind)]
         self.actions.clear()
-        return found
+        return chosen
 
     def start(self) -> None:
         self.tell(on.Began())
@@ -136,9 +136,9 @@ def lines(course: Callable[[Job], None], count: int) -> int:
 
 
 @pytest.mark.parametrize("course", [all_end_well, one_fails, hosts_are_lost])
-def test_eight_times_the_hosts_are_not_sixty_four_times_the_work(course: Callable[[Job], None]) -> None:
+def test_work_of_a_static_job_grows_linearly_with_its_hosts(course: Callable[[Job], None]) -> None:
     assert lines(course, MANY) < MOST_TIMES * lines(course, FEW)
 
 
-def test_neither_are_they_in_an_elastic_job() -> None:
+def test_work_of_an_elastic_job_grows_linearly_with_its_hosts() -> None:
     assert lines(elastic, MANY // 5) < MOST_TIMES * lines(elastic, FEW // 5)

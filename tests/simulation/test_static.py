@@ -13,9 +13,9 @@ from hvlaunch.engine.round import cause_of, first_failed
 from hvlaunch.engine.waits import Wait
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
-    an_agent_that_does_not_close_is_waited_for,
+    a_closing_agent_is_awaited_forever,
     nothing_begins,
-    who_outlives_sigkill_is_waited_for,
+    a_survivor_of_sigkill_is_awaited_forever,
 )
 from tests.simulation.world import World
 
@@ -26,7 +26,7 @@ LATE = 0.2
 
 def check(world: World, result: JobResult) -> None:
     assert not [host.name for host in world.hosts.values() if host.live], "workers are left"
-    codes = {int(found[1]) for cause in world.broken if (found := re.match(r"exit (\d+)", cause))}
+    codes = {int(match[1]) for cause in world.broken if (match := re.match(r"exit (\d+)", cause))}
     slots = sum(host.slots or 0 for host in world.spec.hosts)
     if not world.broken:
         assert result.exit_code == 0
@@ -70,13 +70,13 @@ def ended_at(world: World) -> float:
 
 def check_cause(world: World, result: JobResult) -> None:
     """Check the named worker, and how soon the others were stopped."""
-    own = [end for end in result.exits if not (end.ok or end.stopped or end.was_told)]
-    own = [end for end in own if end.look in ("cause", "silent") and end.when <= ended_at(world)]
+    causes = [end for end in result.exits if not (end.ok or end.stopped or end.was_told)]
+    causes = [end for end in causes if end.look in ("cause", "silent") and end.when <= ended_at(world)]
     named = result.failure
     assert named is not None
-    if own:
+    if causes:
         assert named.look in ("cause", "silent"), "a victim is named, and there was a cause"
-        assert named.when <= min(end.when for end in own), "a later failure is named"
+        assert named.when <= min(end.when for end in causes), "a later failure is named"
     if result.first_victim is not None:
         assert named.look != "consequence", "a victim is named in another's place"
     assert world.failed_at is not None
@@ -123,11 +123,11 @@ def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
         (lambda patch: patch.setattr(lifecycle, "cause_of", lowest_rank), "a later failure is named"),
     ],
 )
-def test_a_bug_planted_in_who_is_named_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+def test_a_planted_bug_in_the_named_cause_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError, match=found):
+    with pytest.raises(AssertionError, match=words):
         test_the_cause_is_named_in_time()
 
 
@@ -141,7 +141,7 @@ def test_the_same_seed_is_the_same_history() -> None:
 # Bugs planted by hand: each is found
 
 
-def a_bad_host_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_bad_host_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FreshWorkers, "_enough", FreshWorkers._all)
 
 
@@ -153,7 +153,7 @@ def the_last_rank_is_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "_static_ended", wrong)
 
 
-def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def ends_after_the_last_rank_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*args, last_rank):
         return result(*args, last_rank=None)
 
@@ -164,11 +164,11 @@ def what_others_do_after_the_last_rank_counts(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "plant",
     [
-        who_outlives_sigkill_is_waited_for,
-        an_agent_that_does_not_close_is_waited_for,
-        a_bad_host_is_waited_for,
+        a_survivor_of_sigkill_is_awaited_forever,
+        a_closing_agent_is_awaited_forever,
+        a_bad_host_is_awaited,
         the_last_rank_is_any_rank,
-        what_others_do_after_the_last_rank_counts,
+        ends_after_the_last_rank_count,
     ],
 )
 def test_a_planted_bug_is_found(

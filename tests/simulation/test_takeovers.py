@@ -58,7 +58,7 @@ def test_elastic_jobs(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(
     ("make", "seed"), [(static, 2001187), (WiredElasticWorld, 2001808), (WiredElasticWorld, 2007526)]
 )
-def test_seeds_that_were_not_clean(make: Callable[[int], Wired], seed: int) -> None:
+def test_seeds_that_once_failed(make: Callable[[int], Wired], seed: int) -> None:
     play(make(seed), seed)
 
 
@@ -77,4 +77,4 @@ def test_the_same_seed_is_the_same_history() -> None:
 @pytest.mark.parametrize("bug", TAKEOVER_BUGS, ids=lambda bug: bug.plant.__name__)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug.plant(monkeypatch)
-    assert first_found(range(bug.seed, bug.seed + ENOUGH), bug.found, WiredElasticWorld)
+    assert first_found(range(bug.seed, bug.seed + ENOUGH), bug.words, WiredElasticWorld)

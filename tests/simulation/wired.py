@@ -199,23 +199,23 @@ class Wired(Play):
         else:
             self.die()
 
-    def keep(self, event: on.Event, wanted: list[do.Action]) -> None:
-        kill = self.breakdowns.kill_in_turn(wanted)
+    def keep(self, event: on.Event, actions: list[do.Action]) -> None:
+        kill = self.breakdowns.kill_in_turn(actions)
         if kill == "before":
             self._is_clean = False
             raise Killed
-        self.journal.write(self.now, event, wanted, self._origin)
+        self.journal.write(self.now, event, actions, self._origin)
         if kill == "torn":
             self._is_clean = False
             self.journal.tear(self.random.random())
             raise Killed
         if self.engine.is_idle:
             self.journal.fold(self.engine.idle_summary())
-        self.continuity.kept(event, wanted, self._origin)
+        self.continuity.kept(event, actions, self._origin)
         self._acts_left = kill if isinstance(kill, int) else None
-        self._note(event, wanted, self._origin)
+        self._note(event, actions, self._origin)
 
-    def _note(self, event: on.Event, wanted: list[do.Action], origin: Origin | None) -> None:
+    def _note(self, event: on.Event, actions: list[do.Action], origin: Origin | None) -> None:
         """Apply a turn to the connections, in the job or in a replay."""
         link = self.links.get(getattr(event, "host", ""))
         if origin is not None and link is not None and origin.host == link.host:
@@ -224,7 +224,7 @@ class Wired(Play):
                 link.agent = origin.agent
         if link is not None and isinstance(event, on.HostGone | on.HostFailed | on.HostClosed):
             link.is_over = True
-        for action in wanted:
+        for action in actions:
             if isinstance(action, do.Connect):
                 self.links[action.host.name] = Link(self, action.host.name, self.epoch)
             elif isinstance(action, do.Abandon) and action.host in self.links:

@@ -57,16 +57,16 @@ class WiredElasticWorld(Wired, ElasticWorld):
         self.report(host.name, number, event)
 
     def is_held(self, host: str, end: str, frame: Frame) -> bool:
-        there = self.hosts[host]
-        is_full = there.is_full and end == "driver" and frame.kind in ("exited", "bye")
-        return not there.reachable or is_full
+        sim_host = self.hosts[host]
+        is_full = sim_host.is_full and end == "driver" and frame.kind in ("exited", "bye")
+        return not sim_host.reachable or is_full
 
     def reaches(self, host: str) -> bool:
         return self.hosts[host].reachable
 
     def is_there(self, event: Any) -> bool:
-        one = self.workers.find(event.host, event.slot, event.start)
-        return one is not None and one.live
+        process = self.workers.find(event.host, event.slot, event.start)
+        return process is not None and process.live
 
     def take(self, link: Link, number: int, frame: Frame) -> None:
         if frame.kind == "bye":
@@ -94,9 +94,9 @@ class WiredElasticWorld(Wired, ElasticWorld):
 
     def all_die(self, host: SimHost, agent: int | None = None) -> None:
         super().all_die(host, agent)
-        for (name, number), one in self.agents.items():
-            if name == host.name and agent in (None, number) and not one.has_parted:
-                one.die()
+        for (name, number), wired_agent in self.agents.items():
+            if name == host.name and agent in (None, number) and not wired_agent.has_parted:
+                wired_agent.die()
 
     def _end_agent(self, host: SimHost) -> None:
         ElasticWorld.all_die(self, host)  # its agent is there until its driver has heard all of it
@@ -104,9 +104,9 @@ class WiredElasticWorld(Wired, ElasticWorld):
             self.hear(host, on.HostClosed(host.name))
 
     def reopen(self, host: str) -> None:
-        there = self.hosts[host]
-        there.link = "none"
-        self._connect(there)
+        sim_host = self.hosts[host]
+        sim_host.link = "none"
+        self._connect(sim_host)
 
     def returned(self, states: dict[str, HostState]) -> None:
         self.asleep_until = max(self.now, self.asleep_until) + _AWAKE
@@ -124,7 +124,12 @@ class WiredElasticWorld(Wired, ElasticWorld):
 
     @property
     def living(self) -> list[str]:
-        return [str(one) for host in self.hosts.values() for one in host.processes if not one.outlives_kill]
+        return [
+            str(process)
+            for host in self.hosts.values()
+            for process in host.processes
+            if not process.outlives_kill
+        ]
 
     def agent_gives_up(self, agent: Agent) -> None:
         host = self.hosts[agent.host]
@@ -138,7 +143,7 @@ class WiredElasticWorld(Wired, ElasticWorld):
         self.workers.codes.add(128 + signal.SIGTERM)
         problem = HostLost("the driver is gone", host=host.name).problem
         self.report(host.name, agent.number, on.HostParting(host.name, problem))
-        for one in list(host.processes):
-            if one.agent == agent.number:
-                self.at(self.delay(), lambda one=one: self.workers.end(one, None, signal.SIGTERM))  # type: ignore[misc]
+        for process in list(host.processes):
+            if process.agent == agent.number:
+                self.at(self.delay(), lambda process=process: self.workers.end(process, None, signal.SIGTERM))  # type: ignore[misc]
         self.at(self.grace, lambda: self.all_die(host, agent.number))

@@ -98,37 +98,37 @@ class World(Play):
             super().step()
 
     def handle(self, event: on.Event) -> list[do.Action]:
-        wanted = super().handle(event)
+        actions = super().handle(event)
         self.interrupts += isinstance(event, on.Interrupted)
-        starts = [one for one in wanted if isinstance(one, do.Start)]
-        self.sizes += [one.launches[0].place.size for one in starts]
+        starts = [action for action in actions if isinstance(action, do.Start)]
+        self.sizes += [action.launches[0].place.size for action in starts]
         if isinstance(event, on.WorkerExited) and event.code != 0 and self.failed_at is None:
             self.failed_at = self.now
         is_over = self.failed_at is not None and not self.engine.workers.size
-        if self.stopped_at is None and (is_over or any(isinstance(one, do.Stop) for one in wanted)):
+        if self.stopped_at is None and (is_over or any(isinstance(action, do.Stop) for action in actions)):
             self.stopped_at = self.now
-        return wanted
+        return actions
 
     def choices(self) -> list[Callable[[], None]]:
         """Return all events that are possible now."""
-        found: list[Callable[[], None]] = []
+        choices: list[Callable[[], None]] = []
         for host in self.hosts.values():
             if host.pending:
-                found.append(lambda host=host: self.tell(host.pending.pop(0)))  # type: ignore[misc]
+                choices.append(lambda host=host: self.tell(host.pending.pop(0)))  # type: ignore[misc]
             if host.link == "connecting":
-                found.append(lambda host=host: self.connect(host))  # type: ignore[misc]
+                choices.append(lambda host=host: self.connect(host))  # type: ignore[misc]
             if host.link == "connected":
-                found.append(lambda host=host: self.greet(host))  # type: ignore[misc]
+                choices.append(lambda host=host: self.greet(host))  # type: ignore[misc]
             able = sorted(host.live if self.stopped_at is None else host.live - host.outliving)
-            found += [lambda host=host, slot=slot: self.exit(host, slot) for slot in able]  # type: ignore[misc]
+            choices += [lambda host=host, slot=slot: self.exit(host, slot) for slot in able]  # type: ignore[misc]
             if self.has_thief and (slot := self.slot_of_first(host)) is not None:
-                found += [lambda host=host, slot=slot: self.take_port(host, slot)] * 5  # type: ignore[misc]
+                choices += [lambda host=host, slot=slot: self.take_port(host, slot)] * 5  # type: ignore[misc]
             is_well = host.link in ("connected", "ready") and not host.outliving
             if is_well and self.random.random() < self.faults:
-                found += [lambda host=host: self.lose(host), lambda host=host: self.stick(host)]  # type: ignore[misc]
+                choices += [lambda host=host: self.lose(host), lambda host=host: self.stick(host)]  # type: ignore[misc]
         if self.interrupts < self.most_interrupts and self.random.random() < self.faults:
-            found.append(self.interrupt)
-        return found
+            choices.append(self.interrupt)
+        return choices
 
     def carry_out(self, action: do.Action) -> None:
         match action:

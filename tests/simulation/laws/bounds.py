@@ -65,9 +65,9 @@ class Bounds(Law):
             elif isinstance(action, do.Stop):
                 last = action.steps[-1].after
                 ordered = [
-                    one
-                    for one in ledger.workers.values()
-                    if one.host == action.host and (action.slots is None or one.slot in action.slots)
+                    worker
+                    for worker in ledger.workers.values()
+                    if worker.host == action.host and (action.slots is None or worker.slot in action.slots)
                 ]
                 for most, excuse in ((_KILLING, True), (_KILLING + self.world.spec.lease, False)):
                     self._want(
@@ -98,8 +98,8 @@ class Bounds(Law):
     def _are_gone(self, workers: Sequence[Worker], *, excuse: bool) -> bool:
         """Check that workers are gone; hosts that can't report their ends, or could not until now, are excused."""
         since = self.ledger.now - _CHECKED if excuse else math.inf
-        there = (one for one in workers if self._is_there(one))
-        return not any(self.ledger.host(one.host).answers_since < since for one in there)
+        reporting = (worker for worker in workers if self._is_there(worker))
+        return not any(self.ledger.host(worker.host).answers_since < since for worker in reporting)
 
     def _may_go_on(self, since: float, *, excuse: bool) -> bool:
         """Check a job that has been ending for long while hosts could not report their workers' ends."""
@@ -111,16 +111,16 @@ class Bounds(Law):
     def _is_left(self, number: int, *, excuse: bool) -> bool:
         """Check that the round is left; silent hosts, or hosts that answer again only now, are excused."""
         since = self.ledger.now - self.world.options.reset_timeout if excuse else math.inf
-        living = (one for one in self.ledger.living() if one.round == number)
-        return not any(self.ledger.host(one.host).answers_since < since for one in living)
+        living = (worker for worker in self.ledger.living() if worker.round == number)
+        return not any(self.ledger.host(worker.host).answers_since < since for worker in living)
 
     def _has_met(self, number: int) -> bool:
         current = self.ledger.current
         if current is None or current.number != number or current.is_broken:
             return True
-        members = [one for one in current.members if one.round == number and self._is_there(one)]
-        found = [self.world.workers.find(one.host, one.slot, one.start) for one in members]
-        return all(one is None or one.met >= number for one in found)
+        members = [worker for worker in current.members if worker.round == number and self._is_there(worker)]
+        processes = [self.world.workers.find(worker.host, worker.slot, worker.start) for worker in members]
+        return all(process is None or process.met >= number for process in processes)
 
     def after(self) -> None:
         world, ledger = self.world, self.ledger
@@ -135,16 +135,16 @@ class Bounds(Law):
         self._check_standstill()
         if ledger.now < self._next or world.is_late:
             return
-        rest: list[tuple[float, float, str, Check]] = []
+        remaining: list[tuple[float, float, str, Check]] = []
         for due, seconds, text, check in self._due:
             if ledger.now < due:
-                rest.append((due, seconds, text, check))
+                remaining.append((due, seconds, text, check))
             elif ledger.now - seconds < world.asleep_until:  # the driver was stopped: from then on
-                rest.append((world.asleep_until + _RESUMING + seconds, seconds, text, check))
+                remaining.append((world.asleep_until + _RESUMING + seconds, seconds, text, check))
             elif phase in AT_WORK or text == "the job does not end":
                 assert check(), f"{text} within {seconds:g} s"
-        self._due = rest
-        self._next = min((due for due, *_ in rest), default=float("inf"))
+        self._due = remaining
+        self._next = min((due for due, *_ in remaining), default=float("inf"))
 
     def _check_standstill(self) -> None:
         """Check that a round begins if enough workers can be in one; other hosts have to be probed first."""
@@ -157,8 +157,8 @@ class Bounds(Law):
             return
         if ledger.is_asking:
             living = list(ledger.living())
-            able = sum(one.has_asked and one.slot < usable.get(one.host, 0) for one in living)
-            stands = able >= world.options.min_np and all(one.round is None for one in living)
+            able = sum(worker.has_asked and worker.slot < usable.get(worker.host, 0) for worker in living)
+            stands = able >= world.options.min_np and all(worker.round is None for worker in living)
         else:
             stands = sum(usable.values()) >= world.options.min_np and not ledger.workers
         if not stands:

@@ -18,9 +18,13 @@ class Breaks(Law):
             if isinstance(action, do.Stop) and action.slots is not None:
                 stopped.update((action.host, slot) for slot in action.slots)
             elif isinstance(action, tell.RoundFormed):
-                living = (one for one in self.ledger.living() if (one.host, one.slot) not in stopped)
-                late = [one for one in living if one.round is not None and one.host not in given_up]
+                living = (
+                    worker for worker in self.ledger.living() if (worker.host, worker.slot) not in stopped
+                )
+                late = [
+                    worker for worker in living if worker.round is not None and worker.host not in given_up
+                ]
                 assert not late, f"round {action.round} begins, and {late[0]} is still in its round"
             elif isinstance(action, tell.RoundStarting):
-                late = [one for one in self.ledger.workers.values() if one.host not in given_up]
+                late = [worker for worker in self.ledger.workers.values() if worker.host not in given_up]
                 assert not late, f"round {action.round} begins, and {late[0]} lives"

@@ -25,7 +25,7 @@ class Causes(Law):
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         for action in actions:
             if isinstance(action, do.Break | do.Change | tell.RoundEnding):
-                given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
+                given_up = {action.host for action in actions if isinstance(action, do.Abandon)}
                 self._check(action.cause, event, given_up)
             elif isinstance(action, tell.RoundFormed):
                 assert action.cause is not None or not self._formed, "a round without a cause"
@@ -38,7 +38,9 @@ class Causes(Law):
                 assert more >= 1
                 usable = {host.name: host.slots for host in ledger.usable()}
                 waiting = [
-                    one for one in ledger.living() if one.has_asked and one.slot < usable.get(one.host, 0)
+                    worker
+                    for worker in ledger.living()
+                    if worker.has_asked and worker.slot < usable.get(worker.host, 0)
                 ]
                 members = 0 if ledger.current is None else len(ledger.current.members)
                 is_room = len(waiting) >= more if ledger.is_asking else sum(usable.values()) >= members + more
@@ -47,15 +49,21 @@ class Causes(Law):
                 for name in names:
                     host = ledger.host(name)
                     slots = host.slots if host.is_usable(ledger.now) else 0
-                    leaving = [one for one in ledger.living() if one.host == name and one.slot >= slots]
+                    leaving = [
+                        worker for worker in ledger.living() if worker.host == name and worker.slot >= slots
+                    ]
                     assert leaving, f"no worker of {name} has to leave"
             case why.SlotGone(name):
                 host = ledger.host(name)
-                is_small = any(one.slot >= host.slots for one in ledger.workers.values() if one.host == name)
+                is_small = any(
+                    worker.slot >= host.slots for worker in ledger.workers.values() if worker.host == name
+                )
                 assert is_small or not host.is_usable(ledger.now), f"{name} has its slots"
             case why.WorkerEnded(_, name, code, signal, _):
                 same = [
-                    one for one in ledger.ends if (one.host, one.code, one.signal) == (name, code, signal)
+                    worker
+                    for worker in ledger.ends
+                    if (worker.host, worker.code, worker.signal) == (name, code, signal)
                 ]
                 assert same, f"no worker of {name} ended with {code or signal}"
             case why.HostProblem(problem):
@@ -66,7 +74,7 @@ class Causes(Law):
             case why.NoCommit(seconds):
                 current = ledger.current
                 assert current is not None
-                left_in_it = [one for one in ledger.living() if one.round == current.number]
+                left_in_it = [worker for worker in ledger.living() if worker.round == current.number]
                 assert left_in_it, "who has left the round could not commit"
                 assert current.began_at + seconds <= ledger.now + _EPSILON, (
                     "the round had no time for a commit"

@@ -13,16 +13,24 @@ __all__ = ["Commits"]
 
 class Commits(Law):
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
-        leaves = [one for one in actions if isinstance(one, do.Leave) and isinstance(one.cause, why.SlotGone)]
-        left = {(one.host, one.slot) for one in leaves}
+        leaves = [
+            action
+            for action in actions
+            if isinstance(action, do.Leave) and isinstance(action.cause, why.SlotGone)
+        ]
+        left = {(worker.host, worker.slot) for worker in leaves}
         if left:
             self._check_leaves(left)
         if not any(isinstance(action, tell.RoundFormed) for action in actions):
             return
         ledger = self.ledger
-        given_up = {one.host for one in actions if isinstance(one, do.Abandon)}
-        killed = {(one.cause.host, one.cause.rank) for one in actions if isinstance(one, tell.WorkerKilled)}
-        members = [ledger.workers[one.launch.seat] for one in actions if isinstance(one, do.Assign)]
+        given_up = {action.host for action in actions if isinstance(action, do.Abandon)}
+        killed = {
+            (action.cause.host, action.cause.rank)
+            for action in actions
+            if isinstance(action, tell.WorkerKilled)
+        }
+        members = [ledger.workers[action.launch.seat] for action in actions if isinstance(action, do.Assign)]
         newest = max(worker.commit for worker in members)
         kept = [
             min(worker.commit, ledger.rounds[worker.last_round].base)
@@ -38,14 +46,14 @@ class Commits(Law):
     def _check_leaves(self, seats: set[tuple[str, int]]) -> None:
         """Check that a worker with needed state stays until its time is over."""
         ledger = self.ledger
-        holders = [one for one in ledger.living() if one.last_round >= 0]
-        left = [one for one in holders if (one.host, one.slot) not in seats]
-        gone = [one for one in holders if (one.host, one.slot) in seats]
+        holders = [worker for worker in ledger.living() if worker.last_round >= 0]
+        left = [worker for worker in holders if (worker.host, worker.slot) not in seats]
+        gone = [worker for worker in holders if (worker.host, worker.slot) in seats]
         if not gone or left:
             return
         options = self.world.options
-        since = [self.world.hosts[one.host].unlisted_since for one in gone]
+        since = [self.world.hosts[worker.host].unlisted_since for worker in gone]
         due = [at is not None and ledger.now >= at + options.drain_timeout - 1e-6 for at in since]
-        is_small = any(one.slot >= ledger.host(one.host).slots for one in gone)
-        is_excluded = any(ledger.now < ledger.host(one.host).until for one in gone)
+        is_small = any(worker.slot >= ledger.host(worker.host).slots for worker in gone)
+        is_excluded = any(ledger.now < ledger.host(worker.host).until for worker in gone)
         assert all(due) or is_small or is_excluded, "the last worker that has the state is dismissed"

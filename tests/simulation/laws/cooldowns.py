@@ -73,7 +73,7 @@ class Cooldowns(Law):
             return
         most = world.options.max_np
         room = math.inf if most is None else most + world.options.spares
-        there = [host for host in ledger.hosts.values() if host.link in ("connecting", "ready")]
-        slots = sum(host.slots for host in there if host.is_listed and ledger.now >= host.until)
-        others = sum(host.link == "connecting" and ledger.now < host.until for host in there)
+        connected = [host for host in ledger.hosts.values() if host.link in ("connecting", "ready")]
+        slots = sum(host.slots for host in connected if host.is_listed and ledger.now >= host.until)
+        others = sum(host.link == "connecting" and ledger.now < host.until for host in connected)
         assert slots >= room or others, f"nobody connects to {idle[0].name}, whose cool-down is over"

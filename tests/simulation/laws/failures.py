@@ -20,12 +20,12 @@ class Failures(Law):
         named = result.failure
         if named is None or result.error is not None or result.interrupted is not None:
             return
-        own = [
+        causes = [
             end
             for end in result.exits
             if not (end.ok or end.stopped or end.was_told) and end.look in ("cause", "silent")
         ]
-        if own:
-            first = min(end.when for end in own)
-            assert named.when <= first + _EPSILON, f"{named} was not the first failure: {own}"
+        if causes:
+            first = min(end.when for end in causes)
+            assert named.when <= first + _EPSILON, f"{named} was not the first failure: {causes}"
             assert result.exit_code == named.exit_code

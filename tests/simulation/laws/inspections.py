@@ -47,23 +47,23 @@ class Inspections(Law):
             self._awaited.add((take.host, take.number))
             for worker in self._of(take):
                 self._due.setdefault(worker, self._until)
-        told = {worker: now + stop.steps[0].after for stop in stops for worker in self._of(stop)}
-        for worker, at in told.items():
+        signalled = {worker: now + stop.steps[0].after for stop in stops for worker in self._of(stop)}
+        for worker, at in signalled.items():
             due = self._due.get(worker)
             assert due is None or at <= due + _ROUNDING or now >= due, (
                 f"{worker} is killed at {at:.2f}, not by {due:.2f}"
             )
         given_up = {action.problem.host for action in actions if isinstance(action, tell.HostLostAtEnd)}
         self._due = {worker: due for worker, due in self._due.items() if worker.host not in given_up}
-        left = {worker for take in takes for worker in self._of(take)} - told.keys()
+        left = {worker for take in takes for worker in self._of(take)} - signalled.keys()
         assert not left, f"{left} are asked what they do, and not stopped"
 
     def _of(self, action: do.TakeStacks | do.Stop) -> list[Worker]:
         """Return the workers of a request; a Start in the same turn has not happened yet."""
-        there = self.ledger.workers.values()
+        workers = self.ledger.workers.values()
         return [
             worker
-            for worker in there
+            for worker in workers
             if worker.host == action.host and (action.slots is None or worker.slot in action.slots)
         ]
 

@@ -41,19 +41,29 @@ class Names(Law):
                 case tell.HostNotClosing(name) if not isinstance(event, on.Interrupted):
                     self._check_faulty(name)
                 case tell.WorkerKilled(why.WorkerHangs(_, name, "stopped")):
-                    known = (one for one in self.ledger.workers.values() if one.host == name)
-                    has_hung = any(str(one) in self.world.workers.hung for one in known)
+                    workers = (worker for worker in self.ledger.workers.values() if worker.host == name)
+                    has_hung = any(str(worker) in self.world.workers.hung for worker in workers)
                     assert has_hung or name in self.world.faulty, f"a worker of {name} is killed for nothing"
                 case tell.WorkerKilled(why.WorkerHangs(_, name, "late")):
                     self._check_late(name)
                 case tell.WorkerStartFailed(end):
-                    same = [one for one in self.ledger.ends if (one.host, one.code) == (end.host, end.code)]
+                    same = [
+                        other
+                        for other in self.ledger.ends
+                        if (other.host, other.code) == (end.host, end.code)
+                    ]
                     assert same, f"no worker of {end.host} ended so"
 
     def _check_late(self, name: str) -> None:
-        there = [one for one in self.ledger.workers.values() if one.host == name and one.round is not None]
-        found = [self.world.workers.find(one.host, one.slot, one.start) for one in there]
-        has_asked = [one is not None and one.asked_after == one.last_round for one in found]
+        members = [
+            worker
+            for worker in self.ledger.workers.values()
+            if worker.host == name and worker.round is not None
+        ]
+        processes = [self.world.workers.find(worker.host, worker.slot, worker.start) for worker in members]
+        has_asked = [
+            process is not None and process.asked_after == process.last_round for process in processes
+        ]
         is_late = not has_asked or not all(has_asked) or self._is_waited_out(name)
         assert is_late, f"{name}'s workers are killed as late, and have asked"
 

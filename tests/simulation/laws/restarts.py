@@ -53,7 +53,7 @@ class Restarts(Law):
                 assert least <= limit <= most, f"{least} restarts, and {limit} were allowed"
             elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.NoProgress):
                 last = sorted(self.ledger.rounds.items())[-action.cause.times :]
-                fruitful = [number for number, one in last if one.best > one.base]
+                fruitful = [number for number, failed_round in last if failed_round.best > failed_round.base]
                 assert not fruitful, f"the job gets nowhere, and has got on in round {fruitful[0]}"
         if limit is not None:
             assert len(self._failed) <= limit, f"{len(self._failed)} failures are made up for, of {limit}"

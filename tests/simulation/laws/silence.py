@@ -31,8 +31,8 @@ class Silence(Law):
         for action in actions:
             match action:
                 case tell.WorkerKilled(why.WorkerHangs(_, name, "silent")):
-                    there = [one for one in self.ledger.workers.values() if one.host == name]
-                    assert any(map(self._may_be_killed, there)), f"a worker of {name} is killed for nothing"
+                    workers = [worker for worker in self.ledger.workers.values() if worker.host == name]
+                    assert any(map(self._may_be_killed, workers)), f"a worker of {name} is killed for nothing"
 
     def _may_be_killed(self, worker: Worker) -> bool:
         """True if the worker hangs or is gone, or was silent for the longest time allowed to any host."""
@@ -44,7 +44,9 @@ class Silence(Law):
     def _looks_so(self, worker: Worker) -> bool:
         """True if its beats were lost while others were heard, or it has no others; or all were lost for twice the time."""
         others = [
-            one.beat_at for one in self.ledger.living() if one.beat_at is not None and one is not worker
+            other.beat_at
+            for other in self.ledger.living()
+            if other.beat_at is not None and other is not worker
         ]
         now, since = self.ledger.now, worker.beat_at or 0.0
         were_heard = bool(others) and max(others) - since >= self._timeout / 2

@@ -24,9 +24,9 @@ class Stops(Law):
         if not isinstance(event, on.Interrupted) or self._phase is not Phase.STOPPING:
             return
         if self.world.engine.phase is Phase.STOPPING:
-            killed = {one.host for one in actions if isinstance(one, do.Stop) and _kills(one)}
-            there = {one.host for one in self.ledger.workers.values()}
-            left = {name for name in there - killed if self.ledger.host(name).link == "ready"}
+            killed = {action.host for action in actions if isinstance(action, do.Stop) and _kills(action)}
+            hosts = {worker.host for worker in self.ledger.workers.values()}
+            left = {name for name in hosts - killed if self.ledger.host(name).link == "ready"}
             assert not left, f"an interrupt leaves the workers of {left} their grace"
 
     def after(self) -> None:

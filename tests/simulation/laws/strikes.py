@@ -43,8 +43,8 @@ class Strikes(Law):
         if not is_own or current is None or name not in self._excluded or current.is_fruitful(ledger.now):
             return
         slots = sum(host.slots for host in ledger.usable() if host.name != name)
-        holders = {one.host for one in ledger.living() if one.commit >= 0}
-        is_excluded = any(isinstance(one, tell.HostExcluded) and one.host == name for one in actions)
+        holders = {worker.host for worker in ledger.living() if worker.commit >= 0}
+        is_excluded = any(isinstance(action, tell.HostExcluded) and action.host == name for action in actions)
         is_needed = slots < self.world.options.min_np or holders == {name}
         assert is_excluded or is_needed or self.world.is_late, f"{name} fails again, and is not excluded"
 
@@ -52,10 +52,12 @@ class Strikes(Law):
         self, name: str, last: why.WorkerEnded | why.WorkerHangs, actions: Sequence[do.Action]
     ) -> None:
         host, current = self.ledger.host(name), self.ledger.current
-        killed = sum(isinstance(one, tell.WorkerKilled) and one.cause.host == name for one in actions)
+        killed = sum(
+            isinstance(action, tell.WorkerKilled) and action.cause.host == name for action in actions
+        )
         failures = host.failures + killed + (name in self._excluded)
         assert failures > 1, f"{name} is excluded for {failures} failures since it was listed"
-        is_start = any(isinstance(one, tell.WorkerStartFailed) for one in actions)
+        is_start = any(isinstance(action, tell.WorkerStartFailed) for action in actions)
         failed = [end for end in self.ledger.ends if end.host == name and end.is_failure]
         was_member = isinstance(last, why.WorkerHangs) or (bool(failed) and failed[-1].was_member)
         if current is not None and was_member and not is_start and not self.world.is_late:
