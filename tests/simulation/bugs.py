@@ -64,12 +64,12 @@ def nothing_begins(patch: Patch, wait: Wait) -> None:
     )
 
 
-def meanwhile(patch: Patch, owner: object, name: str, other: object, what: str, value: Any) -> None:
-    """Give `other` another `what` while the function runs."""
+def meanwhile(patch: Patch, owner: object, name: str, other: object, attribute: str, value: Any) -> None:
+    """Give another object this value of an attribute while the function runs."""
 
     def wrong(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with pytest.MonkeyPatch.context() as short:
-            short.setattr(other, what, value)
+            short.setattr(other, attribute, value)
             return right(*args, **kwargs)
 
     instead(patch, owner, name, wrong)

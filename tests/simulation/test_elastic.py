@@ -170,7 +170,7 @@ def a_failure_leads_to_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "found"),
+    ("plant", "words"),
     [
         (a_rank_is_given_twice, "the ranks are [0, "),
         (a_lost_host_keeps_its_connection, "was released and is none"),
@@ -197,7 +197,7 @@ def test_a_planted_bug_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("state", "cause", "after", "found"),
+    ("state", "cause", "after", "words"),
     [
         (State.STARTING, Trigger.ASKED, State.STARTING, "enough workers wait for"),
         (State.STARTING, Trigger.STOPPED, State.WAITING, "has its orders, and is WAITING"),

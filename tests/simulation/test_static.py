@@ -14,8 +14,8 @@ from hvlaunch.engine.waits import Wait
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
     a_closing_agent_is_awaited_forever,
-    nothing_begins,
     a_survivor_of_sigkill_is_awaited_forever,
+    nothing_begins,
 )
 from tests.simulation.world import World
 
@@ -116,7 +116,7 @@ def lowest_rank(ends: Iterable[WorkerExit]) -> WorkerExit | None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "found"),
+    ("plant", "words"),
     [
         (lambda patch: nothing_begins(patch, Wait.SETTLING), "a failure waits without end"),
         (lambda patch: patch.setattr(lifecycle, "cause_of", first_failed), "a victim is named"),
