@@ -39,15 +39,15 @@ class HostAddress(NamedTuple):
 
 
 class HostNetwork(NamedTuple):
-    """Network settings for the workers of one host."""
+    """Network settings for a host's workers."""
 
     master_addr: str
     """Address of rank 0's host for the other hosts."""
     master_port: int
     interface: str | None
-    """This host's interface towards the others; None leaves the choice to the libraries."""
+    """This host's interface towards the others; None: the libraries choose."""
     rendezvous: tuple[str, int] | None
-    """Address and port of the driver's rendezvous for this host; None if it is out of reach."""
+    """Address and port of the driver's rendezvous for this host; None if unreachable."""
     address: str = ""
     """Address of this host for the others; empty before the first plan of a round."""
     hosts: tuple[HostAddress, ...] = ()
@@ -76,7 +76,7 @@ class Probe(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start workers of one host: those of a round, or workers that will ask for places."""
+    """Start workers of one host, for a round or to ask for places."""
 
     host: str
     round: int
@@ -95,7 +95,7 @@ class Assign(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Tell a worker to end well, since there is no place for it."""
+    """Dismiss a worker without a place: it is to end well."""
 
     host: str
     slot: int
@@ -125,7 +125,7 @@ class Signal(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """End workers of a host (slots None: all) by these steps, which replace those of an earlier Stop."""
+    """End workers of a host (slots None: all) by these steps, replacing the steps of an earlier Stop."""
 
     host: str
     steps: tuple[Step, ...]
@@ -141,7 +141,7 @@ class TakeStacks(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Release the host: its agent ends what is left there, and itself."""
+    """Release the host: its agent ends the remaining processes, and itself."""
 
     host: str
 
@@ -161,7 +161,7 @@ class GroupState(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The job is over, and nothing of it is left on any reachable host."""
+    """The job is over, and no reachable host has processes of the job left."""
 
     result: JobResult
 

@@ -37,7 +37,7 @@ class WorkerEnded(NamedTuple):
     code: int | None
     signal: int | None
     not_started: str | None
-    """Why it could not be started."""
+    """The reason for a failed start."""
 
 
 class WorkerHangs(NamedTuple):
@@ -47,7 +47,7 @@ class WorkerHangs(NamedTuple):
     host: str
     how: Literal["silent", "stopped", "late"]
     seconds: float | None
-    """Its least duration; None if the worker is late."""
+    """Its least duration; None for a late worker."""
 
 
 class WorkerLeft(NamedTuple):
@@ -139,7 +139,7 @@ class NoProgress(NamedTuple):
 
 
 class StartsFailed(NamedTuple):
-    """So many workers in a row ended in one slot before they asked for a place."""
+    """Workers of one slot ended this many times in a row before asking for a place."""
 
     times: int
 

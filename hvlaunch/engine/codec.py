@@ -19,7 +19,7 @@ _TAG = "is"
 
 
 class BadData(ValueError):
-    """A value that can't be encoded or decoded. `path` is its path from the outside: `event.facts.cpus`."""
+    """A value outside of the format. `path` is its path from the outside: `event.facts.cpus`."""
 
     def __init__(self, cause: str, path: str = "") -> None:
         super().__init__(f"{path}: {cause}" if path else cause)
@@ -42,7 +42,7 @@ def decode(kind: Any, data: object) -> Any:
 
 
 def prepare(kind: Any) -> None:
-    """Inspect all types below this one now, instead of at the first value of each."""
+    """Inspect a type's nested types now, instead of at their first values."""
     kinds, seen = [kind], set()
     while kinds:
         current = kinds.pop()

@@ -1,8 +1,8 @@
 """The engine of a job: events in, actions out, without I/O, clock, threads or randomness.
 
 `Engine.handle(event, now)` returns the actions; `deadline` is when it needs a Tick. A job passes through its phases in
-order, and may go from any of them straight to CLOSING. A static job is an elastic job with one round: it needs all of
-its hosts, and no failure leads to another round.
+order, and may go from any of them straight to CLOSING. A static job is an elastic job with a single round, on
+all of its hosts; a failure ends the job.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ __all__ = ["Engine", "apply_idle_summary", "idle_summary", "idle_tally"]
 
 
 def idle_tally(waits: Waits) -> tuple[int, int]:
-    """Return the counts that an early Tick may change; if it changes one, its turn is not idle."""
+    """Return the counts that an early Tick may change; a change means a busy turn."""
     return len(waits.all_of(Wait.DRAINING)), len(waits.all_of(Wait.COOLDOWN))
 
 
@@ -61,7 +61,7 @@ def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout
 
 
 _START_MARGIN = 0.5
-"""Seconds by which a host's own timeout, which explains more, comes before ours."""
+"""Seconds by which a host's own, more informative timeout comes before ours."""
 _LIST_MARGIN = 5.0
 """Seconds by which a discovery script's own timeout comes before ours."""
 _RESUMING = 5.0
@@ -69,7 +69,7 @@ _RESUMING = 5.0
 
 
 class Engine:
-    """Decides what one job does. `rendezvous_port` is the port of the driver's rendezvous."""
+    """Decides the course of a single job. `rendezvous_port` is the port of the driver's rendezvous."""
 
     def __init__(self, spec: JobSpec, rendezvous_port: int) -> None:
         self._spec = spec
@@ -109,12 +109,12 @@ class Engine:
 
     @property
     def phase(self) -> Phase:
-        """The phase that the job has reached."""
+        """The job's phase."""
         return self._lifecycle.phase
 
     @property
     def workers(self) -> Workers:
-        """All living workers."""
+        """The living workers."""
         return self._rounds.workers
 
     @property
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def round(self) -> Round | None:
-        """The newest round that has begun."""
+        """The newest round."""
         return self._rounds.round
 
     def handle(self, event: on.Event, now: float) -> list[Action]:
@@ -362,7 +362,7 @@ class Engine:
     def _life_sign(
         self, event: on.WorkerBeat | on.WorkerStarted | on.WorkerAlone, now: float
     ) -> list[Action]:
-        """Handle frequent events that need no action: there are thousands of them."""
+        """Handle the thousands of events without actions."""
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None:
             return []
@@ -414,7 +414,7 @@ class Engine:
         return actions + self._proceed(now)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
-        """Do everything that the situation needs. `is_minor`: hosts and workers did not change."""
+        """Take the next steps in this situation. `is_minor`: hosts and workers did not change."""
         if self.phase not in AT_WORK:
             return self._lifecycle.close_if_over(now) + self._lifecycle.finish_if_closed()
         decision = Decision()
@@ -520,11 +520,11 @@ class Engine:
 
     @property
     def _goes_on(self) -> bool:
-        """True if an elastic job's round runs, so that idle turns may be compacted."""
+        """True if an elastic job's round runs: idle turns may be compacted."""
         return self._health is not None and self.phase is Phase.RUNNING and self._rounds.is_running
 
     def idle_summary(self) -> on.Lull:
-        """Return one event that stands for the newest run of idle turns."""
+        """Return an event for the newest run of idle turns."""
         return idle_summary(self._rounds, self.waits, self._due, self.deadline)
 
     def _next_deadline(self, now: float) -> float | None:

@@ -59,7 +59,7 @@ class HostFacts(NamedTuple):
     """Addresses by interface name."""
     cpus: int
     gpus: int | None
-    """None if the agent was not asked to count them."""
+    """None without a request to count."""
     scratch: str
     """The job's private directory on the host."""
     beacon_port: int
@@ -89,7 +89,7 @@ class HostsDiscovered(NamedTuple):
 
 
 class DiscoveryFailed(NamedTuple):
-    """Discovery failed, so that the current hosts are unknown."""
+    """Discovery failed: the current hosts are unknown."""
 
     problem: Problem
 
@@ -144,7 +144,7 @@ class HostClosed(NamedTuple):
     host: str
     left: int = 0
     pids: tuple[int, ...] = ()
-    """Process ids of some of them."""
+    """Process ids of some."""
 
 
 class HostNoise(NamedTuple):
@@ -176,7 +176,7 @@ class HostQuiet(NamedTuple):
 
 
 class HostAnswers(NamedTuple):
-    """The host answers again; or it is lost, and nothing more is asked of it."""
+    """The host answers again, or is lost and no longer asked."""
 
     host: str
 
@@ -188,7 +188,7 @@ class DriverReplaced(NamedTuple):
 
 
 class DriverStopped(NamedTuple):
-    """The driver was stopped (Ctrl-Z), or had no processor: it continues so many seconds late."""
+    """The driver was stopped (Ctrl-Z), or had no processor, for this many seconds."""
 
     seconds: float
 
@@ -223,7 +223,7 @@ class MasterPort(NamedTuple):
 
 
 class WorkerStarted(NamedTuple):
-    """A worker runs. `round` is the round that it was started for; `start` counts the workers of the slot."""
+    """A worker runs. `round` is the round of its start; `start` counts the workers of the slot."""
 
     host: str
     round: int
@@ -273,7 +273,7 @@ class WorkerAlone(NamedTuple):
 
 
 class StacksTaken(NamedTuple):
-    """The host's answer to TakeStacks is complete, or it has none."""
+    """The host's answer to TakeStacks is complete, or empty."""
 
     host: str
     number: int
@@ -298,7 +298,7 @@ class WorkerAsked(NamedTuple):
     commit: int
     """Its newest commit; -1 without any."""
     cause: str | None = None
-    """Why it left that round by itself, in its own words; None if it was told to, or its training is done."""
+    """The worker's own reason to leave the round; None after an order, or after the training."""
 
 
 class WorkerBeat(NamedTuple):
@@ -311,7 +311,7 @@ class WorkerBeat(NamedTuple):
     is_last: bool = False
     """No further beats will come."""
     round: int = -1
-    """Newest round in which the worker has met the others (-1: none)."""
+    """Newest round with a meeting of all workers, or -1."""
     is_done: bool = False
     """True if its training is done."""
 
@@ -333,7 +333,7 @@ class JobHangs(NamedTuple):
 
     seconds: float
     ranks: tuple[int, ...]
-    """Ranks that the others wait for."""
+    """Ranks for which the others wait."""
     text: str
     """The waiting ranks, and where they wait."""
 

@@ -45,7 +45,7 @@ class HostNotUsable(NamedTuple):
 
     problem: Problem
     retry_in: float | None
-    """Seconds; None: it is not tried again."""
+    """Seconds; None: no retry."""
     goes_on: bool
     """True if the other hosts have enough slots for the job to continue."""
 
@@ -82,7 +82,7 @@ class HostLeftOver(NamedTuple):
     host: str
     left: int
     pids: tuple[int, ...] = ()
-    """Process ids of some of them."""
+    """Process ids of some."""
 
 
 class KernelLacks(NamedTuple):
@@ -93,7 +93,7 @@ class KernelLacks(NamedTuple):
 
 
 class RendezvousUnreachable(NamedTuple):
-    """A host reaches the driver's rendezvous at none of these addresses; its workers do without it."""
+    """A host can't reach the driver's rendezvous at these addresses; its workers do without."""
 
     host: str
     tried: tuple[str, ...]
@@ -139,7 +139,7 @@ class SlotsAssumed(NamedTuple):
 
 
 class RoundStarting(NamedTuple):
-    """All workers of a round are started."""
+    """A round's workers are started."""
 
     round: int
     workers: int
@@ -179,7 +179,7 @@ class WorkerEndedEarly(NamedTuple):
 
 
 class WorkerStartFailed(NamedTuple):
-    """A worker ended before it asked for a place; the slot gets another one in so many seconds."""
+    """A worker ended before asking for a place; the slot is used again after `retry_in` seconds."""
 
     end: WorkerEnded
     slot: int
@@ -194,7 +194,7 @@ class WorkersAlone(NamedTuple):
 
     workers: int
     libraries: tuple[str, ...]
-    """The libraries that they had loaded."""
+    """Their loaded libraries."""
 
 
 class Interrupting(NamedTuple):
@@ -209,7 +209,7 @@ class JobHanging(NamedTuple):
 
     seconds: float
     ranks: tuple[int, ...]
-    """Ranks that the others wait for."""
+    """Ranks for which the others wait."""
     detail: str
     """The waiting ranks, and where they wait."""
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002 (the two ways have the same questions, and not each needs all that is asked with)
-"""The two ways to form a round: start all workers anew, or place workers that ask. Pure."""
+"""The two ways to form a round: new workers for each round, or places on request. Pure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -71,7 +71,7 @@ class Forming(ABC):
 
     @abstractmethod
     def choose(self, current: Round | None, now: float) -> Plan | None:
-        """Return the next round's plan; None if there are too few workers yet. Raises HvlaunchError if no round is possible."""
+        """Return the next round's plan; None for lack of workers. Raises HvlaunchError if no round is possible."""
 
     @abstractmethod
     def newest_commit(self, plan: Plan) -> int:
@@ -98,7 +98,7 @@ class Forming(ABC):
 
     @abstractmethod
     def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
-        """True if the round may end so that these workers can leave."""
+        """True if the round may end to let these workers leave."""
 
     @abstractmethod
     def change(self, current: Round, cause: Cause, now: float) -> list[Action]:
@@ -166,17 +166,17 @@ class FreshWorkers(Forming):
         return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
 
     def _all(self, now: float) -> list[PoolHost] | None:
-        """Return all hosts; None until all are ready."""
+        """Return the hosts; None until each is ready."""
         # One bad host ends a static job, so a partial plan is of no use.
         if self._pool.connecting or self._pool.errors:
             return None
         return [host for host in self._pool if host.is_usable(now)]
 
     def _enough(self, now: float) -> list[PoolHost] | None:
-        """Return the first hosts with enough slots, without those that failed; None until they are ready.
+        """Return the first working hosts with enough slots; None until they are ready.
 
-        With --map-by node these are as many hosts as workers: each gets one before any gets two. Raises HvlaunchError if there
-        are too few slots.
+        With --map-by node these are as many hosts as workers: each gets one before any gets two. Raises HvlaunchError for lack
+        of slots.
         """
         hosts: list[PoolHost] = []
         slots, least = 0, self._spec.np or 1
@@ -198,7 +198,7 @@ class FreshWorkers(Forming):
         return HostsFailed([*failures, error.problem]) if failures else error
 
     def _choose_slots(self, current: Round | None, now: float) -> Plan | None:
-        """Plan a round with all usable slots."""
+        """Plan a round with the usable slots."""
         hosts = in_order((host for host in self._pool if host.is_usable(now)), current)
         total = min(self._pool.capacity(hosts), self._bounds.most)
         if total < self._bounds.least or not self._has_gathered(current, total, now):
@@ -264,7 +264,7 @@ class FreshWorkers(Forming):
 
 
 class AskingWorkers(Forming):
-    """Places workers that ask at the rendezvous, and that move from round to round."""
+    """Places workers on request at the rendezvous; they move from round to round."""
 
     sees_commits = True
     stops_at_failure = False

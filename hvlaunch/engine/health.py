@@ -1,4 +1,4 @@
-"""Workers that hang or have to leave: silent ones, stragglers, and those that survive their signals. Pure."""
+"""Watches over workers: silent workers, stragglers, survivors of signals, and workers without a slot. Pure."""
 
 from math import inf
 
@@ -21,11 +21,11 @@ _MARGIN = 2.0
 """Seconds after which the driver knows of a host's silence, which delays news of a worker's end."""
 _STATIC_MARGIN = 15.0
 _LATE = 1.0
-"""Seconds by which a late check shows that this process itself was stopped."""
+"""Delay in seconds that proves a stop of this process itself."""
 
 
 class Hearing:
-    """Knows which hosts answer. `lease` is the silence in seconds after which a host is lost.
+    """Knows the silent hosts. `lease` is the silence in seconds after which a host is lost.
 
     While a host does not answer, either network link may be cut. Neither its workers' messages nor ours arrive, so their
     time begins anew when the host answers again.
@@ -34,7 +34,7 @@ class Hearing:
     def __init__(self, lease: float) -> None:
         self._lease = lease
         self._answers: dict[str, float] = {}
-        """Time since which a host that was silent answers again; infinite while it is silent."""
+        """Start of a silent host's new answers; infinite during the silence."""
 
     def hears(self, event: HostQuiet | HostAnswers, now: float) -> None:
         """Note that a host does not answer, or answers again."""
@@ -42,7 +42,7 @@ class Hearing:
         self._answers[event.host] = inf if isinstance(event, HostQuiet) else now
 
     def hears_all(self, now: float) -> None:
-        """Reset the silence of all hosts: nobody could be heard."""
+        """Reset the silence of hosts after a stop of the driver."""
         self._answers = dict.fromkeys(self._answers, now)
 
     def until(self, worker: Worker, since: float, timeout: float, most: float) -> float:
@@ -116,7 +116,7 @@ class Health:
 
     @property
     def may_lack_commits(self) -> bool:
-        """True unless all members of the round wait for the next one or are done, and so can't commit."""
+        """True while a member of the round can still commit."""
         current = self._rounds.round
         if current is None or self._options.commit_timeout is None:
             return False
@@ -233,7 +233,7 @@ class Draining:
         return actions
 
     def _has_survivors(self, now: float) -> bool:
-        """True if a worker that may stay has the state that new ones need."""
+        """True if a remaining worker has the state for new workers."""
         return any(
             worker.has_state and self._pool.has_slot(worker.seat, now) for worker in self._workers.living
         )

@@ -47,7 +47,7 @@ _FROM_NOW_ON: Mapping[Trigger, State] = {
 
 
 def _to_the_end(state: State) -> Mapping[Trigger, State]:
-    """Return the transitions of a worker that was told to end: it keeps its state until it has ended."""
+    """Return the transitions of a stopped worker, which keeps its state to the end."""
     return {
         Trigger.STOPPED: state,
         Trigger.TAKEN_BACK: state,

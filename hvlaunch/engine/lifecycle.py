@@ -107,11 +107,11 @@ def final_state(result: JobResult) -> str:
 
 
 _NOT_TYPED = (signal.SIGHUP, signal.SIGPIPE)
-"""Signals that no user types: they do not mean that closing takes too long."""
+"""Signals not typed by a user: they do not express impatience."""
 _KILLING_TIME = 2.0
 """Seconds after the first SIGKILL before another interrupt ends the waiting."""
 _CLOSING_TIME = 25.0
-"""Seconds in which an idle agent kills what is left, and ends."""
+"""Seconds in which an idle agent kills remaining processes, and ends."""
 
 
 class Phase(Enum):
@@ -137,7 +137,7 @@ class Lifecycle:
         self._rounds = rounds
         self.phase = Phase.CONNECTING
         self.ending = Ending()
-        """Why the job ends early, if it does."""
+        """Reason for an early end of the job."""
         self.final: str | None = None
         """The workers' final state, in the words of torch.distributed.elastic."""
         self._interrupted: int | None = None
@@ -151,12 +151,12 @@ class Lifecycle:
         return [do.Release(host.name)]
 
     def parting(self, host: PoolHost, now: float) -> None:
-        """Note that a host's agent ends by itself: it stops its workers first, within their grace."""
+        """Note a parting agent: it stops its workers first, within their grace."""
         self._pool.parts(host, now + self._spec.grace + _CLOSING_TIME)
         self._rounds.changed()
 
     def let_go(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
-        """Release the hosts, and drop those that never got ready."""
+        """Release the hosts, and drop unready hosts."""
         actions: list[Action] = []
         for host in hosts:
             if host.has_agent:
@@ -178,7 +178,7 @@ class Lifecycle:
         return self.leave_to_agents(now)
 
     def hosts_with_workers(self) -> list[str]:
-        """Return the hosts that get what is meant for all workers."""
+        """Return the hosts with workers of the job."""
         if self.phase not in WITH_WORKERS:
             return []
         current = self._rounds.round
@@ -248,7 +248,7 @@ class Lifecycle:
         return self.close(now)
 
     def close(self, now: float) -> list[Action]:
-        """Release every host, and drop those that never got ready."""
+        """Release every host, and drop unready hosts."""
         self._ended_at = now
         self.phase = Phase.CLOSING
         self.final = final_state(self._result())

@@ -1,4 +1,4 @@
-"""Addresses and interfaces for the workers: which hosts probe which, their findings, and the choice. Pure."""
+"""Addresses and interfaces for the workers: probes, findings, and the choice. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ _MOST_TRIED = 64
 
 
 def candidates(facts: HostFacts) -> tuple[str, ...]:
-    """Return the addresses at which other hosts may reach this one, the likeliest first.
+    """Return the host's addresses for other hosts, the likeliest first.
 
-    The address that the driver used comes first if the host really has it. An address that only leads to the host (by NAT,
+    The driver's address of the host comes first if the host really owns it. An address that only leads to the host (by NAT,
     for example) comes last, since the host itself must be able to use it too.
     """
     addresses = [address for listed in facts.addresses.values() for address in listed if is_usable(address)]
@@ -79,7 +79,7 @@ class _Target:
             self._reached[address].add(host)
 
     def common(self) -> str | None:
-        """Return the best address that all probing hosts have reached."""
+        """Return the best address in reach of every probing host."""
         return next((at for at in self.addresses if len(self._reached[at]) == len(self.hosts)), None)
 
     def best_for(self, host: str) -> str | None:
@@ -98,7 +98,7 @@ class _Target:
 class Network:
     """The hosts of a round, in order of rank, and the paths between them.
 
-    All hosts probe the first one, which has rank 0; each probes the next one, in a ring without its last step. A connection
+    Every host probes rank 0's host, and its next neighbour, in a ring without the last step. A connection
     counts if the right host answers. `only` are interfaces named by the user, which are used without probing. A single
     host uses its loopback. With `each_other`, every host probes every other one.
     """
@@ -128,7 +128,7 @@ class Network:
                 yield host, name, target.addresses
 
     def add(self, host: str, target: str, address: str | None) -> None:
-        """Note that `host` reached `target` at the address; None: it has probed all addresses."""
+        """Note that `host` reached `target` at the address; None after the last address."""
         tried = self._targets.get(target)
         if tried is not None and host in tried.hosts:
             tried.add(host, address)
@@ -312,7 +312,7 @@ class Probing:
         self._waits.end(Wait.PROBE_RETRY, pair)
 
     def forget_silence(self) -> None:
-        """Forget which hosts are silent, since nobody could be heard."""
+        """Forget the silence of hosts after a stop of the driver."""
         self._quiet.clear()
         self._forget_retries()
 
@@ -321,7 +321,7 @@ class Probing:
         self._waits.end_all((Wait.PROBE_RETRY,))
 
     def is_certain(self, host: str, target: str, now: float) -> bool:
-        """True if there is certainly no path between the two; otherwise probe them again.
+        """True if the missing path between the two hosts is certain; otherwise probe them again.
 
         It is not certain while one of them is silent, nor before they have tried again: the path may have been cut for a moment.
         """
@@ -351,7 +351,7 @@ class Probing:
         self._forget_retries()
 
     def ask_again(self, host: str, target: str) -> None:
-        """Forget the missing path between two hosts, so that they probe again when both are planned."""
+        """Forget the missing path between two hosts; the next plan with both probes again."""
         for prober, other in ((host, target), (target, host)):
             findings = self._findings.get(prober, {}).get(other, ())
             if None in findings and not any(findings):

@@ -141,7 +141,7 @@ class Policy:
         return Decision() if others and not self._waits.is_over(Wait.SETTLING, now) else self.settle(now)
 
     def settle(self, now: float) -> Decision:
-        """End the wait for the cause of the round's failure, if there is one."""
+        """End the wait for the cause of the round's failure."""
         current = self._round
         if not self._waits.has(Wait.SETTLING) or current is None or current.failure is None:
             return Decision()
@@ -189,7 +189,7 @@ class Policy:
         return Decision(actions, is_done=True)
 
     def _start_failed(self, worker: Worker, exit_: WorkerExit, now: float) -> Decision:
-        """Handle a worker that ended before it was ever in a round."""
+        """Handle the end of a worker without any round."""
         cooldown = self._workers.cooldowns.setdefault(worker.seat, Cooldown())
         seconds = cooldown.begin(now, _SLOT_COOLDOWN)
         self._waits.begin(Wait.SLOT_COOLDOWN, worker.seat, cooldown.until)
@@ -277,7 +277,7 @@ class Policy:
         return Decision((), Ending(error=JobHung(event.seconds, event.text).problem))
 
     def no_commit(self, now: float) -> Decision:
-        """Break a round without commits: a worker that hangs in it will not leave it by itself."""
+        """Break a round without commits: hanging workers never leave by themselves."""
         seconds = None if self._elastic is None else self._elastic.commit_timeout
         return Decision() if seconds is None else self._fail(why.NoCommit(seconds), now)
 
@@ -435,7 +435,7 @@ class Policy:
         self._workers.stop_by_agent(host, gently(self._spec.grace), now)
 
     def blame(self, problem: Problem, now: float) -> Decision:
-        """Exclude one of two hosts that can't work together, or end the job."""
+        """Exclude a host of an incompatible pair, or end the job."""
         host = self._to_be_left_out(problem)
         if host is None or not (self._elastic or self._spec.skip_bad_hosts):
             return Decision((), Ending(error=problem))
@@ -446,7 +446,7 @@ class Policy:
         return Decision(self.exclude(host, why.HostProblem(problem), now))
 
     def _to_be_left_out(self, problem: Problem) -> PoolHost | None:
-        """Choose the host to exclude: keep the one that alone has the state, else one that answers, else rank 0's."""
+        """Choose the host to exclude: keep the only holder of the state, else a host that answers, else rank 0's."""
         named = [self._pool.get(name) for name in (problem.host, problem.other) if name is not None]
 
         # The host with the smallest value is left out.

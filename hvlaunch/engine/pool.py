@@ -93,7 +93,7 @@ class PoolHost:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Reset everything that belongs to one connection."""
+        """Reset the attributes of a connection."""
         self.state = HostState.NONE
         self.is_connected = False
         self.facts: HostFacts | None = None
@@ -106,7 +106,7 @@ class PoolHost:
 
     @property
     def has_agent(self) -> bool:
-        """True if an agent runs there, though it may be ending."""
+        """True if the host has an agent, possibly an ending agent."""
         return self.state in (HostState.READY, HostState.PARTING)
 
     def is_usable(self, now: float) -> bool:
@@ -115,7 +115,7 @@ class PoolHost:
 
 
 class Pool:
-    """The hosts in order: those of the newest list, then those that have left it."""
+    """The hosts in order: the newest list, then former members."""
 
     def __init__(self, hosts: Sequence[Host], slots_per_host: int | None, waits: Waits) -> None:
         self._slots_per_host = slots_per_host
@@ -197,7 +197,7 @@ class Pool:
         self.open.pop(host.name, None)
 
     def connect_anew(self, ready_by: float) -> None:
-        """Give all hosts that are being connected a new time, since their connections begin again."""
+        """Restart the time limits of connecting hosts, whose connections begin again."""
         for name in self.connecting:
             self._waits.begin(Wait.CONNECTING, name, ready_by)
 
@@ -230,7 +230,7 @@ class Pool:
         return HostsFailed(errors).problem if len(errors) > 1 else next(iter(errors), None)
 
     def exclude(self, host: PoolHost, now: float, bounds: tuple[float, float] | None) -> float | None:
-        """Begin the host's cool-down; return its seconds, None if it is for good."""
+        """Begin the host's cool-down; return its seconds, or None for good."""
         # Unlisted hosts are not used anyway, so the end of their cool-down wakes nobody.
         seconds = host.cooldown.begin(now, bounds)
         if host.listed:

@@ -88,11 +88,11 @@ class Restarts:
         self._fruitless = 0
 
     def gained(self) -> None:
-        """Note that a round was fruitful, or that something was done about the last failure after all."""
+        """Note a fruitful round, or a late remedy for the last failure."""
         self._fruitless = 0
 
     def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
-        """Count a failure, and return why the job ends, if it does. `fruitful` is None if nobody knows."""
+        """Count a failure, and return why the job ends, if it does. `fruitful` is None if unknown."""
         # The oldest failure is at the left.
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
@@ -144,7 +144,7 @@ ROUND_TRANSITIONS: dict[RoundState, Mapping[RoundTrigger, RoundState]] = {
 
 
 class Round:
-    """The workers of a round: which have met, failed, ended, and why it ends. Times are seconds of the driver's clock.
+    """The workers of a round: their meeting, failures and ends, and the cause of its end. Times are seconds of the driver's clock.
 
     Other modules read its attributes. Its methods alone write them.
     """
@@ -160,11 +160,11 @@ class Round:
         self.culprit: str | None = None
         """The host whose failure ended the round."""
         self.suspect: WorkerEnded | None = None
-        """The failure that ended the round, unless another one turns out to be its cause."""
+        """The round's failure, until another failure turns out to be its cause."""
         self.is_unexplained = False
         """True if the round failed, and no worker or host is known to be the cause."""
         self.is_unknown = False
-        """True if nobody will ever know what became of some workers."""
+        """True if the fate of some workers stays unknown."""
         self.has_more_time = False
         """True if the driver checked too late which workers have met, and has given them as long again."""
         self.met: set[int] = set()
@@ -200,7 +200,7 @@ class Round:
         self._life.go(RoundTrigger.FOLLOWED, now)
 
     def inherit(self, before: "Round") -> None:
-        """Take over the cause that ended the round before this one."""
+        """Take over the cause of the previous round's end."""
         self.cause = before.cause
 
     # Cause
@@ -230,7 +230,7 @@ class Round:
         self.culprit, self.suspect = cause.host, None
 
     def take_doubt(self) -> bool:
-        """Return True once if nothing explains the failure, so that the network is in doubt."""
+        """Return True once after an unexplained failure: the network is in doubt."""
         is_doubtful = self.is_unexplained and len(self.hosts) > 1
         self.is_unexplained = self.is_unexplained and not is_doubtful
         return is_doubtful
@@ -247,7 +247,7 @@ class Round:
         self.started.add(rank)
 
     def note_all_started(self) -> None:
-        """Note that all workers run: they have asked for their places."""
+        """Note that every worker runs, since each has asked for its place."""
         self.started.update(range(self.size))
 
     def note_alone(self, rank: int, library: str) -> None:

@@ -1,4 +1,4 @@
-"""The current round and the next one: planning it, probing its network, beginning and ending it. Pure."""
+"""The current round and the next: plan, probing, beginning and end. Pure."""
 
 from collections.abc import Iterator, Sequence
 from math import inf
@@ -24,7 +24,7 @@ __all__ = ["Rounds", "Settled"]
 
 
 class Settled(NamedTuple):
-    """Actions for the next round; `problem` says why none is possible, if that is certain."""
+    """Actions for the next round; `problem` is the reason for a certain failure."""
 
     actions: list[Action]
     problem: Problem | None = None
@@ -91,12 +91,12 @@ class Rounds:
         return [host.name for host in self._plan.hosts] if self._plan is not None else []
 
     def reached(self, host: str) -> None:
-        """Note that the host has reported how it reaches the rendezvous."""
+        """Note the host's report about the rendezvous."""
         if self._plan is not None:
             self._plan.unreached.discard(host)
 
     def asked(self, worker: Worker, last_round: int, commit: int, now: float) -> bool:
-        """Note a worker's request for a place in a round after `last_round`; False if it has one already."""
+        """Note a worker's request for a place in a round after `last_round`; False if the worker has a place already."""
         if isinstance(self.forming, FreshWorkers):
             self._take_back(now)
         if worker.round is not None and last_round != worker.round:
@@ -127,7 +127,7 @@ class Rounds:
             self.round.note_started(worker.rank)
 
     def is_alone(self, worker: Worker, library: str) -> None:
-        """Note that the worker never met others, though it has this library."""
+        """Note a worker with this library and without any meeting."""
         if self.round is not None and self.is_member(worker):
             self.round.note_alone(worker.rank, library)
 
@@ -161,7 +161,7 @@ class Rounds:
 
     @property
     def is_running(self) -> bool:
-        """True if there is a round, and it is running."""
+        """True if a round is running."""
         return self.round is not None and self.round.state is RoundState.RUNNING
 
     def _form(self, now: float) -> Settled:
@@ -265,7 +265,7 @@ class Rounds:
         return self.forming.fill(self.round, self._number, now)
 
     def _grow(self, now: float) -> list[Action]:
-        """End the running round if a larger one can follow, or one without workers that have to leave."""
+        """End the running round for a larger round, or to let workers leave."""
         current = self.round
         if current is None or self._hold.keeps(current, now, is_costly=self.forming.stops_at_failure):
             return []

@@ -60,7 +60,7 @@ def in_order(hosts: Iterable[PoolHost], current: Round | None) -> list[PoolHost]
 
 
 def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
-    """Order workers so that a leaving one with the newest commit comes first, and gives it to the new ones."""
+    """Order workers: a leaving worker with the newest commit comes first, to hand it over."""
     if not leaving:
         return new
     newest = max(leaving, key=lambda worker: worker.commit)
@@ -75,7 +75,7 @@ def seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[Po
     """Return the used hosts and the launches on them, in order of rank.
 
     Hosts with survivors come first, then the others as given. On each host survivors come first, in the order of their
-    ranks, then the other workers by slot. So rank 0 is the oldest survivor, if there is one.
+    ranks, then the other workers by slot. So rank 0 is the oldest survivor, if any.
     """
     on: dict[str, list[Worker]] = {}
     for worker in sorted(chosen, key=_seniority):

@@ -1,4 +1,4 @@
-"""All waits of a job in one table: the thing, the time limit, and the consequence. Pure."""
+"""The table of a job's waits: thing, time limit and consequence. Pure."""
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ __all__ = ["ALWAYS", "AT_WORK_ALWAYS", "ROUND_WAITS", "Wait", "Waits"]
 
 @unique
 class Wait(Enum):
-    """A kind of wait: the thing, what ends it, the bound, and the consequence of reaching it."""
+    """A kind of wait: thing, end, bound, and consequence of reaching the bound."""
 
     FIRST_LIST = (
         "the first list of hosts",
@@ -155,13 +155,13 @@ ROUND_WAITS = (
 ALWAYS = (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING, Wait.ENDING_LOOK)
 """Waits that count in each phase of a job."""
 AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN)
-"""Waits that count as long as there may be another round."""
+"""Waits that count while another round is possible."""
 
 
 class Waits(Mapping[tuple[Wait, Hashable], float]):
     """The current waits and their time limits, in seconds of the driver's clock.
 
-    `of` is the host, worker, seat or pair of hosts that the job waits for; None if there can be only one.
+    `of` is the host, worker, seat or pair of hosts that the job waits for; None for a unique wait.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The living workers, in a round or not, and the signals that end them. Pure."""
+"""The living workers, inside and outside of rounds, and their signals. Pure."""
 
 import signal
 from collections import Counter
@@ -35,20 +35,20 @@ def passing_on(interrupt: int, grace: float) -> tuple[Step, ...]:
 
 
 class Orders:
-    """Signals that a worker is sent to end it. Times are seconds of the driver's clock."""
+    """Signals to end a worker. Times are seconds of the driver's clock."""
 
     def __init__(self) -> None:
         self.is_by_agent = False
-        """True if the worker's agent stops it by itself, perhaps before the driver heard of it."""
+        """True if the worker's agent stops the worker by itself, perhaps before the driver knows."""
         self._first_at: float | None = None
         self._signals: set[int] = set()
         self._killed_at: float | None = None
         """Time of the ordered SIGKILL."""
 
     def add(self, steps: Sequence[Step], now: float) -> float | None:
-        """Note an order of these steps, which replace those of an earlier order.
+        """Note an order of these steps, in place of an earlier order.
 
-        Returns when the worker must have ended; None if it got SIGKILL before, and so gets no more time.
+        Returns when the worker must have ended; None after an earlier SIGKILL, which allows no more time.
         """
         first, last = now + steps[0].after, now + steps[-1].after
         # After SIGKILL no other signal can take effect.
@@ -158,7 +158,7 @@ class Worker:
 
 
 class Workers:
-    """All living workers, by host and slot; a slot has one at a time."""
+    """The living workers by host and slot, a single worker per slot."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
@@ -199,7 +199,7 @@ class Workers:
         return len(self._by_state[state])
 
     def within(self, *states: State) -> list[Worker]:
-        """Return workers in these states, in the order in which they entered them."""
+        """Return workers in these states, by the time of entering them."""
         return [worker for state in states for worker in self._by_state[state]]
 
     @property
@@ -209,7 +209,7 @@ class Workers:
 
     @property
     def waiting(self) -> list[Worker]:
-        """Workers without a place that have asked for one, by host."""
+        """Workers with an unanswered request for a place, by host."""
         return [worker for worker in self if worker.state is State.WAITING]
 
     @property
@@ -241,14 +241,14 @@ class Workers:
         self._waits.end(Wait.SLOT_COOLDOWN, worker.seat)
 
     def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
-        """Note that the worker left its round, if it had one, and waits for a place in a later one."""
+        """Note that the worker left its round, if any, and waits for a later place."""
         self.go(worker, Trigger.ASKED, now)
         worker.round = None
         worker.last_round = max(worker.last_round, last_round)
         worker.commit = max(worker.commit, commit)
 
     def take_back(self, now: float) -> None:
-        """Take all workers out of the round that they were started for, which is still to come."""
+        """Take the workers out of their first round, which is still to come."""
         for worker in list(self):
             self.go(worker, Trigger.TAKEN_BACK, now)
             worker.round = None
@@ -287,7 +287,7 @@ class Workers:
     def dismiss(
         self, workers: Sequence[Worker], cause: Cause, grace: float, now: float
     ) -> list[Leave | Stop]:
-        """Tell waiting workers that there is no place for them, and stop those that ignore it."""
+        """Dismiss waiting workers, and stop them if they stay."""
         leaves = [Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
         return [*leaves, *self.stop(workers, gently(grace, grace), now, Trigger.DISMISSED)]
 
@@ -322,7 +322,7 @@ TIME = 0.45
 
 
 class _Order(NamedTuple):
-    """The order to repeat once all stacks are there."""
+    """The order to repeat after the last stacks."""
 
     workers: Sequence[Worker]
     steps: tuple[Step, ...]
@@ -365,7 +365,7 @@ class StacksBeforeKill:
         return [*takes, *stops]
 
     def taken(self, host: str, number: int, now: float) -> list[Stop]:
-        """Note that a host's stacks are there, or will not come."""
+        """Note the arrival or absence of a host's stacks."""
         if (host, number) not in self._awaited:
             return []
         self._awaited.discard((host, number))
