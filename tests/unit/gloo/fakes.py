@@ -1,4 +1,4 @@
-"""A connection whose host is the test."""
+"""A connection with the test as its host."""
 
 from collections import deque
 from threading import Condition
@@ -35,7 +35,7 @@ HELLO = {
 
 
 class FakeChannel:
-    """What the host prints is given by say(); what the driver writes is kept."""
+    """say() prints as the host; bytes of the driver are kept."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -67,7 +67,7 @@ class FakeChannel:
             self.changed.notify_all()
 
     def frames(self, skip: int) -> list["Frame"]:
-        """What the driver sent, behind `skip` bytes of bundle."""
+        """Return the driver's frames, after `skip` bytes of the bundle."""
         return list(Decoder().feed(bytes(self.written[skip:])))
 
     def read(self) -> bytes:
@@ -122,7 +122,7 @@ class FakeConnection:
 class FakeListener:
     def __init__(self) -> None:
         self.heard = 0
-        """How often something of the agent's came."""
+        """Count arrivals of the agent's bytes."""
         self.noise = b""
 
     def heard_agent(self) -> None:

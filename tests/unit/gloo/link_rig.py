@@ -1,4 +1,4 @@
-"""A link to a host that the test plays."""
+"""A link to a host played by the test."""
 
 import threading
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Program(AgentProgram):
 
 
 class FakeRelay(HostRelay):
-    """Sends back what it gets."""
+    """Sends every frame back."""
 
     def __init__(self, rig: "Rig", send: Callable[[Any, bytes], None]) -> None:
         self._send = send
@@ -66,7 +66,7 @@ class FakeRelay(HostRelay):
 
 
 class Rig:
-    """A link to a host that the test plays."""
+    """A link to a host played by the test."""
 
     def __init__(self, connect: Callable[[Host], Any] | None = None, **hello: Any) -> None:
         self.events: SimpleQueue[Any] = SimpleQueue()
@@ -105,7 +105,7 @@ class Rig:
         self.link.open()
 
     def event(self) -> Any:
-        """The next, which is on record."""
+        """Return the next event, as if recorded."""
         event = self.events.get(timeout=60)
         if isinstance(event, Arrival):
             self.link.acknowledge(event.frame)
@@ -119,18 +119,18 @@ class Rig:
         return self
 
     def start(self, slot: int, start: int) -> None:
-        """The agent has started a worker."""
+        """Let the agent report a started worker."""
         about = {"round": 0, "slot": slot, "start": start}
         self.channel.frame({"type": "started", "pid": 3, "at": 0.0, **about})
         assert self.event() == on.WorkerStarted("a", 0, slot, 3, start)
 
     def settle(self) -> None:
-        """What the agent has said so far was heard."""
+        """Wait until the link has read the agent's frames so far."""
         self.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None})
         assert isinstance(self.event(), on.RendezvousReached)
 
     def sent(self, count: int | None = None) -> list[Any]:
-        """The first `count` frames from the driver, or those so far, but for the modules behind its hello."""
+        """Return the first `count` frames of the driver, or the frames so far, without the modules behind the hello."""
         channel = self.channel
 
         def sent() -> list[Any]:

@@ -1,4 +1,4 @@
-"""An agent behind a command: the program first, then frames each way, and noise apart from both."""
+"""An agent behind a command: the program first, then frames in both directions, and noise."""
 
 import sys
 import zlib
@@ -30,7 +30,7 @@ class Rig:
         self.host = self.connection.channel
 
 
-def test_the_program_goes_before_the_first_frame_alone() -> None:
+def test_program_is_sent_once_before_the_first_frame() -> None:
     rig = Rig(Host("a"))
     rig.channel.send((PING, b"x"))
     rig.channel.send((PING, b""))
@@ -41,7 +41,7 @@ def test_the_program_goes_before_the_first_frame_alone() -> None:
     assert b"hvlaunch.agent" in zlib.decompress(program)
 
 
-def test_nothing_is_sent_to_this_machine_unless_another_python_is_to_run_it() -> None:
+def test_this_machine_gets_no_program_unless_another_python_runs_it() -> None:
     here = Rig(Host("a"), remote_address=None)
     here.channel.send((PING, b""))
     assert here.host.frames(0) == [(PING, b"")]
@@ -57,12 +57,12 @@ def test_nothing_is_sent_to_this_machine_unless_another_python_is_to_run_it() ->
         assert sys.executable not in rig.connection.command
 
 
-def test_a_python_that_no_shell_takes_is_refused() -> None:
+def test_python_path_unsafe_in_a_shell_is_refused() -> None:
     with pytest.raises(BadUsage):
         Rig(Host("a", python="it's"))
 
 
-def test_frames_come_as_they_are_whole_and_noise_is_told_apart() -> None:
+def test_frames_arrive_when_complete_and_noise_is_separated() -> None:
     rig = Rig(Host("a"))
     frames = rig.channel.frames()
     pieces = b"".join(PieceWriter().cut(encode(OUTPUT, b"x" * 9000)))
@@ -81,7 +81,7 @@ def test_noise_alone_is_no_sign_of_life() -> None:
     assert rig.listener.heard == 1
 
 
-def test_what_no_agent_sends_is_an_error_behind_the_frames_before_it() -> None:
+def test_invalid_bytes_raise_an_error_after_the_valid_frames() -> None:
     rig = Rig(Host("a"))
     rig.host.say(b"".join(rig.host.writer.cut(encode(PONG) + b"\xff" * 100)))
     frames = rig.channel.frames()
@@ -105,14 +105,14 @@ def test_noise_within_a_piece_is_an_error_of_its_own() -> None:
         next(rig.channel.frames())
 
 
-def test_the_end_tells_what_the_command_said() -> None:
+def test_end_has_exit_status_and_stderr() -> None:
     rig = Rig(Host("a"))
     rig.host.end(3, b"oops\n")
     assert list(rig.channel.frames()) == []
     assert (rig.channel.exit_status(1.0), rig.channel.stderr()) == (3, b"oops\n")
 
 
-def test_a_python_that_the_user_did_not_name_runs_on_other_machines_alone() -> None:
+def test_discovered_python_does_not_run_on_this_machine() -> None:
     with pytest.raises(
         HostError, match="this machine runs no python=/tmp/py that is found while the job runs"
     ):

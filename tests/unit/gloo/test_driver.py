@@ -1,4 +1,4 @@
-"""The driver's loop over agents that are only played, on a clock that the test moves."""
+"""The driver's loop with played agents, on a clock moved by the test."""
 
 import json
 import threading
@@ -36,7 +36,7 @@ PATIENCE = 60.0
 
 
 class Events:
-    """The driver's queue, which keeps all that was ever put into it."""
+    """The driver's queue, with a list of every entry so far."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -67,9 +67,9 @@ class Rig:
         self.watchers: list[Watcher] = []
         self.record: JobRecord | None = None
         self.was_asked = False
-        """Whether the rendezvous has had a client."""
+        """True if the rendezvous has had a client."""
         self.rendezvous: Any = None
-        """What has more of it."""
+        """Further parts of the rendezvous."""
         self.events = Events()
         self.stderr = BytesIO()
         self._printer = Printer(BytesIO(), self.stderr)
@@ -98,13 +98,13 @@ class Rig:
         self._thread.start()
 
     def started(self) -> "Rig":
-        """Both workers run."""
+        """Begin, and wait until both workers run."""
         self.begin()
         until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.spec.hosts), "the workers")
         return self
 
     def pulse(self, *alive: str) -> None:
-        """Let the time pass until agents are pinged, and these have answered."""
+        """Move the clock to the next pings, and wait for the answers of `alive`."""
         pings = {name: self.agents[name].got["ping"] for name in alive}
         self.now += PULSE
         self.events.put(on.Tick())
@@ -116,7 +116,7 @@ class Rig:
         until(lambda: all(map(answered, alive)), "pings and their answers")
 
     def silence(self, name: str) -> None:
-        """The host does not answer a sign of life for its lease, nor a second longer; the others do."""
+        """Let the host be silent for the lease and a second; the others answer."""
         self.agents[name].is_silent = True
         others = self.agents.keys() - {name}
         for _ in range(int(LEASE / PULSE) + 2):
@@ -130,7 +130,7 @@ class Rig:
         return self._results[0]
 
     def give_up(self) -> None:
-        """A test that fails leaves no thread."""
+        """End the threads, also of a failed test."""
         for agent in self.agents.values():
             agent.close()
         self._thread.join(PATIENCE)
@@ -171,7 +171,7 @@ def test_a_silent_host_is_lost_once_and_its_connection_closed(rig: Rig) -> None:
     assert rig.agents["b"].got["bye"] == 0
 
 
-def test_nobody_is_told_twice_while_the_others_end(rig: Rig) -> None:
+def test_lost_host_is_posted_once_while_others_end(rig: Rig) -> None:
     rig.started()
     rig.agents["a"].unanswered.add("stop")  # its worker takes its time
     rig.silence("b")
@@ -184,7 +184,7 @@ def test_nobody_is_told_twice_while_the_others_end(rig: Rig) -> None:
     assert rig.end().exit_code == 69
 
 
-def test_what_a_lost_host_still_sends_changes_nothing(rig: Rig) -> None:
+def test_frames_of_a_lost_host_change_nothing(rig: Rig) -> None:
     rig.started()
     lost = rig.agents["b"]
     lost.last = lambda: lost.end_worker(0, 3)
@@ -195,7 +195,7 @@ def test_what_a_lost_host_still_sends_changes_nothing(rig: Rig) -> None:
     assert [event.host for event in rig.events.of(on.WorkerExited)] == ["a"]
 
 
-def test_a_driver_that_was_stopped_itself_gives_nobody_up(rig: Rig) -> None:
+def test_stopped_driver_gives_no_host_up(rig: Rig) -> None:
     rig.started()
     for agent in rig.agents.values():
         agent.is_silent = True
@@ -214,7 +214,7 @@ def test_a_driver_that_was_stopped_itself_gives_nobody_up(rig: Rig) -> None:
 
 
 def test_hosts_are_not_late_where_the_driver_was_stopped(rig: Rig) -> None:
-    """The time is over before it can read that they are ready."""
+    """The start timeout is over before the driver can read that the hosts are ready."""
     may_go_on = threading.Event()
     connect = rig.connect
 
@@ -241,7 +241,7 @@ def test_hosts_are_not_late_where_the_driver_was_stopped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("elastic", [None, ElasticOptions(min_np=2, worker_timeout=8 * PULSE)])
-def test_the_engine_knows_who_does_not_answer(rig: Rig, elastic: ElasticOptions | None) -> None:
+def test_engine_hears_of_quiet_hosts(rig: Rig, elastic: ElasticOptions | None) -> None:
     rig.spec = replace(rig.spec, elastic=elastic)
     rig.started()
     rig.pulse("a", "b")
@@ -249,7 +249,7 @@ def test_the_engine_knows_who_does_not_answer(rig: Rig, elastic: ElasticOptions 
     rig.pulse("a")
 
     def of_b() -> list[on.Event]:
-        """On a machine that does much else, a may be late too."""
+        """On a busy machine host a may be late too."""
         return [one for one in rig.events.of(on.HostQuiet, on.HostAnswers, on.HostGone) if one.host == "b"]
 
     while not of_b():  # its last answer may have been on the way
@@ -282,7 +282,7 @@ def test_a_connection_that_fails_gives_its_cause(rig: Rig) -> None:
     assert rig.agents["a"].closed.is_set()
 
 
-def test_a_connection_that_ends_before_the_agent_answers_gives_what_the_host_said(rig: Rig) -> None:
+def test_connection_without_an_agent_quotes_the_host(rig: Rig) -> None:
     rig.agents["b"].refusal = (1, b"This account is currently not available.\n")
     rig.begin()
     result = rig.end()
@@ -314,7 +314,7 @@ def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: P
     assert KEYS.beacons not in text
 
 
-def test_agents_are_told_when_nobody_can_take_the_job_over_any_more(rig: Rig, tmp_path: Path) -> None:
+def test_agents_hear_when_no_successor_is_possible(rig: Rig, tmp_path: Path) -> None:
     rig.spec = replace(rig.spec, detach="at start", reconnect_timeout=LEASE)
     rig.record = JobRecord(tmp_path, lambda _: None)
     rig.started()
@@ -332,13 +332,13 @@ def test_agents_are_told_when_nobody_can_take_the_job_over_any_more(rig: Rig, tm
     ("detach", "reconnect", "patience"),
     [("never", 5.0, None), ("never", 30.0, None), ("at start", 30.0, 5.0), ("at start", 12.0, None)],
 )
-def test_how_long_agents_wait_where_no_other_driver_can_come(detach, reconnect, patience) -> None:
+def test_patience_of_agents_without_a_possible_successor(detach, reconnect, patience) -> None:
     spec = replace(Rig().spec, detach=detach, reconnect_timeout=reconnect, lease=30.0)
     assert patience_alone(spec) == patience
 
 
-def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
-    """A driver that takes the job over would tell it again."""
+def test_watchers_see_only_recorded_turns(rig: Rig, tmp_path: Path) -> None:
+    """A successor would show the turns again."""
 
     class Noted(JobRecord):
         def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
@@ -370,7 +370,7 @@ def test_nobody_is_told_what_is_not_on_record(rig: Rig, tmp_path: Path) -> None:
     assert any(isinstance(event, on.WorkerStarted) for event, _ in told)
 
 
-def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path: Path) -> None:
+def test_unrecorded_frames_are_not_acknowledged(rig: Rig, tmp_path: Path) -> None:
     class Stuck(JobRecord):
         def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
             if any(isinstance(turn.arrival.event, on.WorkerStarted) for turn in turns):
@@ -393,7 +393,7 @@ def test_what_is_not_in_the_journal_is_not_taken_from_agents(rig: Rig, tmp_path:
 
 
 @pytest.mark.parametrize("was_asked", [False, True])
-def test_workers_that_never_met_are_told_at_the_end_unless_anybody_asked_the_rendezvous(
+def test_workers_that_never_met_are_reported_unless_a_client_used_the_rendezvous(
     was_asked: bool, rig: Rig
 ) -> None:
     rig.was_asked = was_asked
@@ -414,7 +414,7 @@ def test_workers_that_never_met_are_told_at_the_end_unless_anybody_asked_the_ren
         (1, "10.0.0.1", False, True),
     ],
 )
-def test_an_agent_has_a_session_where_its_connection_may_be_lost(
+def test_agent_has_a_session_if_its_connection_may_be_lost(
     rig: Rig, tmp_path: Path, hosts: int, remote: str | None, is_kept: bool, has_session: bool
 ) -> None:
     rig.spec = replace(rig.spec, hosts=rig.spec.hosts[:hosts])

@@ -1,4 +1,4 @@
-"""Which frames an agent need not keep."""
+"""Acknowledged frames of an agent, and their record on disk."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.driver.record.frame_record import FrameNumbers, FrameRecord, FrameRecords
 
 
-def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
+def test_prefix_ends_before_the_first_unacknowledged_frame() -> None:
     frames = AckedFrames()
     for number in (1, 2, 4, 6, 5):
         frames.add(number)
@@ -22,21 +22,21 @@ def test_the_prefix_ends_before_the_first_that_is_not_durable() -> None:
     assert frames.prefix == 6
 
 
-def test_what_was_durable_before_counts() -> None:
+def test_frames_acknowledged_earlier_count() -> None:
     frames = AckedFrames(3, [2, 5, 4, 7])
     assert frames.prefix == 5
     assert 7 in frames
     assert 6 not in frames
 
 
-def test_a_frame_that_never_becomes_durable_does_not_make_the_agent_keep_all() -> None:
+def test_frame_that_is_never_acknowledged_is_given_up() -> None:
     frames = AckedFrames()
     for number in range(2, 20_000):
         frames.add(number)
     assert frames.prefix >= 16_000
 
 
-def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_frame_numbers_are_in_the_file_at_once(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     record = FrameRecords(path).of_link(2)
     record.acknowledge(5)
@@ -50,8 +50,8 @@ def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:
     assert FrameRecords(path).of_link(1).numbers == FrameRecords(path).of_link(3).numbers == FrameNumbers()
 
 
-def test_the_disk_has_it_before_an_agent_is_told() -> None:
-    """Where a loss of power is to be outlived: else the next driver would ask for frames that its agent has forgotten."""
+def test_acknowledgement_is_synced_before_the_agent_hears_it() -> None:
+    """After a loss of power the successor would otherwise ask for frames that the agent has dropped."""
     on_disk: list[int] = []
     numbers = memoryview(bytearray(32)).cast("Q")
     record = FrameRecord(numbers, lambda: on_disk.append(numbers[0]))
@@ -61,7 +61,7 @@ def test_the_disk_has_it_before_an_agent_is_told() -> None:
     assert on_disk == [5, 9]
 
 
-def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+def test_frame_numbers_of_many_links_outlive_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     program = (
         "import os, sys; from pathlib import Path; from hvlaunch.driver.record.frame_record import FrameRecords\n"
@@ -74,7 +74,7 @@ def test_what_was_seen_of_many_links_outlives_a_process_that_is_killed(tmp_path:
     assert [file.of_link(link).numbers.stdout for link in range(1001)] == [*range(1, 1001), 0]
 
 
-def test_where_the_disk_is_full_printing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_continues_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "")
 

@@ -28,7 +28,7 @@ def test_connections_come_from_the_hosts_addresses_or_their_relay() -> None:
     assert addresses([unknown]) == {"10.0.0.1", "fd00::1", "relay:a"}
 
 
-def test_the_drivers_own_machine_comes_by_its_loopback() -> None:
+def test_workers_on_the_drivers_machine_connect_from_its_loopback() -> None:
     told = facts(1, addresses={"lo": ["127.0.0.1", "::1"], "eth0": ["10.0.0.1"]}, peer_address=None)
     start = Start("localhost", 0, (Launch(0, 0, place([("localhost", 1)], 1)[0]),), NETWORK, told)
     assert addresses([start]) == {"127.0.0.1", "::1", "10.0.0.1", "relay:localhost"}

@@ -51,7 +51,7 @@ def test_a_job_replays_from_its_file(tmp_path):
     assert found[0]["spec"]["env"] == {"TOKEN": "of-the-user"}
 
 
-def test_half_a_line_is_no_entry(tmp_path):
+def test_incomplete_line_is_no_entry(tmp_path):
     job = Kept(tmp_path / "journal")
     job.play(on.Began(), on.Tick())
     path = tmp_path / "journal"
@@ -59,7 +59,7 @@ def test_half_a_line_is_no_entry(tmp_path):
     assert len(list(entries(path))) == 2
 
 
-def test_it_is_the_users_alone(tmp_path):
+def test_journal_is_private(tmp_path):
     before = os.umask(0)
     try:
         Kept(tmp_path / "journal")
@@ -78,7 +78,7 @@ def test_a_file_that_can_not_be_made_is_bad_usage(tmp_path, name, cause):
     assert (tmp_path / "old").read_text() == "of another job\n"
 
 
-def test_it_ends_where_no_more_can_be_written(tmp_path):
+def test_journal_ends_when_writing_fails(tmp_path):
     told: list[str] = []
     job = Kept(tmp_path / "journal", told.append)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -88,7 +88,7 @@ def test_it_ends_where_no_more_can_be_written(tmp_path):
     assert told == [f"journal {tmp_path / 'journal'}: no space left on device; it ends here"]
 
 
-def test_it_ends_at_what_nobody_could_replay(tmp_path):
+def test_journal_ends_at_a_turn_that_has_no_encoding(tmp_path):
     told: list[str] = []
     job = Kept(tmp_path / "journal", told.append)
     job.file.watch(on.HostConnected(3), [], 1.0)  # type: ignore[arg-type]

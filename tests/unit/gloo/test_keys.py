@@ -25,7 +25,7 @@ def test_tokens_are_not_shown() -> None:
     assert keys.beacons not in repr(keys)
 
 
-def test_each_connection_has_a_beacon_key_of_its_own_that_tells_no_other() -> None:
+def test_each_connection_has_its_own_beacon_key() -> None:
     keys = Keys.new()
     beacons = [keys.beacon(number) for number in range(3)]
     assert len(set(beacons)) == 3
@@ -33,7 +33,7 @@ def test_each_connection_has_a_beacon_key_of_its_own_that_tells_no_other() -> No
     assert beacons == [keys.beacon(number) for number in range(3)]
 
 
-def test_they_are_kept_for_this_user_alone_and_come_back(tmp_path: Path) -> None:
+def test_saved_keys_are_private_and_load_again(tmp_path: Path) -> None:
     keys = Keys.new()
     keys.save(tmp_path / "keys")
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""Commands that are launchers themselves: what is said of them at the start."""
+"""Advice at the start about commands that are launchers themselves."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from tests.unit.gloo.history import History, spec
         ("srun -N 2 python train.py", "hvlaunch … --srun python train.py"),
     ],
 )
-def test_a_launcher_is_told_what_to_write(command: str, advice: str) -> None:
+def test_command_that_is_a_launcher_gets_advice(command: str, advice: str) -> None:
     text = launcher_advice(tuple(command.split()))
     assert text is not None
     assert text.endswith(advice)
@@ -43,14 +43,14 @@ def test_a_launcher_is_told_what_to_write(command: str, advice: str) -> None:
         "./run",
     ],
 )
-def test_others_and_those_that_are_meant_so_are_not(command: str) -> None:
+def test_other_commands_and_launchers_per_host_get_no_advice(command: str) -> None:
     assert launcher_advice(tuple(command.split())) is None
 
 
 @pytest.mark.parametrize(
     ("hosts", "quiet", "is_told"), [("a:2", False, 1), ("a:1", False, 0), ("a:2", True, 0)]
 )
-def test_it_is_said_once_of_several_workers(hosts: str, quiet: bool, is_told: int) -> None:
+def test_advice_is_said_once_for_several_workers(hosts: str, quiet: bool, is_told: int) -> None:
     job = replace(spec(hosts, console=ConsoleOptions(quiet=quiet)), command=("torchrun", "x.py"))
     said: list[str] = []
     narrator = Narrator(job, said.append, lambda _: None)

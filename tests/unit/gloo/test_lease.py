@@ -2,11 +2,11 @@ from hvlaunch.driver.links.lease import Lease, agents_lease
 
 
 def unknown(_: str) -> None:
-    """Nobody's kernel is asked."""
+    """Without acknowledgements of kernels."""
 
 
 class Silent:
-    """Host a, which was last heard at the time 10, and a driver with a lease of 8 seconds, which looks whenever it is to."""
+    """Host a, last heard at the time 10, and a lease of 8 seconds, checked at each deadline."""
 
     def __init__(self) -> None:
         self.lease = Lease(8.0, 10.0)
@@ -16,7 +16,7 @@ class Silent:
         return self.lease.check({"a": heard}, lambda _: self.acknowledged, now)[1]
 
     def until(self, end: float) -> list[str]:
-        """Look until then; who is lost at that time, and nobody before."""
+        """Check until `end`; return the hosts lost at that time. None may be lost earlier."""
         while (now := self.lease.deadline) < end:
             assert self.look(10.0, now) == []
         return self.look(10.0, end)
@@ -30,13 +30,13 @@ def test_signs_of_life_are_due_four_times_in_a_lease() -> None:
     assert lease.check({}, unknown, 102.0) == (True, [])
 
 
-def test_they_are_never_further_apart_than_five_seconds() -> None:
+def test_pings_are_at_most_five_seconds_apart() -> None:
     lease = Lease(3600.0, 0.0)
     lease.check({}, unknown, 0.0)
     assert lease.deadline == 5.0
 
 
-def test_a_host_is_lost_when_a_sign_of_life_was_not_answered_for_the_lease_and_a_second() -> None:
+def test_host_is_lost_a_second_after_the_lease_without_an_answer() -> None:
     assert Silent().until(10.0 + 8.0 + 1.0) == ["a"]
 
 
@@ -47,7 +47,7 @@ def test_a_host_that_answers_is_not_silent() -> None:
     assert silent.look(18.9, 26.9) == []
 
 
-def test_a_host_whose_kernel_alone_lives_is_lost_as_soon() -> None:
+def test_host_whose_kernel_alone_answers_is_lost_as_soon() -> None:
     silent = Silent()
     for now in (12.0, 14.0, 16.0, 18.0):
         silent.until(now)
@@ -55,7 +55,7 @@ def test_a_host_whose_kernel_alone_lives_is_lost_as_soon() -> None:
     assert silent.until(19.0) == ["a"]
 
 
-def test_a_cut_that_has_healed_gives_the_host_as_long_again() -> None:
+def test_healed_cut_extends_the_lease_by_its_length() -> None:
     silent = Silent()
     silent.until(18.0)
     silent.acknowledged = 17.2  # the cut was 7.2 s long
@@ -70,17 +70,17 @@ def test_a_link_that_heals_again_and_again_has_twice_the_lease() -> None:
     assert silent.until(10.0 + 2 * 8.0 + 1.0) == ["a"]
 
 
-def test_nothing_is_known_of_the_hosts_kernel() -> None:
+def test_lease_without_acknowledgements_of_the_kernel() -> None:
     silent = Silent()
     silent.acknowledged = None
     assert silent.until(19.0) == ["a"]
 
 
-def test_an_agent_waits_longer_than_a_cut_of_the_lease_is() -> None:
+def test_agent_waits_longer_than_a_cut_of_the_lease() -> None:
     assert [agents_lease(seconds) for seconds in (4.0, 8.0, 30.0)] == [6.0, 11.0, 36.0]
 
 
-def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
+def test_stopped_driver_blames_no_host() -> None:
     lease = Lease(4.0, 0.0)
     heard = {"a": 0.0}
     lease.check(heard, unknown, 0.0)
@@ -90,7 +90,7 @@ def test_a_driver_that_was_stopped_blames_no_host_for_it() -> None:
     assert lease.check(heard, unknown, 65.0) == (True, ["a"])
 
 
-def test_a_driver_that_is_late_in_every_turn_gives_a_silent_host_up_all_the_same() -> None:
+def test_driver_late_in_every_turn_still_gives_a_silent_host_up() -> None:
     lease = Lease(4.0, 0.0)
     heard = {"a": 0.0, "b": 0.0}
     turns = [10.0 * number for number in range(12)]
@@ -103,7 +103,7 @@ def test_a_driver_that_is_late_in_every_turn_gives_a_silent_host_up_all_the_same
     assert not any("b" in names for names in lost)
 
 
-def test_a_host_is_doubtful_that_has_not_answered_for_half_the_lease() -> None:
+def test_host_silent_for_half_the_lease_is_doubtful() -> None:
     silent = Silent()
     silent.until(13.9)
     assert silent.lease.doubtful == []
@@ -113,7 +113,7 @@ def test_a_host_is_doubtful_that_has_not_answered_for_half_the_lease() -> None:
     assert silent.lease.doubtful == []
 
 
-def test_a_host_is_quiet_that_has_not_answered_when_the_next_ping_is_due() -> None:
+def test_host_without_an_answer_at_the_next_ping_is_quiet() -> None:
     lease = Lease(8.0, 10.0, pulse=1.0)
     for now, heard, quiet in (
         (10.0, 9.9, False),
@@ -128,7 +128,7 @@ def test_a_host_is_quiet_that_has_not_answered_when_the_next_ping_is_due() -> No
     assert lease.quiet == set()
 
 
-def test_nobody_is_quiet_for_what_is_still_to_be_read() -> None:
+def test_late_driver_takes_no_host_for_quiet() -> None:
     lease = Lease(8.0, 10.0, pulse=1.0)
     lease.check({"a": 9.9}, unknown, 10.0)
     lease.check({"a": 9.9}, unknown, 70.0)

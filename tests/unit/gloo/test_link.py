@@ -38,14 +38,14 @@ def test_facts() -> None:
     rig.link.close()
 
 
-def test_noise_before_the_agent_is_skipped_and_not_told(rig: Rig) -> None:
+def test_noise_before_the_agent_is_skipped(rig: Rig) -> None:
     rig.event()
     rig.channel.say(b"Welcome to a!\n" * 1000, START[:3], b"no, not yet\n")
     rig.channel.frame({"type": "reached", "address": "10.0.0.9", "tried": [], "relay_port": None})
     assert rig.event() == on.RendezvousReached("a", "10.0.0.9", ())
 
 
-def test_noise_behind_the_agents_start_is_told_once_and_no_sign_of_life(rig: Rig) -> None:
+def test_noise_after_the_agents_start_is_posted_once_and_is_no_sign_of_life(rig: Rig) -> None:
     rig.ready()
     heard, rig.now = rig.link.last_heard, 60.0
     rig.channel.say(b"\n", b"\x1c", b"backup: 1 of 5\n", b"backup: 2 of 5\n")
@@ -68,7 +68,7 @@ def test_noise_within_a_piece_ends_the_host_with_an_error_of_its_own(rig: Rig) -
     )
 
 
-def test_relayed_frames_have_an_end_of_their_own_which_goes_with_the_host(rig: Rig) -> None:
+def test_relay_ends_with_its_host(rig: Rig) -> None:
     rig.ready()
     assert not rig.relays
     where = {"address": "127.0.0.1", "tried": ["10.0.0.9"], "relay_port": 5}
@@ -99,7 +99,7 @@ def test_output_goes_to_the_rank_of_its_slot_and_is_acknowledged_in_portions(rig
     assert ack == {"type": "ack", "bytes": 300 + 2 * FRAME_COST}
 
 
-def test_output_of_a_worker_that_never_was_breaks_the_connection(rig: Rig) -> None:
+def test_output_of_an_unknown_worker_breaks_the_connection(rig: Rig) -> None:
     rig.ready()
     rig.channel.frame({"type": "output", "round": 0, "slot": 5, "start": 0, "stream": "stdout"}, b"x")
     event = rig.event()
@@ -108,7 +108,7 @@ def test_output_of_a_worker_that_never_was_breaks_the_connection(rig: Rig) -> No
     assert not rig.sink.got
 
 
-def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
+def test_time_of_an_exit_is_in_the_drivers_clock(rig: Rig) -> None:
     rig.ready()
     rig.ranks[0, 1] = 0
     rig.start(0, 1)
@@ -139,7 +139,7 @@ def test_the_time_of_an_end_is_told_by_our_clock(rig: Rig) -> None:
         {"type": "have", "frames": [99, 0]},
     ],
 )
-def test_what_is_about_a_session_comes_where_it_was_asked_for_alone(rig: Rig, header: dict[str, Any]) -> None:
+def test_frames_about_sessions_come_only_in_a_handshake(rig: Rig, header: dict[str, Any]) -> None:
     rig.ready()
     rig.channel.frame(header)
     event = rig.event()
@@ -147,7 +147,7 @@ def test_what_is_about_a_session_comes_where_it_was_asked_for_alone(rig: Rig, he
     assert "it sent what no agent of hvlaunch's sends" in event.problem.cause
 
 
-def test_a_result_where_no_function_was_called_breaks_the_connection(rig: Rig) -> None:
+def test_result_without_a_called_function_breaks_the_connection(rig: Rig) -> None:
     rig.ready()
     rig.ranks[0, 1] = 0
     rig.start(0, 1)

@@ -1,4 +1,4 @@
-"""A link: how a host's agent ends, or does not start, and why."""
+"""A link: ends of agents, failed starts, and their causes."""
 
 import signal
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def test_a_clean_end(rig: Rig) -> None:
     assert rig.event() == on.HostClosed("a", 0)
 
 
-def test_an_agent_is_told_that_all_is_durable_before_it_is_told_to_end(rig: Rig) -> None:
+def test_acknowledgement_stands_before_the_bye(rig: Rig) -> None:
     rig.ready()
     rig.settle()
     rig.link.send({"type": "bye"})
@@ -38,7 +38,7 @@ def test_an_agent_is_told_that_all_is_durable_before_it_is_told_to_end(rig: Rig)
 
 
 def parted(rig: Rig) -> None:
-    """Its agent has said bye, and nobody has read yet what a worker has printed."""
+    """The agent has sent bye, and output of a worker is not printed yet."""
     rig.ready()
     rig.ranks[0, 1] = 0
     rig.start(0, 1)
@@ -49,13 +49,13 @@ def parted(rig: Rig) -> None:
     until(lambda: rig.link.has_parted, "its bye")
 
 
-def test_an_agent_that_has_said_bye_is_told_at_once_that_all_before_is_durable(rig: Rig) -> None:
+def test_agent_after_bye_gets_its_acknowledgement_at_once(rig: Rig) -> None:
     parted(rig)
     rig.sink.dones[0](4)
     assert rig.sent(4)[2:] == [{"type": "bye"}, {"type": "have", "frames": [4, 0]}]
 
 
-def test_an_agent_does_not_wait_for_ever_for_somebody_who_reads(rig: Rig) -> None:
+def test_agent_does_not_wait_for_ever_for_a_reader_of_its_output(rig: Rig) -> None:
     parted(rig)
     rig.now += 4.0
     rig.link.let_go()
@@ -75,8 +75,8 @@ def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:
     assert rig.link.has_parted
 
 
-def test_an_agent_that_takes_its_leave_unasked_is_lost(rig: Rig) -> None:
-    """Else its workers would count as ended, and a job whose workers have all ended has ended well."""
+def test_agent_that_says_bye_without_an_order_is_lost(rig: Rig) -> None:
+    """Its workers would otherwise count as ended well."""
     rig.ready()
     rig.channel.frame({"type": "bye", "left": 0, "pids": []})
     event = rig.event()
@@ -93,7 +93,7 @@ def test_no_way_to_the_host() -> None:
     assert event.problem.kind == "ConnectFailed"
 
 
-def test_a_fault_of_ours_is_an_event_too() -> None:
+def test_defect_in_the_link_is_an_event() -> None:
     def fail(_host: Host) -> Any:
         raise RuntimeError("oops")
 
@@ -110,7 +110,7 @@ def test_no_python(rig: Rig) -> None:
     assert "tried /opt/py/bin/python, python3" in str(event.problem)
 
 
-def test_no_python_and_nothing_behind_it(rig: Rig) -> None:
+def test_no_python_without_a_list(rig: Rig) -> None:
     rig.event()
     rig.channel.end(127, NO_PYTHON.encode())
     assert rig.event().problem.kind == "NoPython"

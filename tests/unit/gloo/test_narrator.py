@@ -1,4 +1,4 @@
-"""What the user is told of a history of events, and what a terminal shows meanwhile."""
+"""The narrator's messages and status lines for histories of events."""
 
 import itertools
 from typing import Any
@@ -18,7 +18,7 @@ BAD = ConnectFailed("refused", host="b").problem
 
 
 class Told(History):
-    """A history with a narrator that listens."""
+    """A history with a narrator."""
 
     def __init__(self, hosts="a:2,b:2", *, console=None, **options):
         job = spec(hosts, console=console or ConsoleOptions(), **options)
@@ -31,7 +31,7 @@ class Told(History):
 
     @property
     def status(self):
-        """What they say."""
+        """The messages so far."""
         return [status and status.text for status in self.statuses]
 
     def play(self, *events):
@@ -43,7 +43,7 @@ class Told(History):
         return new
 
     def find(self):
-        """The hosts that try each other get through."""
+        """Let the hosts reach each other."""
         for probe in self.of(do.Probe):
             self.play(on.HostProbed(probe.host, probe.target, probe.addresses[0], probe.agent))
 
@@ -80,7 +80,7 @@ def test_a_job_that_fails_has_its_report_at_the_end():
     assert len(told.texts) == 1
 
 
-def test_slots_that_nobody_has_given_are_told():
+def test_assumed_slots_are_said():
     told = Told("a,b").start()
     assert (
         told.texts[0] == "hosts a,b have 1 slot each: no number was given, and no GPU was found; try: -H a:4"
@@ -89,7 +89,7 @@ def test_slots_that_nobody_has_given_are_told():
     assert not [text for text in told.texts if "slot" in text]
 
 
-def test_who_is_waited_for():
+def test_status_shows_hosts_that_are_not_ready():
     told = Told("gpu01:1,gpu02:1,gpu03:1,gpu04:1")
     told.play(on.Began(), on.HostConnected("gpu03"))
     assert told.status == [
@@ -117,7 +117,7 @@ def test_who_is_waited_for():
     assert told.status[-1] is None
 
 
-def test_nobody_is_waited_for_once_the_workers_start():
+def test_status_ends_when_workers_start():
     told = Told()
     told.connect()
     assert told.status[-1] == "connected 2/2, 0 s: finding addresses by which the hosts reach each other"
@@ -128,7 +128,7 @@ def test_nobody_is_waited_for_once_the_workers_start():
     assert len(told.status) == seen
 
 
-def test_an_elastic_job_waits_for_no_host_once_it_has_started():
+def test_status_of_an_elastic_job_ends_when_it_has_started():
     job = Told("a:1,b:1", elastic=ElasticOptions(min_np=1))
     job.play(on.Began(), *ready("a", 1))
     job.now += 60.0
@@ -137,13 +137,13 @@ def test_an_elastic_job_waits_for_no_host_once_it_has_started():
     assert job.status[-1] is None
 
 
-def test_the_first_hosts_of_a_pool_are_waited_for():
+def test_status_shows_the_wait_for_the_first_hosts_of_a_pool():
     job = Told("a:1", elastic=ElasticOptions(min_np=1, discovery_script="cat pool"))
     job.play(on.Began(), on.HostsDiscovered(()))
     assert job.status[-1] == "waiting for the first hosts of the pool"
 
 
-def test_nobody_is_waited_for_after_an_interrupt():
+def test_status_ends_after_an_interrupt():
     told = Told()
     told.play(on.Began(), on.Interrupted(2))
     assert told.status[-1] is None
@@ -185,7 +185,7 @@ def test_details():
     assert any(text.startswith("4 workers on 2 hosts") for text in told.texts)
 
 
-def test_a_host_that_relays_is_told_as_a_detail():
+def test_relaying_host_is_a_detail():
     events = (
         on.RendezvousReached("a", "127.0.0.1", ("10.9.9.9", "fd00::9"), 40123),
         on.RendezvousReached("b", "127.0.0.1", (), 40124),
@@ -199,7 +199,7 @@ def test_a_host_that_relays_is_told_as_a_detail():
         ]
 
 
-def test_where_an_agent_failed_is_a_detail():
+def test_traceback_of_an_agent_is_a_detail():
     parting = on.HostParting(
         "a", HostLost("lost: its agent ends: KeyError: 'port'", host="a").problem, "Traceback …"
     )
@@ -227,13 +227,13 @@ def test_quiet_leaves_errors(quiet, notes):
     ("ranks", "quiet", "count"),
     [((range(4, 9), range(20, 21)), False, 1), ((range(4, 9),), True, 0), ((range(3, 9),), False, 0)],
 )
-def test_ranks_that_the_job_does_not_have(ranks, quiet, count):
+def test_ranks_beyond_the_job_get_a_warning(ranks, quiet, count):
     told = Told(console=ConsoleOptions(ranks=ranks, quiet=quiet)).start()
     assert told.texts.count("--ranks: the job has only ranks 0-3, so no output is shown") == count
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_noise_on_a_host_is_told_unless_quiet(quiet):
+def test_noise_on_a_host_is_said_unless_quiet(quiet):
     told = Told(console=ConsoleOptions(quiet=quiet)).start()
     told.play(on.HostNoise("b", "backup: 1 of 5"))
     noise = [text for text in told.texts if text.startswith("host b: ") and text.endswith(": backup: 1 of 5")]
@@ -241,7 +241,7 @@ def test_noise_on_a_host_is_told_unless_quiet(quiet):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_lost_connection_and_its_return_are_told_unless_quiet(quiet):
+def test_lost_connection_and_its_return_are_said_unless_quiet(quiet):
     told = Told(console=ConsoleOptions(quiet=quiet)).start()
     told.play(on.HostAway("b", "reset by peer"), on.HostBack("b", 2.14))
     words = [
@@ -258,7 +258,7 @@ def test_a_lost_connection_and_its_return_are_told_unless_quiet(quiet):
 
 
 @pytest.mark.parametrize("on_hang", ["warn", "stop", "restart"])
-def test_why_the_job_hangs_is_told_once(on_hang):
+def test_reason_of_a_hang_is_said_once(on_hang):
     told = Told(on_hang=on_hang).start()
     told.play(on.JobHangs(60.0, (1,), "rank 1 waits"))
     in_report = 0

@@ -21,7 +21,7 @@ def test_relayed_frames_and_others_take_turns() -> None:
     ]
 
 
-def test_who_waits_is_woken_by_a_frame_and_by_the_end() -> None:
+def test_get_wakes_for_a_frame_and_for_the_end() -> None:
     outgoing: Outgoing[bytes] = Outgoing()
     got: list[bytes | None] = []
     reader = threading.Thread(target=lambda: got.extend([outgoing.get(), outgoing.get(), outgoing.get()]))
@@ -32,7 +32,7 @@ def test_who_waits_is_woken_by_a_frame_and_by_the_end() -> None:
     assert got == [b"x", None, None]
 
 
-def test_who_waits_for_room_goes_on_when_frames_are_taken_and_at_the_end() -> None:
+def test_wait_for_room_ends_when_frames_are_taken_and_at_the_end() -> None:
     outgoing: Outgoing[bytes] = Outgoing()
     passed = threading.Semaphore(0)
 

@@ -109,7 +109,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert past.version == 8
 
 
-def test_it_is_the_users_alone(tmp_path: Path) -> None:
+def test_journal_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         written(tmp_path)

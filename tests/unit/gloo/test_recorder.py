@@ -24,7 +24,7 @@ SECRET = "hunter2-in-the-environment"
 
 
 class Recorded(History):
-    """A history with a recorder that listens."""
+    """A history with a recorder."""
 
     def __init__(self, hosts="a:2,b:1"):
         job = spec(hosts, env={"SECRET": SECRET}, np=3)
@@ -83,7 +83,7 @@ def test_a_job_from_start_to_end():
     )
 
 
-def test_what_is_told_of_each():
+def test_fields_of_each_record():
     job = failing_job()
     (started,) = job.typed("job_started")
     assert (started["np"], started["hosts"]) == (3, ["a", "b"])
@@ -159,7 +159,7 @@ def odd_job():
     return job
 
 
-def test_what_could_not_be_started_and_what_was_lost():
+def test_records_of_failed_starts_and_lost_hosts():
     job = odd_job()
     (record,) = job.typed("worker_not_started")
     assert record["code"] == 127
@@ -173,7 +173,7 @@ def test_what_could_not_be_started_and_what_was_lost():
 
 
 def elastic_job():
-    """What only elastic jobs have."""
+    """Records of elastic jobs only."""
     job = Recorded()
     one = place([("a", 1)])[0]
     network = HostNetwork(master_addr="m", master_port=0, interface=None, rendezvous=None)
@@ -190,7 +190,7 @@ def elastic_job():
     return job
 
 
-def test_rounds_are_told():
+def test_rounds_are_recorded():
     job = elastic_job()
     who = {"host": "a", "rank": 0, "slot": 3}
     assert job.typed("worker_asked") == [{**who, "after_round": -1, "commit": -1, "cause": None}]
@@ -214,7 +214,7 @@ def facts_of_all_kinds():
     return job
 
 
-def test_facts_are_told_by_their_parts():
+def test_facts_are_recorded_with_their_fields():
     job = facts_of_all_kinds()
     wanted = {re.sub("(?<!^)([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(tell.Fact)}
     assert {record["type"] for record in job.records} == wanted
@@ -239,14 +239,14 @@ def test_facts_are_told_by_their_parts():
     assert job.typed("interrupting")[0]["signal"] == "SIGTERM"
 
 
-def test_each_cause_is_told_in_words_and_as_data():
+def test_each_cause_is_recorded_in_words_and_as_data():
     records = [record for record in facts_of_all_kinds().typed("round_ending") if record["round"] == 7]
     for record, (_, text, reason) in zip(records, CAUSES, strict=True):
         assert (record["cause"], record["reason"]) == (text, reason)
 
 
 def documented():
-    """By type, and by kind of cause, the fields that docs/events.md lists."""
+    """Return the fields listed in docs/events.md, by type and by kind of cause."""
     types, _, kinds = PAGE.read_text().partition("| kind |")
     return [
         {name: set(re.findall(r"`(\w+)`", fields)) for name, _, fields in rows}

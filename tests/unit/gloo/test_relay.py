@@ -1,4 +1,4 @@
-"""The driver's end of relayed connections: a real server, and an agent that the test plays, or a real one."""
+"""The driver's end of relayed connections, with a real server and a played or real agent."""
 
 import asyncio
 import socket
@@ -71,7 +71,7 @@ def test_requests_are_served_on_one_connection(rig: Rig, server: RendezvousServe
     assert server.get("s", "k") == b"value"
 
 
-def test_a_worker_that_ends_is_let_go(rig: Rig, server: RendezvousServer) -> None:
+def test_connection_of_an_ended_worker_is_closed(rig: Rig, server: RendezvousServer) -> None:
     rig.send("open")
     rig.send("data", request("GET", "/s/k"))
     rig.send("end")
@@ -92,7 +92,7 @@ def test_the_last_answer_of_a_connection_ends_it(rig: Rig, server: RendezvousSer
 
 
 @pytest.mark.parametrize("how", ["close", "lost"])
-def test_a_long_poll_whose_worker_is_gone_is_called_off(rig: Rig, server: RendezvousServer, how: str) -> None:
+def test_long_poll_of_a_lost_worker_is_cancelled(rig: Rig, server: RendezvousServer, how: str) -> None:
     rig.send("open")
     rig.send("data", request("GET", "/-/get/s/k?wait=60"))
     until(lambda: server.stats().waiting == 1, "the server waits")
@@ -137,8 +137,8 @@ def test_a_large_value_is_taken_and_gives_credit(rig: Rig, server: RendezvousSer
     assert server.get("s", "k") == value
 
 
-def test_who_is_asked_to_wait_gives_no_credit(rig: Rig, server: RendezvousServer) -> None:
-    """While an answer is waited for, the server reads one request more at most, and so does the relay."""
+def test_paused_client_gives_no_credit(rig: Rig, server: RendezvousServer) -> None:
+    """While a client waits for an answer, server and relay read at most one more request."""
     rig.send("open")
     rig.send("data", request("GET", "/-/get/s/k?wait=60"))
     until(lambda: server.stats().waiting == 1, "the server waits")
@@ -163,8 +163,8 @@ def test_the_server_ends_first(server: RendezvousServer) -> None:
         Rig(server).send("open")
 
 
-def test_relayed_clients_are_known_by_their_host() -> None:
-    """An address can't be mistaken for it."""
+def test_relayed_clients_have_their_host_as_peer_name() -> None:
+    """No address looks like the peer name."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -204,7 +204,7 @@ def test_relayed_clients_are_known_by_their_host() -> None:
 
 
 def test_many_workers_through_a_real_agent(server: RendezvousServer) -> None:
-    """Values of all sizes, long polls and short connections at once; nobody waits for ever."""
+    """Values of every size, long polls and short connections at once; none may wait for ever."""
     agent = AgentProcess()
     agent.hello(rendezvous={"candidates": [], "key": "k", "relay": "always"})
     url = f"http://127.0.0.1:{agent.expect('reached')[0]['relay_port']}"

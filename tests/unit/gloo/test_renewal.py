@@ -1,4 +1,4 @@
-"""Connecting again: how often, for how long, and what ends it."""
+"""Reconnecting: how often, for how long, and its ends."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class FakeConnection:
 
 
 class Attempts:
-    """What the attempts come to: an error, or a channel; each takes a second of the clock, and no time."""
+    """The results of attempts, an error or a channel; each takes a second of the played clock."""
 
     def __init__(self, *results: Any) -> None:
         self.now = 0.0
@@ -84,13 +84,13 @@ def test_a_host_that_refuses_is_given_up_when_the_patience_is_over(error: HostEr
     assert attempts.found.wait(60)
 
 
-def test_a_host_that_does_not_answer_is_tried_for_as_long_as_it_is_wanted() -> None:
+def test_host_without_an_answer_is_tried_until_stopped() -> None:
     attempts = Attempts(SILENT, SILENT, SILENT, SILENT, SILENT, SILENT, challenge())
     assert attempts.renewal(patience=2.0).wait().nonce == "n"
 
 
 class Mute:
-    """A channel over which nothing comes until its connection is closed: the host is very busy."""
+    """A channel without data until its connection is closed, as of a very busy host."""
 
     def __init__(self, attempts: "Attempts", error: type[Exception] | None) -> None:
         self._attempts, self._error = attempts, error
@@ -109,7 +109,7 @@ class Mute:
 
 
 @pytest.mark.parametrize("error", [None, OSError])
-def test_so_is_one_whose_agent_does_not(
+def test_agent_without_an_answer_is_tried_until_stopped(
     error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hvlaunch.driver.links.renewal._FIRST_LIMIT", 0.01)
@@ -118,7 +118,7 @@ def test_so_is_one_whose_agent_does_not(
     assert attempts.renewal(patience=2.0).wait().nonce == "n"
 
 
-def test_where_there_is_no_agent_none_is_looked_for_again() -> None:
+def test_host_without_an_agent_is_not_tried_again() -> None:
     attempts = Attempts(FakeChannel([], EXIT_NO_AGENT))
     with pytest.raises(RenewalFailed, match="its agent is gone"):
         attempts.renewal(patience=1e9).wait()
@@ -133,14 +133,14 @@ def test_where_there_is_no_agent_none_is_looked_for_again() -> None:
         (lambda: FakeChannel([({"type": "pong"}, b"")]), "a first frame of type pong"),
     ],
 )
-def test_what_is_no_agent_is_told(channel: Callable[[], FakeChannel], words: str) -> None:
+def test_answer_of_another_program_is_in_the_cause(channel: Callable[[], FakeChannel], words: str) -> None:
     attempts = Attempts(channel())
     with pytest.raises(RenewalFailed, match=words):
         attempts.renewal(patience=2.0).wait()
     assert all(connection.closed.is_set() for connection in attempts.connections)
 
 
-def test_nobody_waits_for_one_that_was_stopped() -> None:
+def test_wait_ends_when_the_renewal_is_stopped() -> None:
     renewal = Attempts(SILENT).renewal()
     renewal.stop()
     with pytest.raises(RenewalFailed):

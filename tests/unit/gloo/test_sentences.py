@@ -21,6 +21,6 @@ def test_a_cause_in_words(cause, text, reason):
     assert because(cause) == text
 
 
-def test_there_is_an_example_of_each():
+def test_every_fact_and_cause_has_an_example():
     assert {type(fact) for fact, _ in FACTS} == set(get_args(Fact))
     assert {type(cause) for cause, _, _ in CAUSES} == set(get_args(Cause))

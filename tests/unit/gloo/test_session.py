@@ -1,4 +1,4 @@
-"""The driver's end of a session, with an agent that runs here: its pipes are taken away, and a carrier brings others."""
+"""The driver's end of a session with a real agent, which loses its pipes and gets a carrier."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ HELLO: dict[str, Any] = {
 
 
 class Rig:
-    """A session with an agent of this machine, which `python` runs: None is ours, from its files."""
+    """A session with an agent of this machine, run by `python`; None is this Python, from the files of hvlaunch."""
 
     def __init__(self, python: str | None = None, patience: float = 60.0) -> None:
         self.host = Host("here", python=python)
@@ -53,7 +53,7 @@ class Rig:
         self.frames = self.session.frames()
 
     def part(self) -> None:
-        """The agent has said bye, and waits: its hello is not durable yet."""
+        """Wait for the agent's bye, while its hello is not acknowledged."""
         self.session.send({"type": "bye"})
         self.next("bye")
         self.session.acknowledge()
@@ -61,7 +61,7 @@ class Rig:
         self.next("pong")
 
     def next(self, kind: str) -> Any:
-        """The next frame of the kind."""
+        """Return the next frame of the kind."""
         return next(header for header, _ in self.frames if header["type"] == kind)
 
 
@@ -76,7 +76,7 @@ def rig(python: str | None = None, patience: float = 60.0) -> Iterator[Rig]:
 
 
 @pytest.mark.parametrize("python", [None, sys.executable], ids=["files", "sent"])
-def test_an_agent_of_this_machine_goes_on_over_a_carrier(python: str | None) -> None:
+def test_agent_of_this_machine_continues_over_a_carrier(python: str | None) -> None:
     with rig(python) as it:
         it.connection.close()
         it.session.send({"type": "bye"})
@@ -85,7 +85,7 @@ def test_an_agent_of_this_machine_goes_on_over_a_carrier(python: str | None) -> 
         assert isinstance(it.events.get(timeout=60), on.HostBack)
 
 
-def test_an_agent_ends_when_all_is_durable_that_came_before_its_bye() -> None:
+def test_agent_ends_when_all_before_its_bye_is_acknowledged() -> None:
     with rig() as it:
         it.part()
         it.session.acked.add(1)
@@ -94,7 +94,7 @@ def test_an_agent_ends_when_all_is_durable_that_came_before_its_bye() -> None:
         assert it.session.status == 0
 
 
-def test_an_agent_that_has_said_bye_hears_over_a_carrier_what_is_durable() -> None:
+def test_agent_after_bye_gets_its_acknowledgement_over_a_carrier() -> None:
     with rig() as it:
         it.part()
         it.connection.close()
@@ -104,8 +104,8 @@ def test_an_agent_that_has_said_bye_hears_over_a_carrier_what_is_durable() -> No
         assert it.session.status == 0  # the carrier's: it has waited for the agent's end
 
 
-def test_another_connection_may_break_too_after_its_agent_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it took: the next one finds out whether the agent is still there."""
+def test_second_connection_may_break_in_its_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the time: the next connection finds out if the agent is still there."""
     shake_hands = HostSession._shake_hands
     failures = iter([OSError("the connection was reset"), StopIteration()])
 

@@ -33,7 +33,7 @@ def test_each_is_an_event_and_handlers_come_back(number: signal.Signals, event: 
     assert signal.getsignal(number) is before
 
 
-def test_a_hangup_may_mean_something_else() -> None:
+def test_hangup_may_have_its_own_handler() -> None:
     got: list[on.Event | Inquiry | StacksWanted] = []
     with signals_as_events(got.append, lambda: got.append(on.Began())):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -41,7 +41,7 @@ def test_a_hangup_may_mean_something_else() -> None:
     assert got == [on.Began(), on.Interrupted(signal.SIGTERM)]
 
 
-def test_the_key_for_a_core_asks_for_stacks() -> None:
+def test_sigquit_asks_for_stacks() -> None:
     wanted = StacksWanted(lambda _found: None)
     got: list[on.Event | Inquiry | StacksWanted] = []
     before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell's job in the background ignores it
@@ -54,7 +54,7 @@ def test_the_key_for_a_core_asks_for_stacks() -> None:
     assert got == [wanted]
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     got: list[on.Event | Inquiry | StacksWanted] = []
     try:
@@ -79,7 +79,7 @@ def test_another_thread_may_run_a_job_too() -> None:
     assert inside == [before]
 
 
-def test_one_that_comes_by_two_ways_is_one() -> None:
+def test_signal_from_two_senders_counts_once() -> None:
     now = 0.0
     got: list[on.Event | Inquiry | StacksWanted] = []
 
@@ -115,7 +115,7 @@ def test_one_that_comes_by_two_ways_is_one() -> None:
 
 
 def test_signals_that_come_at_once_are_heard_while_the_main_thread_waits() -> None:
-    """The kernel gives the second to another thread, which does not wake the main thread from its wait."""
+    """The kernel delivers the second signal to another thread, and the main thread does not wake."""
     script = (
         "import threading, queue, os, signal; from hvlaunch.driver.process_events import signals_as_events\n"
         "events = queue.SimpleQueue()\n"

@@ -1,4 +1,4 @@
-"""The pump: everything once, to everyone, and never more than they take."""
+"""The pump: every byte once, to every target, and no more than the window."""
 
 import os
 import pty
@@ -9,7 +9,7 @@ from threading import Thread
 from hvlaunch.driver.stdin import StdinPump
 
 
-def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
+def test_all_input_and_its_end_reach_every_target() -> None:
     reader, writer = os.pipe()
     queues: list[SimpleQueue[bytes]] = [SimpleQueue(), SimpleQueue()]
     pump = StdinPump(reader, [queue.put for queue in queues])
@@ -20,7 +20,7 @@ def test_all_of_it_reaches_every_target_and_then_its_end() -> None:
     assert [queue.get(timeout=60) for queue in queues] == [b""] * 2
 
 
-def test_a_reader_that_takes_nothing_stops_the_pump_until_it_does() -> None:
+def test_target_that_does_not_read_stops_the_pump() -> None:
     reader, writer = os.pipe()
     got: SimpleQueue[bytes] = SimpleQueue()
     pump = StdinPump(reader, [got.put])
@@ -55,7 +55,7 @@ def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
     os.close(writer)
 
 
-def test_a_terminal_of_which_we_are_in_the_background_has_not_ended() -> None:
+def test_terminal_has_not_ended_for_a_background_process() -> None:
     """A child in a process group of its own reads the terminal, while this one is in the foreground."""
     script = (
         "import os, signal; from hvlaunch.driver.stdin import StdinPump; got = []\n"

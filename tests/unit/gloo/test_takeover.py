@@ -1,4 +1,4 @@
-"""What another driver does with what was, before it goes on."""
+"""A successor's replay, and its first actions."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ LATER = 1000.0
 
 
 class Horovod:
-    """What a rendezvous is opened to, by rounds."""
+    """A rendezvous that notes the rounds it was opened for."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
@@ -36,7 +36,7 @@ class Horovod:
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
-    """Of a job whose workers run."""
+    """Yield the journal of a job with running workers."""
     rig = Rig()
     rig.spec = replace(rig.spec, horovod=True)
     rig.rendezvous = Horovod()
@@ -80,7 +80,9 @@ def stub(**others: Any) -> Any:
     return SimpleNamespace(port=4711, expect=lambda _: None, listen_at=lambda _: None, **others)
 
 
-def test_what_was_is_told_with_its_own_time(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_turns_are_recorded_with_their_own_time(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = time.time()
     records: list[Mapping[str, Any]] = []
     monkeypatch.setattr(time, "time", lambda: before + LATER)
@@ -91,7 +93,7 @@ def test_what_was_is_told_with_its_own_time(journal: Path, monkeypatch: pytest.M
     assert takeover.wall() == before + LATER
 
 
-def test_workers_may_meet_that_a_driver_before_us_was_just_to_start(
+def test_workers_of_the_killed_drivers_last_start_may_meet(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     horovod = Horovod()

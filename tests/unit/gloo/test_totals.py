@@ -1,4 +1,4 @@
-"""What a job comes to, by histories of its engine, as a driver or the next one sees them."""
+"""The totals of a job, by histories of its engine."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.unit.gloo.history import History, hosts, lost
 
 
 def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
-    """Now, of the journal and of some further events."""
+    """Return the totals after the history and further events."""
     found = Totals()
     for entry in job.journal[1:]:
         turn = decode(Turn, entry)
@@ -25,21 +25,21 @@ def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
 
 
 def run(job: History, number: int) -> None:
-    """All workers of this round run."""
+    """Let every worker of the round run."""
     for start in [one for one in job.of(do.Start) if one.round == number]:
         for slot, began, _ in start.launches:
             job.play(on.WorkerStarted(start.host, number, slot, 1, began))
 
 
 def meet(job: History, number: int, commit: int) -> None:
-    """All workers have met in this round, and have this commit."""
+    """Let the workers meet in this round, with this commit."""
     for host, slot in everyone(job):
         job.play(on.WorkerBeat(host, slot, job.born(host, slot)[1], commit, round=number))
 
 
 @pytest.fixture
 def unmodified():
-    """A job that never asks; its workers have run for 30 seconds, after 5 in which they were started."""
+    """A static job whose workers were started for 5 seconds and have run for 30."""
     job = elastic("a:2,b:2")
     arrive(job, "a", "b")
     job.now += 5.0
@@ -52,7 +52,7 @@ def test_before_anything_is_known():
     assert Totals().at(7.0)["seconds"] == 0.0
 
 
-def test_time_is_of_use_while_all_workers_run(unmodified):
+def test_time_is_useful_while_all_workers_run(unmodified):
     found = totals(unmodified)
     assert (found["rounds"], found["useful_seconds"], found["seconds"]) == (1, 30.0, 35.0)
     assert (found["restarts"], found["lost_hosts"], sum(found["recoveries"]["counts"])) == (0, 0, 0)
@@ -87,7 +87,7 @@ def test_a_host_that_is_lost_counts(unmodified):
     assert (found["lost_hosts"], found["useful_seconds"]) == (1, 30.0)
 
 
-def test_with_commits_only_what_was_committed_is_of_use():
+def test_with_commits_only_committed_time_is_useful():
     job = training()  # they have told of commit 5
     meet(job, 0, 5)
     job.now += 20.0
@@ -112,7 +112,7 @@ def test_a_round_that_ends_for_the_pool_is_no_failure():
     assert (found["restarts"], found["useful_seconds"]) == (0, 25.0)
 
 
-def test_a_lull_in_place_of_beats_takes_nothing_away():
+def test_compacted_beats_keep_the_useful_time():
     job = training()
     meet(job, 0, 5)
     live, begun = job.now, len(job.journal)

@@ -1,4 +1,4 @@
-"""The table of the design, row by row, and who wins."""
+"""The variables of workers, row by row, and their precedence."""
 
 import json
 
@@ -31,7 +31,7 @@ def identity(rank: int) -> dict[str, str]:
     )
 
 
-def test_who_a_worker_is() -> None:
+def test_identity_of_a_worker() -> None:
     assert identity(4) == {
         "HVLAUNCH_JOB_ID": "j0b",
         "HVLAUNCH_ROUND": "0",
@@ -69,7 +69,7 @@ def test_who_a_worker_is() -> None:
     }
 
 
-def test_what_the_workers_of_a_host_share() -> None:
+def test_common_variables_of_a_hosts_workers() -> None:
     assert shared_env(NETWORK, {"MINE": "x"}, CERTIFICATE, lease=30.0) == {
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29999",
@@ -91,7 +91,7 @@ def test_what_the_workers_of_a_host_share() -> None:
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_the_users_own_choice_of_the_network_stands(name: str) -> None:
+def test_users_network_variables_take_precedence(name: str) -> None:
     assert shared_env(NETWORK, {name: "mine"}, CERTIFICATE)[name] == "mine"
 
 
@@ -103,12 +103,12 @@ def test_ipv6_is_bracketed_in_the_url_alone() -> None:
     assert "GLOO_SOCKET_IFNAME" not in env
 
 
-def test_the_range_of_ports_is_told() -> None:
+def test_range_of_ports_is_a_variable() -> None:
     assert shared_env(NETWORK, {}, CERTIFICATE, (29500, 29599))["HVLAUNCH_WORKER_PORTS"] == "29500-29599"
     assert "HVLAUNCH_WORKER_PORTS" not in shared_env(NETWORK, {}, CERTIFICATE)
 
 
-def test_what_no_other_machine_sees_needs_no_certificate() -> None:
+def test_loopback_needs_no_certificate() -> None:
     network = HostNetwork(master_addr="a", master_port=1, interface=None, rendezvous=("127.0.0.1", 4711))
     env = shared_env(network, {}, CERTIFICATE)
     assert env["HVLAUNCH_RENDEZVOUS"] == "http://127.0.0.1:4711"
@@ -123,7 +123,7 @@ def test_no_rendezvous_no_url() -> None:
     assert not [name for name in shared_env(network, {}, CERTIFICATE) if "RENDEZVOUS" in name]
 
 
-def test_more_hosts_than_a_variable_has_room_for_are_left_out() -> None:
+def test_too_many_hosts_for_a_variable_are_left_out() -> None:
     hosts = tuple(HostAddress(f"node{n:05}", "10.0.0.1", 8) for n in range(10_000))
     env = shared_env(NETWORK._replace(hosts=hosts), {}, CERTIFICATE)
     assert env["HVLAUNCH_ADDRESS"] == "10.0.0.2"
@@ -137,7 +137,7 @@ def test_threads(cpus: int, local_size: int, threads: str) -> None:
     assert default_env(cpus, local_size) == {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
 
 
-def test_the_frame_carries_what_is_shared_once() -> None:
+def test_frame_has_common_variables_once() -> None:
     job = spec("a:2", env={"BIG": "x" * 1000})
     start = do.Start(
         "a", 0, tuple(Launch(at.local_rank, 0, at) for at in place([("a", 2)])), NETWORK, facts(1)
@@ -151,7 +151,7 @@ def test_the_frame_carries_what_is_shared_once() -> None:
     assert [worker["env"]["RANK"] for worker in plan["workers"]] == ["0", "1"]
 
 
-def test_only_the_gpus_that_were_chosen_are_seen() -> None:
+def test_only_chosen_gpus_are_visible() -> None:
     job = spec("a:2", env={"CUDA_VISIBLE_DEVICES": "all that the user has here"}, visible_gpus={"a": (1, 3)})
     for host, seen in (("a", "1,3"), ("b", "all that the user has here")):
         launches = tuple(Launch(at.local_rank, 0, at) for at in place([(host, 2)]))
@@ -167,10 +167,8 @@ def test_only_the_gpus_that_were_chosen_are_seen() -> None:
         (spec("localhost:1", detach="always"), "https"),
     ],
 )
-def test_on_the_drivers_machine_the_token_is_told_to_the_certificate_s_owner_alone(
-    job: JobSpec, scheme: str
-) -> None:
-    """Where another driver may come, somebody else could listen there before it does."""
+def test_token_is_sent_by_tls_if_the_driver_may_be_replaced(job: JobSpec, scheme: str) -> None:
+    """Between two drivers another user could listen at the port."""
     network = NETWORK._replace(rendezvous=("127.0.0.1", 4711))
     own = facts(1)._replace(peer_address=None)
     start = do.Start(
@@ -183,7 +181,7 @@ def test_on_the_drivers_machine_the_token_is_told_to_the_certificate_s_owner_alo
 @pytest.mark.parametrize(
     ("policy", "expected"), [("0", [True, False]), ("all", [True, True]), ("none", [False, False])]
 )
-def test_who_gets_stdin(policy: str, expected: list[bool]) -> None:
+def test_ranks_that_read_stdin(policy: str, expected: list[bool]) -> None:
     start = do.Start(
         "a", 0, tuple(Launch(at.local_rank, 0, at) for at in place([("a", 2)])), NETWORK, facts(1)
     )

@@ -1,4 +1,4 @@
-"""The worker_messages: what workers write at a real rendezvous becomes events, and actions become what they read."""
+"""Messages of workers at a real rendezvous become events, and actions become messages."""
 
 from queue import SimpleQueue
 
@@ -76,7 +76,7 @@ def test_asks_and_beats_are_events(rig):
         ("a/0/0", LONG_TEXT),
     ],
 )
-def test_nonsense_is_no_event(rig, key, value):
+def test_malformed_message_is_no_event(rig, key, value):
     for scope in (ASKS, BEATS):
         rig.worker.put(scope, key, value)
         rig.worker.delete(scope, key)
@@ -84,7 +84,7 @@ def test_nonsense_is_no_event(rig, key, value):
     assert rig.event() == on.WorkerBeat("a", 0, 0, 1)
 
 
-def test_places_and_the_fate_of_rounds_are_told(rig):
+def test_places_and_ends_of_rounds_are_messages(rig):
     network = HostNetwork(master_addr="10.0.0.1", master_port=0, interface="eth0", rendezvous=None)
     third = place([("a", 2), ("b", 1)])[2]
     rig.worker_messages.carry_out(do.Assign(7, Launch(0, 4, third), network, 0))
