@@ -12,7 +12,7 @@ __all__ = ["ErrandRig"]
 
 
 class ErrandRig:
-    """Errands on `agent`, which has been greeted. `sent` are the headers of what went there."""
+    """Errands on a greeted `agent`. `sent` has the headers of frames to the agent."""
 
     def __init__(self, agent: AgentProcess) -> None:
         self.agent = agent
@@ -33,12 +33,12 @@ class ErrandRig:
             else:
                 self.agent.seen.append((header, body))
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
+    def until(self, condition: Callable[[], Any], purpose: str) -> Any:
         def check() -> Any:
             self.pump()
             return condition()
 
-        return until(check, what)
+        return until(check, purpose)
 
     def result(self, errand: Errand) -> Any:
         """Raises ErrandFailed."""
@@ -54,7 +54,7 @@ class ErrandRig:
         raise AssertionError(f"a result: {result}")
 
     def read(self, errand: Errand, size: int) -> bytes:
-        """So many bytes of its stream."""
+        """Read this many bytes of its stream."""
         data = b""
         while len(data) < size:
             self.pump()

@@ -1,4 +1,4 @@
-"""Errands on a real agent: results, streams, limits and failures, and processes that leave nothing behind."""
+"""Errands on a real agent: results, streams, limits, failures, and ends without leftovers."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def start(rig: ErrandRig, act: str, limits: Limits = UNLIMITED, **arguments: Any
 
 
 def process_of(rig: ErrandRig) -> psutil.Process:
-    """The agent's only child, once it runs its own program: before exec it has the agent's name, and the agent waits for it."""
+    """Return the agent's only child once it runs its own program: before exec the agent waits in posix_spawn."""
     processes: list[psutil.Process] = until(rig.agent.agent.children, "an errand")
     until(lambda: processes[0].name() == "hvl-example", "its name")
     return processes[0]
@@ -308,7 +308,7 @@ def test_an_errand_ends_with_agent_guardian_or_driver(rig: ErrandRig, victim: st
 
 
 def test_an_errand_ends_if_agent_and_guardian_are_killed_at_once(rig: ErrandRig) -> None:
-    """Nobody is left who could end it."""
+    """The kernel alone can end the errand."""
     start(rig, "echo")
     process, inner = process_of(rig), rig.agent.agent
     rig.agent.guardian.suspend()

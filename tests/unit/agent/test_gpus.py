@@ -78,8 +78,8 @@ def test_nvml_structures_are_read(tmp_path: Path, version: str) -> None:
 
 def test_a_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WITHIN", 60.0)
-    found, problem = Gpus(lambda: True).now(time.monotonic())
-    assert found == []
+    gpus_found, problem = Gpus(lambda: True).now(time.monotonic())
+    assert gpus_found == []
     assert problem is not None
     assert problem.startswith("GPUs: libnvidia-ml.so.1: cannot open")
 

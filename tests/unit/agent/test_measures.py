@@ -1,4 +1,4 @@
-"""What an observer measures: of real processes, and of a /proc that this test wrote."""
+"""Figures of real processes, and of a /proc written by the test."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ DISKS = " 8 0 sda 1 0 {0} 0 1 0 {1} 0\n 8 1 sda1 1 0 7 0 1 0 7 0\n 7 0 loop0 1 0
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Starts workers, which live until their stdin ends."""
+    """Starts workers; they live until their stdin ends."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(code: str, *args: str) -> "subprocess.Popen[bytes]":
@@ -48,9 +48,9 @@ def begin() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         process.communicate()
 
 
-def only(found: list[dict[str, Any]]) -> dict[str, Any]:
-    [one] = found
-    return one
+def only(sampled: list[dict[str, Any]]) -> dict[str, Any]:
+    [first] = sampled
+    return first
 
 
 def test_a_worker_is_measured_with_all_its_descendants(begin: Any, hunt: Hunt) -> None:
@@ -58,10 +58,10 @@ def test_a_worker_is_measured_with_all_its_descendants(begin: Any, hunt: Hunt) -
     processes = Processes()
     sample = lambda: only(processes.sample([(3, worker.pid)], 1.0))  # noqa: E731
     until(lambda: sample()["state"] == "S", "both of them wait")
-    found = sample()
-    assert (found["rank"], found["pid"], found["processes"]) == (3, worker.pid, 2)
-    assert found["memory"] > 1 << 20
-    assert found["io"] > 0
+    sampled = sample()
+    assert (sampled["rank"], sampled["pid"], sampled["processes"]) == (3, worker.pid, 2)
+    assert sampled["memory"] > 1 << 20
+    assert sampled["io"] > 0
     [child] = {*hunt.pids()} - {worker.pid}
     assert processes.worker_of(child) == worker.pid
     assert processes.worker_of(os.getpid()) is None
@@ -88,22 +88,22 @@ def test_a_busy_process_gives_its_state_and_its_time(begin: Any) -> None:
     first = only(processes.sample([(0, worker.pid)], 1.0))
 
     def has_worked() -> Any:
-        found = only(processes.sample([(0, worker.pid)], 1.0))
-        return found if found["cpu"] > 0 else None
+        sampled = only(processes.sample([(0, worker.pid)], 1.0))
+        return sampled if sampled["cpu"] > 0 else None
 
-    found = until(has_worked, "a tick")
-    assert found["cpu_time"] > first["cpu_time"]
-    assert (found["state"], found["waits_in"]) == ("R", None)
-    assert found["busiest"] != worker.pid  # which waits for its child
+    sampled = until(has_worked, "a tick")
+    assert sampled["cpu_time"] > first["cpu_time"]
+    assert (sampled["state"], sampled["waits_in"]) == ("R", None)
+    assert sampled["busiest"] != worker.pid  # which waits for its child
 
 
 def test_a_worker_that_ended_or_was_replaced_is_forgotten(begin: Any) -> None:
-    one, other = begin(ALONE), begin(ALONE)
+    first, other = begin(ALONE), begin(ALONE)
     processes = Processes()
-    assert len(processes.sample([(0, one.pid), (1, other.pid)], 1.0)) == 2
-    one.kill()
-    os.waitid(os.P_PID, one.pid, os.WEXITED)
-    assert only(processes.sample([(0, one.pid), (1, other.pid)], 1.0))["rank"] == 1
+    assert len(processes.sample([(0, first.pid), (1, other.pid)], 1.0)) == 2
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED)
+    assert only(processes.sample([(0, first.pid), (1, other.pid)], 1.0))["rank"] == 1
     assert only(processes.sample([(5, other.pid)], 1.0))["rank"] == 5
     assert processes.sample([], 1.0) == []
 
@@ -161,9 +161,9 @@ def test_rates_are_since_the_last_sample(fake: Path) -> None:
 def test_hidden_figures_are_problems_and_others_are_measured(fake: Path) -> None:
     (fake / "proc/diskstats").unlink()
     (fake / "proc/stat").write_text("nothing of the kind\n")
-    found = Machine(str(fake)).sample(1.0, 0.0, {})
-    assert found["problems"] == ["/proc/diskstats: no such file or directory", "/proc/stat: unknown form"]
-    assert (found["memory_total"], found["cpu"]) == (1000 << 10, 0.0)
+    sampled = Machine(str(fake)).sample(1.0, 0.0, {})
+    assert sampled["problems"] == ["/proc/diskstats: no such file or directory", "/proc/stat: unknown form"]
+    assert (sampled["memory_total"], sampled["cpu"]) == (1000 << 10, 0.0)
 
 
 def test_memory_is_the_cgroups_if_it_is_less(fake: Path) -> None:
@@ -177,8 +177,8 @@ def test_memory_is_the_cgroups_if_it_is_less(fake: Path) -> None:
         "stat": "anon 1\ninactive_file 100000\n",
     }.items():
         (group / f"memory.{name}").write_text(text)
-    found = Machine(str(fake)).sample(1.0, 0.0, {})
-    assert (found["memory_used"], found["memory_total"]) == (200_000, 500_000)
+    sampled = Machine(str(fake)).sample(1.0, 0.0, {})
+    assert (sampled["memory_used"], sampled["memory_total"]) == (200_000, 500_000)
 
 
 def test_a_file_system_that_hangs_is_a_problem_and_blocks_nobody() -> None:

@@ -1,4 +1,4 @@
-"""What hosts are asked about a failure, and what is told of it."""
+"""Questions to hosts about a failure, and the clues in their answers."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 class Samples:
-    """What an observation gives: of each host so much memory in use, out of 8 GiB."""
+    """Samples by host: memory in use, out of 8 GiB."""
 
     def __init__(self, **used: int) -> None:
         self.used, self.kept = used, 0.0
@@ -56,7 +56,7 @@ def test_the_suspect_is_the_worker_with_an_error_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has", "told"),
+    ("has", "expected"),
     [
         ({}, Missing("module", "foo.bar", (), ())),
         ({"a": False, "b": True, "c": False}, Missing("module", "foo.bar", ("b",), ("c",))),
@@ -64,11 +64,11 @@ def test_the_suspect_is_the_worker_with_an_error_of_its_own() -> None:
     ],
     ids=["nobody has told", "two have", "its own host has it"],
 )
-def test_hosts_with_and_without_the_file_are_listed(has: dict[str, bool], told: Missing | None) -> None:
+def test_hosts_with_and_without_the_file_are_listed(has: dict[str, bool], expected: Missing | None) -> None:
     clues = clues_of({0: LACKS})
     clues.record_event(exited("a"))
     clues.find_suspect()
-    assert clues.missing(has) == told
+    assert clues.missing(has) == expected
 
 
 @pytest.mark.parametrize(("facts", "is_asked"), [({"signal": 9, "code": None}, True), ({}, False)])

@@ -52,16 +52,16 @@ class Rig:
         )
         self.watch.watch(on.WorkerStarted("a", 0, 0, 100), [], 0.0)
 
-    def post(self, what: Any) -> None:
-        if isinstance(what, Observe):
-            what.answer(self)  # type: ignore[arg-type]
+    def post(self, request: Any) -> None:
+        if isinstance(request, Observe):
+            request.answer(self)  # type: ignore[arg-type]
             return
-        if not isinstance(what, StacksWanted):
-            self.said.append(what)
+        if not isinstance(request, StacksWanted):
+            self.said.append(request)
             return
-        assert what.ranks is not None
-        ranks = [rank for part in what.ranks for rank in part]
-        what.answer([_stack(rank) for rank in ranks])
+        assert request.ranks is not None
+        ranks = [rank for part in request.ranks for rank in part]
+        request.answer([_stack(rank) for rank in ranks])
 
     def ask(self, kind: str, _question: object, _within: float, answered: Callable[[Answer], None]) -> None:
         assert kind == "peers"
@@ -83,7 +83,7 @@ class Rig:
 
     def run_until(self, end: float, *, printing: bool = False) -> None:
         while self.calls and min(self.calls)[0] <= end:
-            when, call = self.calls.pop(self.calls.index(min(self.calls, key=lambda one: one[0])))
+            when, call = self.calls.pop(self.calls.index(min(self.calls, key=lambda entry: entry[0])))
             self.now = max(self.now, when)
             if printing:
                 self.last_output[0] = self.now
@@ -151,8 +151,8 @@ def test_new_nccl_operations_are_progress() -> None:
         begun = int(min(rig.now, 200.0))
         ranks = [{"pid": 100, "host": "a", "collective_counts": {"AllReduce": begun}}]
         nccl = json.dumps({"communicators": [{"ranks": ranks, "missing_ranks": [{"pid": 101, "host": "a"}]}]})
-        found = {"pids": [[0, 100], [1, 101]], "addresses": [], "unanswered": [], "nccl": nccl}
-        return [Answer("a", found), Answer("b", {"pids": 7})]
+        report = {"pids": [[0, 100], [1, 101]], "addresses": [], "unanswered": [], "nccl": nccl}
+        return [Answer("a", report), Answer("b", {"pids": 7})]
 
     rig.answers = answers
     rig.run_until(200.0 + TIMEOUT - 1)

@@ -47,8 +47,8 @@ class PlayedLink:
     def write(self, data: bytes) -> None:
         self.errands.obey({"what": "data", "id": self.begun}, data)
 
-    def say(self, **said: Any) -> None:
-        self.write(json.dumps(said).encode() + b"\n")
+    def say(self, **line: Any) -> None:
+        self.write(json.dumps(line).encode() + b"\n")
 
     def answer(self, answer: Any = SAMPLE_OF_A_HOST) -> None:
         """Answer the newest question."""
@@ -75,10 +75,10 @@ class World:
         self.calls.append((when, call))
 
     def go_on(self, seconds: float = 0.0) -> None:
-        """So much time goes by."""
+        """Let time pass."""
         end = self.now + seconds
-        while due := [each for each in self.calls if each[0] <= end]:
-            first = min(due, key=lambda each: each[0])
+        while due := [call for call in self.calls if call[0] <= end]:
+            first = min(due, key=lambda call: call[0])
             self.calls.remove(first)
             self.now = max(self.now, first[0])
             first[1]()
@@ -97,7 +97,7 @@ def test_connected_hosts_are_asked_and_answer(world: World) -> None:
     a, b = world.links
     b.last_heard = None
     assert world.ask() == ["a"]
-    assert (a.begun, [one["kind"] for one in a.asked]) == (1, ["cats"])
+    assert (a.begun, [question["kind"] for question in a.asked]) == (1, ["cats"])
     a.answer("meow")
     assert world.answers == [Answer("a", "meow")]
     world.ask()
@@ -115,7 +115,7 @@ def test_a_long_answer_may_be_compressed(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "line",
     [
         b"",
         b"nonsense",
@@ -127,10 +127,10 @@ def test_a_long_answer_may_be_compressed(world: World) -> None:
         b2a_base64(zlib.compress(b" " * (1 << 25)), newline=False),
     ],
 )
-def test_an_observer_that_writes_nonsense_is_replaced(world: World, said: bytes) -> None:
+def test_an_observer_that_writes_nonsense_is_replaced(world: World, line: bytes) -> None:
     [a, _] = world.links
     world.ask()
-    a.write(said + b"\n")
+    a.write(line + b"\n")
     assert [answer.problem for answer in world.answers] == ["its observer does not speak as one"]
     world.go_on(3.0)
     world.ask()

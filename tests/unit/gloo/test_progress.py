@@ -1,4 +1,4 @@
-"""How far workers are: what they write at a real rendezvous, and what the driver makes of it."""
+"""Workers' progress: reports at a real rendezvous, and the driver's view of them."""
 
 import json
 import math
@@ -35,13 +35,13 @@ class Rig:
         self.progress.open()
 
     def of(self, worker: tuple[str, int, int]) -> Mapping[str, Any]:
-        found = self.progress.of(worker)
-        assert found is not None
-        return found
+        progress = self.progress.of(worker)
+        assert progress is not None
+        return progress
 
-    def tell(self, now: float, worker: tuple[str, int, int] = A, **told: Any) -> None:
+    def tell(self, now: float, worker: tuple[str, int, int] = A, **reports: Any) -> None:
         self.now = now
-        self.server.put(PROGRESS, "{}/{}/{}".format(*worker), json.dumps(told).encode())
+        self.server.put(PROGRESS, "{}/{}/{}".format(*worker), json.dumps(reports).encode())
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ def test_reported_progress_has_a_rate(rig: Rig) -> None:
     assert rig.progress.of(A) == {"step": 10, "total": None, "metrics": {}, "rate": None}
     for second in range(1, 60):
         rig.tell(100.0 + second, step=10 + 4 * second, total=1000, metrics={"loss": 0.5, "lr": None})
-    found = rig.progress.of(A)
-    assert found == {"step": 246, "total": 1000, "metrics": {"loss": 0.5, "lr": None}, "rate": 4.0}
+    progress = rig.progress.of(A)
+    assert progress == {"step": 246, "total": 1000, "metrics": {"loss": 0.5, "lr": None}, "rate": 4.0}
     assert rig.progress.of(B) is None
 
 
@@ -69,7 +69,7 @@ def test_the_rate_decays_without_steps_and_restarts_when_steps_go_back(rig: Rig)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reports",
     [
         b"", b"7", b"{}", b'{"step": -1}', b'{"step": true}', b'{"step": 1.5}', b'{"step": 9007199254740993}',
         b'{"step": 1, "total": "x"}', b'{"step": 1, "rate": 7}', b'{"step": 1, "metrics": {"a": NaN}}',
@@ -79,9 +79,9 @@ def test_the_rate_decays_without_steps_and_restarts_when_steps_go_back(rig: Rig)
         b'{"step": 1%s}' % (b" " * 9000),
     ],
 )  # fmt: skip
-def test_nonsense_changes_nothing(rig: Rig, told: bytes) -> None:
+def test_nonsense_changes_nothing(rig: Rig, reports: bytes) -> None:
     rig.tell(100.0, step=3)
-    rig.server.put(PROGRESS, "a/0/0", told)
+    rig.server.put(PROGRESS, "a/0/0", reports)
     assert rig.of(A)["step"] == 3
 
 
@@ -120,7 +120,7 @@ class Tensor:
 
 
 class Told:
-    """What a teller has told, with a clock that the test sets."""
+    """Reports of a teller, with a clock of the test."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -138,31 +138,31 @@ class Told:
 
 
 def test_the_newest_step_is_reported_and_not_each() -> None:
-    told = Told()
-    told.teller.tell(1, 10, {"loss": 0.5})
-    assert told.newest() == {"step": 1, "total": 10, "metrics": {"loss": 0.5}}
+    reports = Told()
+    reports.teller.tell(1, 10, {"loss": 0.5})
+    assert reports.newest() == {"step": 1, "total": 10, "metrics": {"loss": 0.5}}
     for step in range(2, 8):
-        told.teller.tell(step, 10, {"loss": 0.1})
-    assert told.newest() == {"step": 7, "total": 10, "metrics": {"loss": 0.5}}
-    assert told.messages.empty()
+        reports.teller.tell(step, 10, {"loss": 0.1})
+    assert reports.newest() == {"step": 7, "total": 10, "metrics": {"loss": 0.5}}
+    assert reports.messages.empty()
 
 
 def test_training_does_not_wait_for_a_lost_network() -> None:
-    told = Told()
-    told.may_go_on.clear()
+    reports = Told()
+    reports.may_go_on.clear()
     for step in range(1000):
-        told.now += 1.0
-        told.teller.tell(step, None, {})
-    told.may_go_on.set()
-    while told.newest()["step"] != 999:
+        reports.now += 1.0
+        reports.teller.tell(step, None, {})
+    reports.may_go_on.set()
+    while reports.newest()["step"] != 999:
         pass
 
 
 def test_infinite_metrics_are_null_and_other_values_an_error() -> None:
-    told = Told()
-    told.teller.tell(1, None, {"loss": math.nan, "norm": math.inf, "lr": Tensor(0.1)})
-    assert told.newest()["metrics"] == {"loss": None, "norm": None, "lr": 0.1}
-    told.now = 10.0
+    reports = Told()
+    reports.teller.tell(1, None, {"loss": math.nan, "norm": math.inf, "lr": Tensor(0.1)})
+    assert reports.newest()["metrics"] == {"loss": None, "norm": None, "lr": 0.1}
+    reports.now = 10.0
     for step, total, metrics in [
         ("x", None, {}),
         (1, 2.5, {}),
@@ -170,7 +170,7 @@ def test_infinite_metrics_are_null_and_other_values_an_error() -> None:
         (1, None, {"a" * 65: 1}),
     ]:
         with pytest.raises((TypeError, ValueError)):
-            told.teller.tell(step, total, metrics)  # type: ignore[arg-type]
+            reports.teller.tell(step, total, metrics)  # type: ignore[arg-type]
 
 
 def test_a_forked_child_reports_too(server: RendezvousServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,14 +43,14 @@ class Hosts:
         self.calls: dict[str, Callable[[Answer], None]] = {}
 
     def ask(self, kind, question, within, answered) -> list[str]:
-        found = []
+        answer = []
         for name, pids in self.pids.items():
             content = question(Target(name, f"/tmp/{name}", pids, {}))
             if content is not None:
-                found.append(name)
+                answer.append(name)
                 self.asked.append((kind, name, content))
                 self.calls[name] = answered
-        return found
+        return answer
 
     def answer(self, name: str, *processes: dict[str, Any], lacks: str | None = None, **more: object) -> None:
         self.calls[name](Answer(name, {**packed(processes), "lacks": lacks, **more}))
@@ -67,33 +67,33 @@ def taking(hosts: Hosts, tmp_path: Path) -> Stacks:
 
 
 def test_all_hosts_are_asked_at_once_and_their_stacks_joined(hosts: Hosts, taking: Stacks) -> None:
-    told: list[list[ProcessStack]] = []
-    taking.take(None, told.append, native=True)
+    results: list[list[ProcessStack]] = []
+    taking.take(None, results.append, native=True)
     content = {"seconds": 20.0, "native": True}
     assert hosts.asked == [
         ("stacks", "a", {"workers": [(0, 100), (1, 101)], "scratch": "/tmp/a", **content}),
         ("stacks", "b", {"workers": [(2, 102), (3, 103)], "scratch": "/tmp/b", **content}),
     ]
     hosts.answer("b", said(2), said(3, 7))
-    assert not told
+    assert not results
     hosts.answer("a", said(0), said(1))
-    assert [places(groups(found)) for found in told] == [
+    assert [places(groups(answer)) for answer in results] == [
         ["rank 3 in main (train.py:7)", "ranks 0-2 in main (train.py:1)"]
     ]
 
 
 def test_only_requested_ranks_are_kept(hosts: Hosts, taking: Stacks) -> None:
-    told: list[list[ProcessStack]] = []
-    taking.take((range(3, 9),), told.append)
+    results: list[list[ProcessStack]] = []
+    taking.take((range(3, 9),), results.append)
     assert [(name, content["workers"]) for _, name, content in hosts.asked] == [("b", [(3, 103)])]
     hosts.answer("b", said(3), said(0))  # which it has not
-    assert [[one.rank for one in found] for found in told] == [[3]]
-    taking.take((range(50, 51),), told.append)
-    assert told[1] == []
+    assert [[stack.rank for stack in answer] for answer in results] == [[3]]
+    taking.take((range(50, 51),), results.append)
+    assert results[1] == []
 
 
 @pytest.mark.parametrize(
-    ("found", "problem"),
+    ("answer", "problem"),
     [
         (
             {"threads": [], "stacks": [{**said(2), "threads": 7}], "lacks": None},
@@ -104,15 +104,15 @@ def test_only_requested_ranks_are_kept(hosts: Hosts, taking: Stacks) -> None:
     ],
 )
 def test_an_answer_of_a_wrong_form_becomes_a_problem(
-    hosts: Hosts, taking: Stacks, found: object, problem: str
+    hosts: Hosts, taking: Stacks, answer: object, problem: str
 ) -> None:
-    told: list[list[ProcessStack]] = []
-    taking.take((range(2, 4),), told.append)
-    hosts.calls["b"](Answer("b", found))
-    assert notes(told[0]) == [f"ranks 2-3 by the kernel: {problem}"]
-    taking.take((range(2, 4),), told.append)
+    results: list[list[ProcessStack]] = []
+    taking.take((range(2, 4),), results.append)
+    hosts.calls["b"](Answer("b", answer))
+    assert notes(results[0]) == [f"ranks 2-3 by the kernel: {problem}"]
+    taking.take((range(2, 4),), results.append)
     hosts.calls["b"](Answer("b", None, "it has ended\x1b[2J"))
-    assert notes(told[1]) == ["ranks 2-3 by the kernel: it has ended\\x1b[2J"]
+    assert notes(results[1]) == ["ranks 2-3 by the kernel: it has ended\\x1b[2J"]
 
 
 def test_stacks_before_a_kill_answer_per_host_and_are_stored(
@@ -141,13 +141,13 @@ def test_stacks_before_a_kill_answer_per_host_and_are_stored(
     assert heard[2:] == [StacksTaken("b", 1), StacksTaken("b", 2)]
     assert places(groups(taking.before_kill())) == ["ranks 1-3 in main (train.py:1)"]
     (kept,) = kept_stacks(tmp_path)
-    assert [one["rank"] for one in kept["stacks"]] == [1, 2, 3]
+    assert [stack["rank"] for stack in kept["stacks"]] == [1, 2, 3]
     assert (tmp_path / STACKS_FILE).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.fixture
 def own_py_spy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """This installation has it."""
+    """An installation with py-spy."""
     program = tmp_path / "py-spy"
     program.write_bytes(b"program" * 100)
     monkeypatch.setattr(module, "own_py_spy", lambda: program)
@@ -170,28 +170,28 @@ def test_py_spy_is_sent_once_to_a_host_without_it(hosts: Hosts, taking: Stacks) 
 
 @pytest.mark.usefixtures("own_py_spy")
 def test_the_first_request_waits_for_py_spy_on_its_way(hosts: Hosts, taking: Stacks) -> None:
-    told: list[list[ProcessStack]] = []
-    taking.take(None, told.append)
+    results: list[list[ProcessStack]] = []
+    taking.take(None, results.append)
     hosts.answer("b", said(2), said(3))
     blind: dict[str, Any] = {"source": "kernel", "threads": []}
     hosts.answer("a", said(0, **blind), said(1, **blind), lacks=os.uname().machine)
     hosts.calls["a"](Answer("a", {}))  # it is there
     assert [(kind, name) for kind, name, _ in hosts.asked[2:]] == [("py_spy", "a"), ("stacks", "a")]
-    assert told == []
+    assert results == []
     hosts.answer("a", said(0), said(1))
-    assert places(groups(told[0])) == ["ranks 0-3 in main (train.py:1)"]
-    assert len(told) == 1
+    assert places(groups(results[0])) == ["ranks 0-3 in main (train.py:1)"]
+    assert len(results) == 1
 
 
 @pytest.mark.usefixtures("own_py_spy")
 def test_a_host_lost_while_py_spy_travels_keeps_its_first_stacks(hosts: Hosts, taking: Stacks) -> None:
-    told: list[list[ProcessStack]] = []
-    taking.take([range(2)], told.append)
+    results: list[list[ProcessStack]] = []
+    taking.take([range(2)], results.append)
     hosts.answer("a", said(0), said(1), lacks=os.uname().machine)
     brought = hosts.calls["a"]
     del hosts.pids["a"]
     brought(Answer("a", problem="its connection is lost"))
-    assert [one.rank for one in told[0]] == [0, 1]
+    assert [stack.rank for stack in results[0]] == [0, 1]
 
 
 def test_preparation_without_py_spy_asks_no_host(

@@ -16,7 +16,7 @@ LIMIT = 60.0
 
 
 class Questions:
-    """An observer that hears them; `answers` has what it says, and `begun` what is being answered until go_on()."""
+    """An observer with a kind of question of this test. `answers` has its answers, `begun` the questions in work until go_on()."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
@@ -58,5 +58,5 @@ def test_a_question_waits_for_the_one_before_it_as_long_as_its_own_time(
     questions.go_on()
     questions.go_on()
     answers = [questions.answers.get(timeout=LIMIT) for _ in range(2)]
-    assert {one["id"]: one["answer"] for one in answers} == {1: "meow", 3: "meow"}
+    assert {answer["id"]: answer["answer"] for answer in answers} == {1: "meow", 3: "meow"}
     questions.end()

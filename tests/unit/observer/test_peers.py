@@ -1,4 +1,4 @@
-"""What a host knows of its connections to others, and what NCCL says when it is asked."""
+"""Reports on connections to other hosts, and NCCL's answers."""
 
 import os
 import socket
@@ -40,24 +40,24 @@ def test_silent_peers_and_peers_that_do_not_read_are_told_apart(
     connections = peers._connections
     monkeypatch.setattr(peers, "_connections", lambda _folder: connections(str(tmp_path)))
     monkeypatch.setattr(peers, "_sockets", lambda _pid: ["22", "33", "44", "55", "66", "77", "11"])
-    found = peers.answer({"workers": [(3, os.getpid())]})
-    assert found["unanswered"] == [
+    report = peers.answer({"workers": [(3, os.getpid())]})
+    assert report["unanswered"] == [
         (3, "10.0.0.3"),
         (3, "10.0.0.7"),
         (3, "fe80::5054:ff:fe5f:c0d3"),
     ]
-    assert found["addresses"] == ["10.0.0.2", "fe80::5054:ff:fe5f:c0d2"]
-    assert found["nccl"] is None
+    assert report["addresses"] == ["10.0.0.2", "fe80::5054:ff:fe5f:c0d2"]
+    assert report["nccl"] is None
     monkeypatch.setattr(peers, "_sockets", lambda _pid: ["22"])
     assert peers.answer({"workers": [(3, os.getpid())]})["unanswered"] == [(3, "10.0.0.3")]
 
 
 def test_a_connection_of_this_process_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        found = peers.answer({"workers": [(0, os.getpid())]})
-        assert "127.0.0.1" in found["addresses"]
-        assert not found["unanswered"]
-        checked = host_peers("a", {**found, "pids": list(map(list, found["pids"])), "unanswered": []})
+        report = peers.answer({"workers": [(0, os.getpid())]})
+        assert "127.0.0.1" in report["addresses"]
+        assert not report["unanswered"]
+        checked = host_peers("a", {**report, "pids": list(map(list, report["pids"])), "unanswered": []})
         assert checked is not None
         assert checked.ranks[os.getpid()] == 0
 

@@ -49,9 +49,9 @@ def test_a_module_is_found_by_the_workers_python_without_running_it(
         ("module", "nowhere.at_all"): False,
         ("module", "pytest"): True,
     }
-    searches = {one: Search(*one, worker.pid) for one in asked}
+    searches = {case: Search(*case, worker.pid) for case in asked}
     deadline = time.monotonic() + 60
-    assert {one: search.result(deadline) for one, search in searches.items()} == asked
+    assert {case: search.result(deadline) for case, search in searches.items()} == asked
 
 
 def test_a_late_search_or_a_missing_process_gives_no_result(
@@ -60,5 +60,5 @@ def test_a_late_search_or_a_missing_process_gives_no_result(
     assert Search("module", "beside", worker.pid).result(0.0) is None
     worker.kill()
     worker.wait()
-    for what in ("module", "file"):
-        assert Search(what, "beside", worker.pid).result(time.monotonic() + 60) is None
+    for kind in ("module", "file"):
+        assert Search(kind, "beside", worker.pid).result(time.monotonic() + 60) is None

@@ -1,4 +1,4 @@
-"""What the observer finds out of processes: with py-spy, where there is one; by faulthandler; by the kernel."""
+"""Stacks of real processes by py-spy, by faulthandler, and by the kernel."""
 
 import json
 import os
@@ -43,7 +43,7 @@ Run = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Starts a program that says when it is up."""
+    """Starts a program and waits until it is up."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(text: str, *before: str) -> "subprocess.Popen[bytes]":
@@ -74,20 +74,20 @@ def fake(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def only(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The only one, which is of the form that a driver takes."""
-    assert process_stacks("a", json.loads(json.dumps(packed(found)))) is not None
-    (one,) = found
-    return one
+def only(stacks_found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the only stack, in the form for the driver."""
+    assert process_stacks("a", json.loads(json.dumps(packed(stacks_found)))) is not None
+    (stack,) = stacks_found
+    return stack
 
 
 def test_frames_of_python_are_read_while_the_process_continues(run: Run, tmp_path: Path) -> None:
     if not os.access(PY_SPY, os.X_OK):
         pytest.skip("no py-spy here")
     process = run(SLEEPS)
-    one = only(take_stacks([(3, process.pid)], 5.0, str(tmp_path), PY_SPY))
-    assert (one["rank"], one["source"], one["problem"], one["is_child"]) == (3, "py-spy", None, False)
-    frames = [(function, Path(file).name, line) for function, file, line in one["threads"][0]["frames"]]
+    stack = only(take_stacks([(3, process.pid)], 5.0, str(tmp_path), PY_SPY))
+    assert (stack["rank"], stack["source"], stack["problem"], stack["is_child"]) == (3, "py-spy", None, False)
+    frames = [(function, Path(file).name, line) for function, file, line in stack["threads"][0]["frames"]]
     assert frames == [("<module>", "script.py", 5), ("doze", "script.py", 4)]
     native = only(take_stacks([(3, process.pid)], 20.0, str(tmp_path), PY_SPY, native=True))
     assert any(".so" in file for _, file, _ in native["threads"][0]["frames"])
@@ -96,22 +96,22 @@ def test_frames_of_python_are_read_while_the_process_continues(run: Run, tmp_pat
 
 def test_a_program_in_a_shell_is_a_child_of_the_rank(run: Run, tmp_path: Path) -> None:
     shell = run(SLEEPS, "/bin/sh", "-c", '"$@"; exit 3', "sh")
-    found = take_stacks([(0, shell.pid)], 5.0, str(tmp_path), PY_SPY)
-    assert [one["is_child"] for one in found] == [False, True]
-    assert found[0]["source"] == "kernel"
-    known = process_stacks("a", packed(found))
-    assert known is not None
+    stacks_found = take_stacks([(0, shell.pid)], 5.0, str(tmp_path), PY_SPY)
+    assert [stack["is_child"] for stack in stacks_found] == [False, True]
+    assert stacks_found[0]["source"] == "kernel"
+    parsed = process_stacks("a", packed(stacks_found))
+    assert parsed is not None
     if os.access(PY_SPY, os.X_OK):
-        assert summary(known) == "rank 0 in doze (script.py:4)"
+        assert summary(parsed) == "rank 0 in doze (script.py:4)"
 
 
 def test_faulthandler_writes_the_stack_without_py_spy(run: Run, tmp_path: Path) -> None:
     process = run(ANSWERS)
     for _ in range(2):  # its file is appended to
-        one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), None))
-        assert one["source"] == "faulthandler"
-        assert [function for function, _, _ in one["threads"][0]["frames"]] == ["<module>", "doze"]
-        assert "hvlaunch[stacks]" in one["problem"]
+        stack = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), None))
+        assert stack["source"] == "faulthandler"
+        assert [function for function, _, _ in stack["threads"][0]["frames"]] == ["<module>", "doze"]
+        assert "hvlaunch[stacks]" in stack["problem"]
     assert process.poll() is None
 
 
@@ -120,9 +120,9 @@ def test_an_unregistered_process_is_never_signalled(run: Run, tmp_path: Path) ->
     for text in (SLEEPS, f"import sys\n{catches}{SLEEPS}"):
         process = run(text)
         (tmp_path / f"stack.{process.pid}").write_text("")  # as one before it with this pid may have left it
-        one = only(take_stacks([(0, process.pid)], 2.0, str(tmp_path), None))
-        assert one["source"] == "kernel"
-        assert one["threads"][0]["frames"]
+        stack = only(take_stacks([(0, process.pid)], 2.0, str(tmp_path), None))
+        assert stack["source"] == "kernel"
+        assert stack["threads"][0]["frames"]
         assert process.poll() is None
 
 
@@ -146,9 +146,9 @@ def test_missing_frames_are_explained_in_one_line(
 ) -> None:
     monkeypatch.setattr(stacks, "_YAMA", "/no/such")
     process = run(SLEEPS)
-    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, says)))
-    assert one["source"] == "kernel"
-    assert one["problem"].startswith(problem)
+    stack = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, says)))
+    assert stack["source"] == "kernel"
+    assert stack["problem"].startswith(problem)
 
 
 def test_yama_is_named_with_its_setting(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ def test_yama_is_named_with_its_setting(run: Run, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(stacks, "_YAMA", str(tmp_path / "scope"))
     process = run(SLEEPS)
     spy = fake(tmp_path, "echo 'Error: Permission denied'; exit 1")
-    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), spy))
-    assert one["problem"] == (
+    stack = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), spy))
+    assert stack["problem"] == (
         "no permission: sysctl kernel.yama.ptrace_scope=0 there (it is 2), or import hvlaunch.torch"
     )
 
@@ -171,19 +171,25 @@ def test_a_process_that_changed_is_read_again(run: Run, tmp_path: Path) -> None:
         ]
     )
     counted = f"echo x >> {tmp_path}/count; [ $(wc -l < {tmp_path}/count) = 3 ] && echo '{good}'"
-    one = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, counted)))
-    assert (one["source"], one["problem"]) == ("py-spy", None)
-    assert [thread["name"] for thread in one["threads"]] == ["MainThread", "x"]  # the main thread first
+    stack = only(take_stacks([(0, process.pid)], 5.0, str(tmp_path), fake(tmp_path, counted)))
+    assert (stack["source"], stack["problem"]) == ("py-spy", None)
+    assert [thread["name"] for thread in stack["threads"]] == ["MainThread", "x"]  # the main thread first
 
 
 def test_a_py_spy_that_hangs_is_cut_off(run: Run, tmp_path: Path) -> None:
     processes = [run(SLEEPS) for _ in range(3)]
     spy = fake(tmp_path, f"[ $5 = {processes[1].pid} ] && exec sleep 1000; echo no; exit 1")
     began = time.monotonic()
-    found = take_stacks([(rank, one.pid) for rank, one in enumerate(processes)], 1.0, str(tmp_path), spy)
+    stacks_found = take_stacks(
+        [(rank, stack.pid) for rank, stack in enumerate(processes)], 1.0, str(tmp_path), spy
+    )
     assert time.monotonic() - began < 10.0
-    assert [one["problem"] for one in found] == ["py-spy: no", "py-spy was not ready in time", "py-spy: no"]
-    assert all(one["threads"][0]["frames"] for one in found)
+    assert [stack["problem"] for stack in stacks_found] == [
+        "py-spy: no",
+        "py-spy was not ready in time",
+        "py-spy: no",
+    ]
+    assert all(stack["threads"][0]["frames"] for stack in stacks_found)
 
 
 def test_an_ended_process_has_no_stack(run: Run, tmp_path: Path) -> None:
@@ -217,13 +223,13 @@ def test_py_spy_is_stored_in_the_jobs_directory(tmp_path: Path, monkeypatch: pyt
 def test_an_answer_is_shortened_to_its_limit() -> None:
     frames = [["function", "/a/long/path/of/a/file.py", line] for line in range(128)]
     threads = [{"name": "thread", "is_python": True, "frames": frames} for _ in range(64)]
-    found: list[dict[str, Any]] = [
-        {"rank": rank, "is_child": child, "threads": [dict(one) for one in threads]}
+    stacks_found: list[dict[str, Any]] = [
+        {"rank": rank, "is_child": child, "threads": [dict(stack) for stack in threads]}
         for rank in range(8)
         for child in (True, False)
     ]
     for most in (1 << 20, 1 << 16, 1 << 12):
-        found = stacks.shortened(found, most)
-        assert len(json.dumps(found)) <= most
-        assert found[0]["threads"][0]["frames"][-1][2] == 127
-    assert not any(one["is_child"] for one in found)
+        stacks_found = stacks.shortened(stacks_found, most)
+        assert len(json.dumps(stacks_found)) <= most
+        assert stacks_found[0]["threads"][0]["frames"][-1][2] == 127
+    assert not any(stack["is_child"] for stack in stacks_found)

@@ -1,4 +1,4 @@
-"""A sample as a host sends it."""
+"""A host's sample."""
 
 from typing import Any
 

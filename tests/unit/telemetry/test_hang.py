@@ -1,4 +1,4 @@
-"""Whether a job hangs, by what was measured."""
+"""Verdicts on hangs from samples and stacks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,23 +27,23 @@ IDLE: Mapping[str, Any] = dict.fromkeys(
 
 
 class Rank:
-    """One rank as the observers see it; each may be changed while time goes by."""
+    """A rank as observers see it. A test may change a rank while time passes."""
 
-    def __init__(self, frames: Sequence[Frame] = REDUCE, **what: Any) -> None:
+    def __init__(self, frames: Sequence[Frame] = REDUCE, **changes: Any) -> None:
         self.frames = tuple(frames)
-        self.cpu = what.pop("cpu", 0.0)
-        self.writes = what.pop("writes", 0)
-        self.state = what.pop("state", "S")
-        self.move: Callable[[float], Sequence[Frame]] | None = what.pop("move", None)
-        self.native = what.pop("native", ())
-        self.later: tuple[Frame, ...] = what.pop("later", ())
+        self.cpu = changes.pop("cpu", 0.0)
+        self.writes = changes.pop("writes", 0)
+        self.state = changes.pop("state", "S")
+        self.move: Callable[[float], Sequence[Frame]] | None = changes.pop("move", None)
+        self.native = changes.pop("native", ())
+        self.later: tuple[Frame, ...] = changes.pop("later", ())
         """Where it is when its frames of C are looked at."""
-        self.has_native = what.pop("has_native", True)
-        self.children: Sequence[Sequence[Frame]] = what.pop("children", ())
+        self.has_native = changes.pop("has_native", True)
+        self.children: Sequence[Sequence[Frame]] = changes.pop("children", ())
         self.is_python = [True] * (1 + len(self.children))
-        self.busiest = what.pop("busiest", 0)
-        """Which of it and its children computes."""
-        assert not what
+        self.busiest = changes.pop("busiest", 0)
+        """Index of the computing process: 0 is the worker, others are its children."""
+        assert not changes
 
     def sample(self, rank: int, now: float) -> WorkerSample:
         io, pid = int(self.writes * now), rank + 100
@@ -53,17 +53,17 @@ class Rank:
 
     def stacks(self, rank: int, now: float, *, native: bool = False) -> Iterable[ProcessStack]:
         frames = tuple(self.move(now)) if self.move is not None else self.frames
-        mine = (self.later or frames) + tuple(self.native) if native else frames
-        for number, one in enumerate([mine, *self.children]):
+        chosen = (self.later or frames) + tuple(self.native) if native else frames
+        for number, entry in enumerate([chosen, *self.children]):
             is_python = self.is_python[number] and (self.has_native or not native)
-            thread = ThreadStack("MainThread", tuple(one) if is_python else (), is_python)
+            thread = ThreadStack("MainThread", tuple(entry) if is_python else (), is_python)
             yield ProcessStack(
                 "ab"[rank // 4], rank, rank + 100 + number, "python", number > 0, (thread,), "py-spy"
             )
 
 
-def host_of(name: str, now: float, workers: tuple[WorkerSample, ...], **what: Any) -> HostSample:
-    more = {"cores": 8, "free": {}, "gpus": (), "problems": (), **IDLE, **what}
+def host_of(name: str, now: float, workers: tuple[WorkerSample, ...], **changes: Any) -> HostSample:
+    more = {"cores": 8, "free": {}, "gpus": (), "problems": (), **IDLE, **changes}
     return HostSample(host=name, time=now, workers=workers, **more)
 
 
@@ -86,18 +86,20 @@ def watch(
         now = judge.next_look
         workers = tuple(rank.sample(number, now) for number, rank in ranks.items())
         hosts = [
-            host_of(name, now, mine, disk_write=disk)
+            host_of(name, now, chosen, disk_write=disk)
             for name in "ab"
-            if (mine := tuple(one for one in workers if "ab"[one.rank // 4] == name))
+            if (chosen := tuple(entry for entry in workers if "ab"[entry.rank // 4] == name))
         ]
-        wanted = judge.samples(now, hosts)
+        needed = judge.samples(now, hosts)
         judge.operations(now, {} if operations is None else {"a": operations})
-        judge.stacks(now, [one for number in sorted(wanted) for one in ranks[number].stacks(number, now)])
+        judge.stacks(now, [entry for number in sorted(needed) for entry in ranks[number].stacks(number, now)])
         if not judge.is_due(now):
             continue
-        all_ = [one for number, rank in ranks.items() for one in rank.stacks(number, now)]
-        deep = [one for number in judge.computing for one in ranks[number].stacks(number, now, native=True)]
-        said = judge.verdict(
+        all_ = [entry for number, rank in ranks.items() for entry in rank.stacks(number, now)]
+        deep = [
+            entry for number in judge.computing for entry in ranks[number].stacks(number, now, native=True)
+        ]
+        outcome = judge.verdict(
             now,
             all_,
             deep if with_native else (),
@@ -106,8 +108,8 @@ def watch(
             behind=behind,
             apart=steps_apart(steps or {}),
         )
-        if said is not None:
-            return now, said
+        if outcome is not None:
+            return now, outcome
     return None
 
 
@@ -115,26 +117,26 @@ def others(*odd: int) -> dict[int, Rank]:
     return {number: Rank() for number in range(8) if number not in odd}
 
 
-def said(ranks: Mapping[int, Rank], **how: Any) -> Verdict:
-    found = watch(ranks, **how)
-    assert found is not None
-    assert TIMEOUT <= found[0] <= TIMEOUT + 5
-    return found[1]
+def outcome(ranks: Mapping[int, Rank], **how: Any) -> Verdict:
+    verdicts = watch(ranks, **how)
+    assert verdicts is not None
+    assert TIMEOUT <= verdicts[0] <= TIMEOUT + 5
+    return verdicts[1]
 
 
 class Flickering(Rank):
-    """One that waits, and uses a processor a little from TIMEOUT on, as much as a library's thread that wakes up."""
+    """A waiting rank with a little processor time from TIMEOUT on, as of a library's thread."""
 
     def sample(self, rank: int, now: float) -> WorkerSample:
         return replace(super().sample(rank, now), cpu_time=max(0.0, now - TIMEOUT + 1))
 
 
 def test_a_little_work_within_a_collective_is_no_progress() -> None:
-    assert said({**others(2, 5), 2: Flickering(), 5: Rank(SLEEP)}).ranks == (5,)
+    assert outcome({**others(2, 5), 2: Flickering(), 5: Rank(SLEEP)}).ranks == (5,)
 
 
 def test_the_verdict_names_the_rank_that_others_wait_for() -> None:
-    verdict = said({**others(5), 5: Rank(SLEEP)})
+    verdict = outcome({**others(5), 5: Rank(SLEEP)})
     assert verdict.ranks == (5,)
     assert (
         verdict.text
@@ -144,25 +146,25 @@ def test_the_verdict_names_the_rank_that_others_wait_for() -> None:
 
 def test_the_smaller_group_of_two_collectives_is_to_blame() -> None:
     broadcast = (Frame("train", "/home/me/train.py", 41), Frame("broadcast", REDUCE[1].file, 9))
-    verdict = said({**others(2), 2: Rank(broadcast)})
+    verdict = outcome({**others(2), 2: Rank(broadcast)})
     assert verdict.ranks == (2,)
     assert "rank 2 (host a) waits in broadcast (train.py:41); ranks 0-1,3-7" in verdict.text
 
 
 def test_ranks_in_one_collective_are_named_with_its_line() -> None:
-    verdict = said(others())
+    verdict = outcome(others())
     assert verdict.ranks == tuple(range(8))
     assert verdict.text.startswith("all of them wait in all_reduce (train.py:88)")
 
 
 def test_stopped_and_ended_ranks_are_to_blame() -> None:
-    assert said({**others(1), 1: Rank(state="T")}).text.startswith("rank 1 (host a) is stopped (SIGSTOP")
-    assert said(others(7), ended=[7]).text.startswith("rank 7 has ended; ranks 0-6 wait for it")
+    assert outcome({**others(1), 1: Rank(state="T")}).text.startswith("rank 1 (host a) is stopped (SIGSTOP")
+    assert outcome(others(7), ended=[7]).text.startswith("rank 7 has ended; ranks 0-6 wait for it")
 
 
 def test_a_busy_loop_at_one_line_hangs_and_a_long_library_call_does_not() -> None:
     spin = (Frame("train", "/home/me/train.py", 31),)
-    verdict = said({**others(3), 3: Rank(spin, cpu=1.0, state="R")})
+    verdict = outcome({**others(3), 3: Rank(spin, cpu=1.0, state="R")})
     assert verdict.text.startswith("rank 3 (host a) computes in train (train.py:31), always there; ranks")
     assert watch({**others(3), 3: Rank(spin, cpu=1.0, native=(BLAS,))}) is None
 
@@ -172,7 +174,7 @@ def test_rank_that_moved_between_samples_is_not_hanging() -> None:
     counts = (Frame("train", "/home/me/train.py", 31), Frame("step", "/home/me/train.py", 11))
     assert watch({**others(3), 3: Rank(evaluates, cpu=1.0, later=counts)}) is None
     assert watch({**others(3), 3: Rank(evaluates, cpu=1.0, has_native=False)}) is None
-    assert said({**others(3), 3: Rank(evaluates, cpu=1.0)}).ranks == (3,)
+    assert outcome({**others(3), 3: Rank(evaluates, cpu=1.0)}).ranks == (3,)
 
 
 def test_mpi_waits_by_computing() -> None:
@@ -180,7 +182,7 @@ def test_mpi_waits_by_computing() -> None:
         number: Rank((Frame("main", "/home/me/mpi.py", 14),), cpu=1.0, native=(MPI,)) for number in range(8)
     }
     ranks[6] = Rank(SLEEP)
-    verdict = said(ranks)
+    verdict = outcome(ranks)
     assert verdict.ranks == (6,)
     assert "wait for it in PMPI_Barrier (mpi.py:14)" in verdict.text
 
@@ -190,7 +192,7 @@ def test_the_verdict_names_the_place_of_a_child() -> None:
         Frame("train", "/home/me/train.py", 20),
         Frame("_get", "/x/site-packages/torch/utils/data/d.py", 1),
     )
-    verdict = said({**others(4), 4: Rank(loader, children=[SLEEP])})
+    verdict = outcome({**others(4), 4: Rank(loader, children=[SLEEP])})
     assert "rank 4 (host b) waits in _get (train.py:20) [also there: fetch (data.py:31)]" in verdict.text
 
 
@@ -202,7 +204,7 @@ def test_waiting_for_a_compiler_is_progress_and_for_an_idle_child_is_not() -> No
     assert watch({**others(3), 3: waits}) is None
     waits.is_python = [True, True]
     waits.children = [(Frame("spin", "/home/me/train.py", 9),)]
-    assert said({**others(3), 3: waits}).ranks == (3,)
+    assert outcome({**others(3), 3: waits}).ranks == (3,)
 
 
 def moving(now: float) -> Sequence[Frame]:
@@ -229,7 +231,7 @@ def test_a_rank_with_progress_keeps_the_job_from_hanging(rank: Rank, disk: float
 
 
 def test_waiting_for_an_idle_disk_hangs() -> None:
-    assert said({**others(0), 0: Rank(SLEEP, state="D")}).ranks == (0,)
+    assert outcome({**others(0), 0: Rank(SLEEP, state="D")}).ranks == (0,)
 
 
 def test_a_job_whose_ranks_all_compute_does_not_hang() -> None:
@@ -246,15 +248,15 @@ def test_each_line_restarts_the_timeout_and_a_hang_is_reported_once() -> None:
     judge.heard(50.0)
     assert judge.next_look == 50 + TIMEOUT / 4
     ranks = {**others(5), 5: Rank(SLEEP)}
-    found = watch(ranks)
-    assert found is not None
+    verdicts = watch(ranks)
+    assert verdicts is not None
     judge.heard(40.0)
     assert judge.next_look == 50 + TIMEOUT / 4
 
 
 def test_a_loop_in_user_code_is_seen_without_native_frames() -> None:
     spin = (Frame("train", "/home/me/train.py", 31),)
-    assert said({**others(3), 3: Rank(spin, cpu=1.0)}, with_native=False).ranks == (3,)
+    assert outcome({**others(3), 3: Rank(spin, cpu=1.0)}, with_native=False).ranks == (3,)
 
 
 @pytest.mark.parametrize(
@@ -267,13 +269,13 @@ def test_a_loop_in_user_code_is_seen_without_native_frames() -> None:
 )
 def test_reported_steps_alone_count(rank: Rank, words: str) -> None:
     assert watch({**others(3), 3: rank}) is None
-    verdict = said({**others(3), 3: rank}, steps=dict.fromkeys(range(8), 120))
+    verdict = outcome({**others(3), 3: rank}, steps=dict.fromkeys(range(8), 120))
     assert verdict.ranks == (3,)
     assert verdict.text.startswith(words)
 
 
 def test_a_rank_at_another_step_is_to_blame_within_one_collective() -> None:
-    verdict = said(others(), steps={**dict.fromkeys(range(8), 120), 6: 119})
+    verdict = outcome(others(), steps={**dict.fromkeys(range(8), 120), 6: 119})
     assert verdict.ranks == (6,)
     assert verdict.text.startswith(
         "rank 6 (host b) waits in all_reduce (train.py:88) (at step 119, the others at 120); ranks 0-5,7 wait for it"
@@ -294,12 +296,12 @@ def test_a_step_as_long_as_earlier_steps_is_no_hang() -> None:
 
 
 def look(judge: Judge, now: float, *, sampled_at: float | None = None, **host: Any) -> None:
-    """At two ranks that sleep; one uses `cpu` cores."""
+    """Two sleeping ranks, the first with `used` cores."""
     cpu = host.pop("cpu", 0.0)
     at = now if sampled_at is None else sampled_at
     ranks = (Rank(SLEEP, cpu=cpu), Rank(SLEEP))
     judge.samples(
-        now, [host_of("a", at, tuple(one.sample(number, at) for number, one in enumerate(ranks)), **host)]
+        now, [host_of("a", at, tuple(entry.sample(number, at) for number, entry in enumerate(ranks)), **host)]
     )
 
 
@@ -340,11 +342,11 @@ def on_gpu(frames: Sequence[Frame] = ITEM) -> Rank:
 def test_waiting_for_the_gpu_while_nccl_is_idle_is_waiting_for_others() -> None:
     ranks = {number: on_gpu() for number in range(8)}
     waits = "ranks 0-4,6-7 wait for it in <module> (train.py:52)"
-    verdict = said({**ranks, 5: Rank(SLEEP)}, operations=48, behind=[5])
+    verdict = outcome({**ranks, 5: Rank(SLEEP)}, operations=48, behind=[5])
     assert verdict.text == f"rank 5 (host b) waits in fetch (data.py:31); {waits}"
-    verdict = said({**ranks, 5: Rank((*ITEM, REDUCE[1]))}, operations=48)
+    verdict = outcome({**ranks, 5: Rank((*ITEM, REDUCE[1]))}, operations=48)
     assert verdict.text == f"rank 5 (host b) waits in all_reduce (train.py:52); {waits}"
-    verdict = said({**ranks, 5: Rank(SLEEP)})
+    verdict = outcome({**ranks, 5: Rank(SLEEP)})
     assert "ranks 0-4,6-7 compute in <module> (train.py:52), always there" in verdict.text
 
 

@@ -1,4 +1,4 @@
-"""The metrics of jobs: what Prometheus' own reader makes of them, and whether names and units are as Prometheus wants them."""
+"""Metrics of jobs, read by Prometheus' own parser, and Prometheus' rules for names and units."""
 
 import json
 import re
@@ -42,17 +42,19 @@ def now(**changes) -> JobNow:
 
 
 def read(*jobs: JobNow) -> dict[str, dict[tuple[str, ...], float]]:
-    """By the name of each series, its values by the labels behind the job's."""
+    """Read the values of each series by name and by the labels after the job's labels."""
     families = text_string_to_metric_families(metrics_text(jobs).decode())
-    found: dict[str, dict[tuple[str, ...], float]] = {}
+    series: dict[str, dict[tuple[str, ...], float]] = {}
     for family in families:
         assert family.documentation
-        for one in family.samples:
-            assert one.labels["job_name"] == (STATE["name"] if one.labels["job_id"] == STATE["id"] else "")
-            rest = tuple(value for name, value in one.labels.items() if not name.startswith("job_"))
-            key = (one.labels["job_id"][:2], *rest)
-            found.setdefault(one.name, {})[key] = one.value
-    return found
+        for sample in family.samples:
+            assert sample.labels["job_name"] == (
+                STATE["name"] if sample.labels["job_id"] == STATE["id"] else ""
+            )
+            labels_left = tuple(value for name, value in sample.labels.items() if not name.startswith("job_"))
+            key = (sample.labels["job_id"][:2], *labels_left)
+            series.setdefault(sample.name, {})[key] = sample.value
+    return series
 
 
 @pytest.mark.parametrize(
@@ -97,9 +99,9 @@ def test_every_metric_appears_and_no_other():
 
 def test_jobs_share_families_and_unknown_values_are_left_out():
     other = JobNow({**STATE, "id": "ffff", "name": None, "round": None, "workers": []}, None, None, 2000.0)
-    found = read(now(), other)
-    assert set(found["hvlaunch_job_hanging"]) == {("01",), ("ff",)}
-    assert set(found["hvlaunch_round"]) == set(found["hvlaunch_rounds_total"]) == {("01",)}
+    series = read(now(), other)
+    assert set(series["hvlaunch_job_hanging"]) == {("01",), ("ff",)}
+    assert set(series["hvlaunch_round"]) == set(series["hvlaunch_rounds_total"]) == {("01",)}
     assert metrics_text([]) == b""
 
 
@@ -132,6 +134,6 @@ def test_the_dashboard_and_the_page_name_existing_metrics():
     assert len(queries) > 10
     page = (DOCS / "metrics.md").read_text()
     named = set(re.findall(r"hvlaunch_[a-z_]+", "\n".join([*queries, page])))
-    known = set(METRICS) | {f"hvlaunch_recovery_seconds_{part}" for part in ("bucket", "sum", "count")}
-    assert named - known == set()
+    existing = set(METRICS) | {f"hvlaunch_recovery_seconds_{part}" for part in ("bucket", "sum", "count")}
+    assert named - existing == set()
     assert set(METRICS) - set(re.findall(r"hvlaunch_[a-z_]+", page)) == set()

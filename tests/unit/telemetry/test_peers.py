@@ -1,4 +1,4 @@
-"""How hosts reach each other, by what they say of it: the odd one is named."""
+"""Hosts that do not reach each other, from the reports of hosts and of NCCL."""
 
 import json
 from typing import Any
@@ -75,7 +75,7 @@ def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostP
     """Four hosts with two ranks each; `unanswered` hosts by the host that sends to them."""
     made = []
     for number, name in enumerate("abcd"):
-        found = {
+        answer = {
             "pids": [[rank, 100 + rank] for rank in (2 * number, 2 * number + 1)],
             "addresses": [f"10.0.0.{number + 1}", "127.0.0.1"] if number else [f"10.0.0.{number + 1}"],
             "unanswered": [
@@ -83,9 +83,9 @@ def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostP
             ],
             "nccl": nccl if name == "a" else None,
         }
-        one = host_peers(name, found)
-        assert one is not None
-        made.append(one)
+        first = host_peers(name, answer)
+        assert first is not None
+        made.append(first)
     return made
 
 
@@ -105,8 +105,8 @@ def test_an_unknown_address_blames_nobody() -> None:
     assert notes(job({})) == {}
     [peers, *_] = job({})
     assert notes([peers]) == {}
-    found = {"pids": [[0, 5]], "addresses": ["10.0.0.1"], "unanswered": [[0, "10.9.9.9"]], "nccl": None}
-    lonely = host_peers("a", found)
+    answer = {"pids": [[0, 5]], "addresses": ["10.0.0.1"], "unanswered": [[0, "10.9.9.9"]], "nccl": None}
+    lonely = host_peers("a", answer)
     assert lonely is not None
     assert notes([lonely]) == {}
 
@@ -134,33 +134,33 @@ def test_text_of_an_old_nccl_is_parsed() -> None:
 
 
 def test_the_address_tells_equal_pids_apart() -> None:
-    one, two = (
+    first, two = (
         HostPeers(name, {100: rank}, frozenset([address]), frozenset(), None)
         for name, rank, address in (("a", 0, "10.0.0.1"), ("b", 1, "10.0.0.2"))
     )
     teller = HostPeers(
         "c", {7: 2}, frozenset(["10.0.0.3"]), frozenset(), read_report(as_nccl_says([49, 50, 50]))
     )
-    assert list(notes([one, two, teller])) == [0]
+    assert list(notes([first, two, teller])) == [0]
     assert list(notes([two, teller])) == [1]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "report_text",
     ["", "{", "{}", '{"communicators": 7}', '{"communicators": [{"ranks": [{}]}]}', '{"communicators": [[]]}',
      '{"communicators": [{"ranks": [{"pid": 1, "host": "a", "collective_counts": {"a": -1}}]}]}', "{" * 10**5,
      "#0-0 (x)\n  Rank 1 has launched up to operation " + "9" * 5000 + " -- GPU 0 managed by process 1 on node a"],
 )  # fmt: skip
-def test_nonsense_from_nccl_is_ignored(said: str) -> None:
-    report = read_report(said)
+def test_nonsense_from_nccl_is_ignored(report_text: str) -> None:
+    report = read_report(report_text)
     assert (report.operations, report.behind, report.missing) == (None, {}, [])
 
 
 @pytest.mark.parametrize(
-    "found",
+    "answer",
     [None, {}, {"pids": [[0, 1]], "addresses": ["x"], "unanswered": [], "nccl": None},
      {"pids": [[0]], "addresses": [], "unanswered": [], "nccl": None},
      {"pids": [], "addresses": [], "unanswered": [], "nccl": 7}],
 )  # fmt: skip
-def test_nonsense_from_a_host_is_ignored(found: object) -> None:
-    assert host_peers("a", found) is None
+def test_nonsense_from_a_host_is_ignored(answer: object) -> None:
+    assert host_peers("a", answer) is None

@@ -1,4 +1,4 @@
-"""The form of what hosts send as a sample."""
+"""The form of a host's sample."""
 
 import copy
 from typing import Any
@@ -35,9 +35,9 @@ def test_a_sample_is_parsed() -> None:
     ],
 )
 def test_an_answer_in_a_wrong_form_is_refused(path: tuple[Any, ...], value: Any) -> None:
-    found = copy.deepcopy(SAMPLE_OF_A_HOST)
-    where: Any = found
+    answer = copy.deepcopy(SAMPLE_OF_A_HOST)
+    target: Any = answer
     for key in path[:-1]:
-        where = where[key]
-    where[path[-1]] = value
-    assert host_sample("a", 0.0, found, {}) is None
+        target = target[key]
+    target[path[-1]] = value
+    assert host_sample("a", 0.0, answer, {}) is None

@@ -1,4 +1,4 @@
-"""Stacks of many ranks as one text."""
+"""Many ranks' stacks as one text."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ POLL = Frame("poll_schedule_timeout", "", 0)
 
 
 def _paths(node: Node, before: tuple[Frame, ...] = ()) -> Iterator[tuple[int, tuple[Frame, ...]]]:
-    """The stacks that end somewhere in the tree, by the rule that a rank ends where it is in no branch."""
+    """List the stacks of a tree: a rank's stack ends at the node without a branch for the rank."""
     frames = before + node.frames
     for branch in node.branches:
         yield from _paths(branch, frames)
@@ -127,9 +127,9 @@ def test_many_places_are_cut_off_with_a_count() -> None:
 
 def test_library_threads_are_counted_and_user_threads_shown() -> None:
     helper = ThreadStack("pin", (Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 1),), True)
-    own = ThreadStack("mine", (LOAD,), True)
-    one = process(0, MAIN, threads=(ThreadStack("MainThread", (MAIN,), True), helper, own))
-    assert tree_lines([one]) == [
+    user_thread = ThreadStack("mine", (LOAD,), True)
+    item = process(0, MAIN, threads=(ThreadStack("MainThread", (MAIN,), True), helper, user_thread))
+    assert tree_lines([item]) == [
         "rank 0: main (train.py:12)",
         "thread mine:",
         "  rank 0: load (data.py:31)",
@@ -157,10 +157,10 @@ _THREAD = {"name": "MainThread", "is_python": True, "frames": [["main", "/home/m
 
 
 def test_a_hosts_answer_becomes_stacks() -> None:
-    found = process_stacks("b", {"threads": [_THREAD], "stacks": [_SENT]})
-    assert found is not None
-    (one,) = found
-    assert (one.host, one.rank, one.threads[0].frames) == ("b", 3, (MAIN,))
+    stacks_found = process_stacks("b", {"threads": [_THREAD], "stacks": [_SENT]})
+    assert stacks_found is not None
+    (item,) = stacks_found
+    assert (item.host, item.rank, item.threads[0].frames) == ("b", 3, (MAIN,))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_stacks_as_json_have_each_thread_once() -> None:
         "threads": [_THREAD, {**_THREAD, "name": "other"}],
         "stacks": [_SENT, {**_SENT, "rank": 4, "threads": [1]}],
     }
-    found = [one for host in "ab" for one in process_stacks(host, sent) or ()]
-    data = json.loads(json.dumps(as_json(found)))
-    assert [one["threads"] for one in data["stacks"]] == [[0, 0], [1], [0, 0], [1]]
+    stacks_found = [item for host in "ab" for item in process_stacks(host, sent) or ()]
+    data = json.loads(json.dumps(as_json(stacks_found)))
+    assert [item["threads"] for item in data["stacks"]] == [[0, 0], [1], [0, 0], [1]]
     assert len(data["threads"]) == 2
-    assert from_json(data) == found
+    assert from_json(data) == stacks_found
     frames = [{"function": "main", "file": "/home/me/train.py", "line": 12}]
     assert whole_stacks(data)[3]["threads"] == [{"name": "other", "is_python": True, "frames": frames}]
