@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.console.lines import Stream
+from hvlaunch.record.shared import PAGE, SharedFile
 
 __all__ = ["FRAMES", "FrameNumbers", "FrameRecord", "FrameRecords"]
 
 FRAMES = "seen"
 _FIELDS = 4
 """Numbers of 8 bytes for each link: those of FrameNumbers, and a free one, so that no link lies in two pages."""
+_LINKS_PER_PAGE = PAGE // (8 * _FIELDS)
 _INDEXES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
 
@@ -39,17 +41,14 @@ class FrameRecords:
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
         """With `is_synced`, acknowledgements outlive the machine too. Raises OSError."""
-        from hvlaunch.record.shared import PAGE, SharedFile  # noqa: PLC0415 (a local job has no such file)
-
         self._is_synced = is_synced
         self._file = SharedFile(path)
-        self._page_size, self._links_per_page = PAGE, PAGE // (8 * _FIELDS)
         self._lock = threading.Lock()
         self._pages: dict[int, tuple[memoryview, Callable[[], object]]] = {}
         """Each with the function that syncs it to the disk."""
 
     def of_link(self, link: int) -> "FrameRecord":
-        number, index = divmod(link, self._links_per_page)
+        number, index = divmod(link, _LINKS_PER_PAGE)
         with self._lock:
             if number not in self._pages:
                 self._pages[number] = self._page(number)
@@ -59,10 +58,10 @@ class FrameRecords:
     def _page(self, number: int) -> tuple[memoryview, Callable[[], object]]:
         try:
             # Shared memory, since a system call for each printed line is a tenth of the cost of printing.
-            shared = self._file.map(number * self._page_size, self._page_size)
+            shared = self._file.map(number * PAGE, PAGE)
             return memoryview(shared).cast("Q"), shared.flush if self._is_synced else _no_need
         except OSError:
-            return memoryview(bytearray(self._page_size)).cast("Q"), _no_need
+            return memoryview(bytearray(PAGE)).cast("Q"), _no_need
 
     def close(self) -> None:
         self._file.close()
