@@ -1,4 +1,4 @@
-"""The HTTP key-value server that workers meet at, and its client; and how workers tell their progress there."""
+"""The HTTP key-value server of a job, its client, and progress reports of workers."""
 
 from typing import TYPE_CHECKING, Any
 

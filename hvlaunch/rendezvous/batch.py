@@ -1,4 +1,4 @@
-"""Several values in one body: a line of JSON that describes them, then their bytes in its order."""
+"""Several values in one body: a line of JSON describes them, then their bytes follow in its order."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,22 +8,22 @@ __all__ = ["Changes", "MalformedBatch", "check_keys", "pack", "read_keys", "size
 
 
 class MalformedBatch(ValueError):
-    """A body that is no batch; the message says why."""
+    """A malformed body; the message says why."""
 
 
 def pack(head: object, values: Iterable[bytes | None] = ()) -> bytes:
-    """The body: `head` in JSON on a line, then the values that are not None."""
+    """Return a body: `head` in JSON on a line, then each value except None."""
     line = json.dumps(head, separators=(",", ":")).encode("ascii")
     return b"".join([line, b"\n", *(value for value in values if value is not None)])
 
 
 def sizes(values: Iterable[bytes | None]) -> list[int | None]:
-    """What a head says of the values, so that unpack can part them: the bytes of each, None where there is none."""
+    """Return the byte counts of the values for a head; None for a missing value."""
     return [None if value is None else len(value) for value in values]
 
 
 def split(body: bytes) -> tuple[Any, memoryview]:
-    """The head, and the bytes behind it. Raises MalformedBatch."""
+    """Split a body into its head and the bytes behind. Raises MalformedBatch."""
     line, newline, _ = body.partition(b"\n")
     if not newline:
         raise MalformedBatch("the first line has no end")
@@ -31,7 +31,7 @@ def split(body: bytes) -> tuple[Any, memoryview]:
 
 
 def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
-    """The values of these sizes. Raises MalformedBatch where the bytes are fewer or more."""
+    """Cut the bytes into values of these sizes. Raises MalformedBatch if the sizes do not add up."""
     values: list[bytes | None] = []
     start = 0
     for size in sizes:
@@ -48,7 +48,7 @@ def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
 
 
 def read_keys(body: bytes) -> list[str]:
-    """The keys of a body that is a JSON list of them. Raises MalformedBatch."""
+    """Return the keys of a body, a JSON list. Raises MalformedBatch."""
     keys = _parse(body)
     if not isinstance(keys, list):
         raise MalformedBatch("this is not a list of keys")
@@ -57,7 +57,7 @@ def read_keys(body: bytes) -> list[str]:
 
 
 def check_keys(keys: Iterable[object]) -> None:
-    """Raises MalformedBatch unless all are names that a path could have, too."""
+    """Raises MalformedBatch unless each key is a non-empty string in valid Unicode, as in a path."""
     for key in keys:
         if not isinstance(key, str) or not key or not _encodes(key):
             raise MalformedBatch("a key must be a string of at least one character")
@@ -79,9 +79,9 @@ def _encodes(key: str) -> bool:
 
 
 class Changes(NamedTuple):
-    """What changed, up to `version`, where the next watch may begin: values by key, None where it was deleted."""
+    """Changes of a scope up to `version`, where the next watch begins: values by key, None for a deleted key."""
 
     version: int
     values: Mapping[str, bytes | None]
     complete: bool = False
-    """These are all values of the scope: a key that is not among them is not set."""
+    """The scope has no other keys."""

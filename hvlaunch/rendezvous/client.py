@@ -1,4 +1,4 @@
-"""A client of the rendezvous: blocking, thread-safe, with the standard library only."""
+"""A blocking, thread-safe client of the rendezvous, with the standard library only."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from hvlaunch.rendezvous.requests import Reply, Requests, WrongCertificate, read
 __all__ = ["Client", "Versioned", "read_lease"]
 
 _LONGEST_POLL = 30.0
-"""Seconds of one request in a longer wait, so that firewalls on the way see traffic."""
+"""Seconds of each request in a longer wait, so firewalls on the way see traffic."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
-"""Seconds between two attempts to reach a server that does not answer; each is cut at random."""
+"""Seconds between two attempts to reach a silent server; a random part is cut off."""
 
 _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
     401: (Unauthorized, "check that HVLAUNCH_TOKEN is the token of this job"),
@@ -48,7 +48,7 @@ _REFUSALS: dict[int, tuple[type[RendezvousError], str | None]] = {
 
 
 class Versioned(NamedTuple):
-    """A value (None: the key is not set) and its version, which is for compare_and_set only."""
+    """A value (None: not set) and its version for compare_and_set."""
 
     value: bytes | None
     version: str
@@ -115,7 +115,7 @@ class Client:
     # One key:
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """The value, or None where the key is not set."""
+        """Return the value; None if the key is not set."""
         reply = self._ask("GET", _path(scope, key))
         return reply.body if reply.status == OK else None
 
@@ -139,7 +139,7 @@ class Client:
         self._do("POST", _once("append", scope, key), value)
 
     def read(self, scope: str, key: str) -> Versioned:
-        """The value with its version; a key that is not set has a version too."""
+        """Return the value with its version; a missing key has a version too."""
         return _versioned(self._ask("GET", f"/-/read{_path(scope, key)}"))
 
     def compare_and_set(self, scope: str, key: str, value: bytes, version: str) -> tuple[bool, Versioned]:
@@ -154,7 +154,7 @@ class Client:
     # Many keys:
 
     def get_many(self, scope: str, keys: Sequence[str]) -> list[bytes | None]:
-        """The values, all from the same moment, in the order of the keys; None for a key that is not set."""
+        """Return the values of one moment in the order of the keys; None for a key without a value."""
         reply = self._do("POST", f"/-/get-many{_path(scope)}", _list(keys))
         sizes, data = batch.split(reply.body)
         return batch.unpack(sizes, data)
@@ -165,11 +165,11 @@ class Client:
         self._do("POST", f"/-/put-many{_path(scope)}", batch.pack(head, values.values()))
 
     def check(self, scope: str, keys: Sequence[str]) -> bool:
-        """Whether all keys are set."""
+        """True if all keys are set."""
         return self._ask("POST", f"/-/check{_path(scope)}", _list(keys)).status == OK
 
     def keys(self, scope: str) -> list[str]:
-        """The keys of the scope, sorted."""
+        """Return the scope's keys, sorted."""
         return batch.read_keys(self._do("GET", f"/-/keys{_path(scope)}").body)
 
     def count(self, scope: str) -> int:
@@ -215,7 +215,7 @@ class Client:
     # Asking:
 
     def _poll(self, method: str, path: str, body: bytes | None, timeout: float) -> Reply:
-        """Ask, with more and more `wait=`, until the answer is not 404; that one after `timeout` seconds."""
+        """Repeat a waiting request until the answer is not 404, or until `timeout` seconds have passed."""
         deadline = time.monotonic() + timeout
         tries = _Tries(self.lease, deadline)
         while True:
@@ -227,6 +227,7 @@ class Client:
                 continue
             if reply.status != NOT_FOUND or time.monotonic() >= deadline:
                 return reply
+            # The server answered, so its lease begins anew with the next failure.
             tries = _Tries(self.lease, deadline)
 
     def _do(self, method: str, path: str, body: bytes | None = None) -> Reply:
@@ -254,7 +255,7 @@ class Client:
 
 
 class _Tries:
-    """The pauses between the attempts of one request, until nobody has answered for `lease` seconds, or the time is `deadline`."""
+    """Pauses between attempts of one request, until `lease` seconds without an answer, or `deadline`."""
 
     def __init__(self, lease: float, deadline: float = math.inf) -> None:
         self._lease = lease
@@ -263,19 +264,20 @@ class _Tries:
         self._longest = _FIRST_PAUSE
 
     def pause(self, error: RendezvousUnreachable) -> None:
-        """Wait before the next attempt; raises `error` where there is none."""
+        """Wait before the next attempt; raise `error` after the last."""
         now = time.monotonic()
         if self._until is None:
             self._until = min(now + self._lease, self._deadline)
+        # A wrong certificate stays wrong: trying again would only hide an attack or a mistake.
         if now >= self._until or isinstance(error.__cause__, WrongCertificate):
             raise error
-        pause = self._longest * random.uniform(0.5, 1.0)  # noqa: S311 (that not all come at once)
+        pause = self._longest * random.uniform(0.5, 1.0)  # noqa: S311 (not all workers at once)
         self._longest = min(2 * self._longest, _LONGEST_PAUSE)
         time.sleep(min(pause, self._until - now))
 
 
 def read_lease(environ: Mapping[str, str]) -> float:
-    """HVLAUNCH_LEASE, in seconds; 0 where it is not set. Raises NoRendezvous."""
+    """Return HVLAUNCH_LEASE in seconds; 0 if it is not set. Raises NoRendezvous."""
     text = environ.get("HVLAUNCH_LEASE") or "0"
     try:
         lease = float(text)
@@ -293,7 +295,7 @@ def _path(scope: str, *key: str) -> str:
 
 
 def _once(verb: str, scope: str, key: str) -> str:
-    """The path of a request that the server does once, though it may come twice."""
+    """Return the path of a request with an id: the server executes repeated copies once."""
     return f"/-/{verb}{_path(scope, key)}?id={token_hex(12)}"
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong at the rendezvous, in the store, on the wire and in a client."""
+"""Errors of the rendezvous: of the store, of the wire and of clients."""
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class RendezvousError(HvlaunchError):
-    """The base. `url` is the server's, where one is known; no message ever has the token."""
+    """Base class. `url` is the server's, if known; no message contains the token."""
 
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
@@ -28,7 +28,7 @@ class RendezvousError(HvlaunchError):
 
 
 class BadCertificate(RendezvousError):
-    """What is to be the server's certificate, or its fingerprint, can't be read as one."""
+    """The server's certificate, or its fingerprint, can't be read."""
 
     exit_code = EXIT_USAGE
 
@@ -37,35 +37,35 @@ class BadCertificate(RendezvousError):
 
 
 class CannotListen(RendezvousError):
-    """The address or the port that the server was told can't be had. `port` 0 was any."""
+    """The server can't listen at the requested address or port; `port` 0 means any."""
 
     exit_code = EXIT_USAGE
 
     def __init__(self, cause: str, *, host: str, port: int) -> None:
-        where = f"{host or 'all addresses'} port {port}"
-        super().__init__(f"the rendezvous can't listen on {where}: {cause}", hint="another port")
+        address = f"{host or 'all addresses'} port {port}"
+        super().__init__(f"the rendezvous can't listen on {address}: {cause}", hint="another port")
         self.listen_host = host
         self.port = port
 
 
 class NoRendezvous(RendezvousError):
-    """Nothing, or nothing usable, says where the rendezvous is or what its token is."""
+    """The address or the token of the rendezvous is missing or malformed."""
 
 
 class RendezvousUnreachable(RendezvousError):
-    """No connection, one that broke, or no answer in time."""
+    """The server can't be reached, broke the connection, or did not answer in time."""
 
 
 class RendezvousClosed(RendezvousError):
-    """The server has ended, or is just ending."""
+    """The server has ended, or is ending."""
 
 
 class Unauthorized(RendezvousError):
-    """The server does not take the token."""
+    """The server refuses the token."""
 
 
 class UnexpectedAnswer(RendezvousError):
-    """The server answers what a rendezvous would not: `status` is its HTTP status."""
+    """The answer is not a rendezvous'; `status` is its HTTP status."""
 
     def __init__(self, status: int, *, url: str) -> None:
         super().__init__(
@@ -77,7 +77,7 @@ class UnexpectedAnswer(RendezvousError):
 
 
 class WaitTimeout(RendezvousError):
-    """Nobody set `key` of `scope` within `seconds`."""
+    """No client set `key` of `scope` within `seconds`."""
 
     def __init__(self, scope: str, key: str, seconds: float, *, url: str | None = None) -> None:
         super().__init__(f"nobody set {scope}/{key} within {seconds:g} s", url=url)
@@ -87,16 +87,16 @@ class WaitTimeout(RendezvousError):
 
 
 class ValueTooLarge(RendezvousError):
-    """A value has more bytes than the store takes."""
+    """A value exceeds the store's limit."""
 
 
 class StoreFull(RendezvousError):
-    """The store has all the keys, or all the bytes, that it may have."""
+    """The store has reached its limit of keys or bytes."""
 
 
 class NotANumber(RendezvousError):
-    """What is to be added to is no decimal number of 64 bits, or the sum would be none."""
+    """The old value of a sum is not a decimal number, or the sum exceeds 64 bits."""
 
 
 class TooManyConnections(RendezvousError):
-    """The server has as many connections as it takes, from this address or from all."""
+    """The server has reached its limit of connections, from this address or in total."""

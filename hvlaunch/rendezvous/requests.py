@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 _PAUSES = (0.05, 0.2, 0.5)
-"""Seconds until a new connection is tried where the last one was reset: in a crowd of strangers, the server may drop it."""
+"""Seconds before the next try after a reset: in a crowd of unauthenticated clients, a server drops connections."""
 
 
 class Reply(NamedTuple):
-    """An answer; `etag` is the field's value without its quotes, "" where there is none."""
+    """An answer; `etag` is the field's value without quotes, "" if missing."""
 
     status: int
     body: bytes
@@ -72,7 +72,7 @@ class Requests:
         self._process = os.getpid()
 
     def ask(self, method: str, path: str, body: bytes | None = None, patience: float = 0.0) -> Reply:
-        """One request, and its answer whatever it is. patience is added to the timeout.
+        """Send a request and return the answer, whatever its status. `patience` is added to the timeout.
 
         Raises RendezvousUnreachable.
         """
@@ -81,7 +81,7 @@ class Requests:
             try:
                 return self._exchange(connection, method, path, body, patience)
             except (ConnectionError, ssl.SSLError):
-                self.close()  # what was kept with it is most likely as dead
+                self.close()  # the other kept connections are most likely dead too
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
         for pause in (*_PAUSES, None):
@@ -95,7 +95,7 @@ class Requests:
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """Close the connections that are not in use."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()
 
@@ -158,13 +158,13 @@ class Requests:
 
 def _read(response: http.client.HTTPResponse) -> Reply:
     """Raises IncompleteRead."""
-    if response.length is None:  # the last line of each head tells it: this one was cut off
+    if response.length is None:  # each complete head ends with the length
         raise http.client.IncompleteRead(b"")
     return Reply(response.status, response.read(), (response.getheader("ETag") or "").strip('"'))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the name or address can only mean this machine itself."""
+    """True if the name or address means this machine itself."""
     if host == "localhost":
         return True
     try:
@@ -189,7 +189,7 @@ def _address(url: str) -> tuple[str, str, int]:
         ):
             host = None
     if not host or not port:
-        shown = url.rpartition("@")[2]  # what is before it may be a password
+        shown = url.rpartition("@")[2]  # the part before may be a password
         raise NoRendezvous(f"{shown!r} is not the address of a rendezvous", hint="https://HOST:PORT")
     return parts.scheme, unquote(host), port
 
@@ -198,12 +198,11 @@ _EVERY = 3
 
 
 def keep_alive(sock: socket.socket, *, times: int = 100) -> None:
-    """Ask the other end's kernel every 3 s whether it still has the connection; reads and writes fail where it has not.
+    """Let the kernel probe the other end every 3 s; reads and writes fail after `times` lost probes, or a reset.
 
-    Somebody on the way, a firewall above all, may have reset it at the other end alone: who only waits would never know. That nobody
-    answers `times` times in a row is a reason too.
+    A firewall may have dropped the connection at the other end alone: a waiting client would never notice.
     """
-    if not hasattr(socket, "TCP_KEEPIDLE"):  # Linux has it
+    if not hasattr(socket, "TCP_KEEPIDLE"):  # macOS lacks it
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -219,11 +218,11 @@ _LONGEST = 64 << 10
 
 
 class WrongCertificate(OSError):
-    """Somebody else answers at the server's address."""
+    """Another server answers at the address."""
 
 
 class PinnedConnection(http.client.HTTPConnection):
-    """HTTP to a server whose certificate has the fingerprint `pin`. It is told nothing before that is proved."""
+    """HTTPS to a server with the certificate of fingerprint `pin`, which is checked before the first request."""
 
     def __init__(self, host: str, port: int, pin: str, timeout: float) -> None:
         super().__init__(host, port, timeout=timeout)
@@ -248,7 +247,7 @@ def _check(sock: ssl.SSLSocket, pin: str) -> None:
 
 
 def read_pin(text: str) -> str:
-    """The fingerprint in `text`: itself (`sha256:` and 64 hexadecimal digits), or that of the file with this name.
+    """Return the fingerprint in `text`: `sha256:` and 64 hexadecimal digits, or the name of a certificate's file.
 
     Raises BadCertificate.
     """
@@ -270,9 +269,9 @@ def read_pin(text: str) -> str:
 
 @cache
 def _context() -> ssl.SSLContext:
-    """No authority is asked, whom we would have to trust: the fingerprint says more than any of them could.
+    """Return a context without authorities: a fingerprint says more than any signature.
 
-    Whoever has the certificate must also have its key, which TLS 1.3 proves in each handshake.
+    TLS 1.3 proves in each handshake possession of the certificate's key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -1,7 +1,7 @@
-"""How workers of an elastic job and its driver speak of rounds: small JSON values in four scopes.
+"""Messages about rounds between an elastic job's workers and its driver: small JSON values in four scopes.
 
-A worker asks for a place under its own id, and watches the place that it is given; the driver says which
-rounds are over. docs/architecture.md has the course of it.
+A worker asks for a place under its own id and watches for an answer; the driver announces the end of rounds.
+docs/architecture.md has the protocol.
 """
 
 import json
@@ -33,16 +33,16 @@ BEATS = "hvlaunch.beats"
 
 
 class Ask(NamedTuple):
-    """The worker is ready for a place in a round after `round` (-1: any), with a state of `commit` commits (-1: none)."""
+    """A worker is ready for a round after `round` (-1: any) with a state of `commit` commits (-1: none)."""
 
     round: int
     commit: int
     cause: str | None = None
-    """Why it left `round`, where that was not the driver's wish."""
+    """The reason for leaving `round`, unless the driver ordered it."""
 
 
 class Grant(NamedTuple):
-    """A worker's place in a round. `leave` is why there is none for it, and never will be."""
+    """A worker's place in a round. `leave` is the reason for a final refusal."""
 
     round: int
     rank: int = -1
@@ -52,32 +52,32 @@ class Grant(NamedTuple):
     cross_rank: int = -1
     cross_size: int = 0
     master_addr: str = ""
-    """Rank 0's host, as this worker's host reaches it."""
+    """Rank 0's host, under the address for this worker's host."""
     interface: str | None = None
-    """This host's interface towards the others."""
+    """This host's network interface towards the other hosts."""
     leave: str | None = None
 
 
 class Notice(NamedTuple):
-    """What becomes of a round. `state` is "broken": leave it now; or "changing": leave it at the next commit."""
+    """The state of a round: "broken" (leave now) or "changing" (leave at the next commit)."""
 
     state: str
     cause: str
 
 
 class Beat(NamedTuple):
-    """The worker lives, and has made `commit` commits. After its `last` one it is silent."""
+    """A sign of life with the number of commits. After its `last` beat a worker is silent."""
 
     commit: int
     last: bool = False
     round: int = -1
-    """The newest round in which it has met the others (-1: none)."""
+    """The newest round in which the worker has met the other ranks (-1: none)."""
     done: bool = False
-    """Whether its training has come to its end."""
+    """True if its training has ended."""
 
 
 _LONGEST = 1 << 16
-_LARGEST = 1 << 53  # what JSON's readers agree on
+_LARGEST = 1 << 53  # JSON readers agree up to here
 
 T = TypeVar("T", Ask, Grant, Notice, Beat)
 
@@ -87,7 +87,7 @@ def encode(message: Ask | Grant | Notice | Beat) -> bytes:
 
 
 def decode(kind: type[T], value: bytes) -> T:
-    """Raises ValueError where the value is no such message: any worker of the job can write any."""
+    """Parse and check a message: each worker can write any bytes. Raises ValueError."""
     if len(value) > _LONGEST:
         raise ValueError(f"not a valid {kind.__name__}: {len(value)} bytes")
     try:
@@ -95,6 +95,7 @@ def decode(kind: type[T], value: bytes) -> T:
         message = kind(**fields)
     except (TypeError, RecursionError) as error:
         raise ValueError(f"not a valid {kind.__name__}: {error}") from None
+    # The annotations are the schema. A bool is an int in Python, and must not pass as a number.
     kinds = kind.__annotations__
     for name, field in message._asdict().items():
         if not isinstance(field, kinds[name]) or isinstance(field, bool) is not (kinds[name] is bool):
@@ -105,12 +106,12 @@ def decode(kind: type[T], value: bytes) -> T:
 
 
 def worker_id(host: str, slot: int, start: int) -> str:
-    """No two workers of a job have the same. `start` counts those of the slot from 0."""
+    """Return the unique id of a worker in its job. `start` counts the workers of the slot from 0."""
     return f"{host}/{slot}/{start}"
 
 
 def worker_of(name: str) -> tuple[str, int, int]:
-    """Host, slot and start of a worker_id. Raises ValueError."""
+    """Return host, slot and start of a worker_id. Raises ValueError."""
     host, slot, start = name.rsplit("/", 2)
     worker = host, int(slot), int(start)
     if worker_id(*worker) != name:

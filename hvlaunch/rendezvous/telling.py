@@ -1,4 +1,4 @@
-"""How a worker tells how far it is: `progress(120, total=1000, loss=0.31)`. docs/rendezvous.md has the form for other languages."""
+"""Progress reports of workers: `progress(120, total=1000, loss=0.31)`. docs/rendezvous.md has the format for other languages."""
 
 import json
 import os
@@ -13,14 +13,14 @@ from typing import Protocol, SupportsFloat, SupportsIndex
 __all__ = ["LONGEST_NAME", "MOST_METRICS", "PROGRESS", "Teller", "progress"]
 
 PROGRESS = "hvlaunch.progress"
-"""The scope of what workers tell, by worker."""
+"""The scope of progress reports, by worker."""
 MOST_METRICS = 32
 LONGEST_NAME = 64
 
 _PAUSE = 0.5
 """Seconds between two messages."""
 _LATE = 1.0
-"""Seconds after which the newest step is told, though no other has followed; more than _PAUSE."""
+"""Seconds after which the newest step is sent without a successor; more than _PAUSE."""
 
 
 class _Tells(Protocol):
@@ -30,10 +30,10 @@ class _Tells(Protocol):
 
 
 def progress(step: SupportsIndex, total: SupportsIndex | None = None, **metrics: SupportsFloat) -> None:
-    """Tell hvlaunch how many steps this worker has made, of how many in all, and a few numbers, such as the loss.
+    """Report this worker's step, the total number of steps, and some numbers, such as the loss.
 
-    It takes a microsecond and never waits: a thread sends the newest twice a second at most, and only then are metrics
-    read. Not under hvlaunch it does nothing. Raises TypeError and ValueError for what is no number.
+    A call takes a microsecond and never waits: a thread sends the newest report twice a second at most, and only then are
+    metrics read. Without hvlaunch a call does nothing. Raises TypeError and ValueError for values without a number.
     """
     global _teller  # noqa: PLW0603 (a process has one)
     if _teller is None:
@@ -42,7 +42,7 @@ def progress(step: SupportsIndex, total: SupportsIndex | None = None, **metrics:
 
 
 class Teller:
-    """Tells by `put`, in a thread that ends with the process; what that raises is its own affair."""
+    """Sends reports with `put` from a daemon thread; errors of `put` are its own affair."""
 
     def __init__(self, put: Callable[[bytes], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._put = put
@@ -56,9 +56,10 @@ class Teller:
     def tell(
         self, step: SupportsIndex, total: SupportsIndex | None, metrics: Mapping[str, SupportsFloat]
     ) -> None:
-        """As progress()."""
+        """Take a report, as progress() does."""
         newest = index(step), None if total is None else index(total)
         now = self._clock()
+        # Metrics may live on a GPU: reading them is left to the calls whose report is sent.
         if now >= self._due:
             self._metrics = _numbers(metrics)
             self._due = now + _PAUSE
@@ -71,15 +72,15 @@ class Teller:
         self._has_news.wait()
         while True:
             self._has_news.clear()
-            told = self._newest
-            step, total = told
+            sent = self._newest
+            step, total = sent
             self._put(json.dumps({"step": step, "total": total, "metrics": self._metrics}).encode("ascii"))
-            if not self._has_news.wait(_LATE) and self._newest == told:
+            if not self._has_news.wait(_LATE) and self._newest == sent:
                 self._has_news.wait()
 
 
 class _Silent:
-    """Nobody is there who would hear it."""
+    """Ignores reports: no driver listens."""
 
     def tell(self, step: object, total: object, metrics: object) -> None:
         pass
@@ -98,22 +99,22 @@ def _new_teller() -> _Tells:
     client = Client.from_environment()
 
     def put(message: bytes) -> None:
-        with suppress(RendezvousError):  # training goes on all the same; the next step may be told
+        with suppress(RendezvousError):  # training must go on; the next step may get through
             client.put(PROGRESS, worker, message)
 
     return Teller(put)
 
 
 def _numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
-    """JSON knows finite numbers alone. Raises TypeError, ValueError."""
+    """Return the metrics for JSON, which has only finite numbers. Raises TypeError, ValueError."""
     if len(metrics) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
         raise ValueError(f"at most {MOST_METRICS} metrics, with names of at most {LONGEST_NAME} letters")
-    found = {name: float(value) for name, value in metrics.items()}
-    return {name: value if isfinite(value) else None for name, value in found.items()}
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {name: value if isfinite(value) else None for name, value in numbers.items()}
 
 
 def _forget() -> None:
-    """A child that was forked has no thread that tells."""
+    """Start anew in a forked child, which lacks the thread."""
     global _teller  # noqa: PLW0603 (as above)
     _teller = None
 

@@ -1,4 +1,4 @@
-"""A token that several programs share by a file."""
+"""A token in a file, shared by several programs."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ _LONGEST = 4096
 
 
 class BadTokenFile(RendezvousError):
-    """The token file can't be read or written, is open to other users, or has no token. `path` is the file."""
+    """The token file is unreadable, open to other users, or has no token. `path` is the file."""
 
     exit_code = EXIT_USAGE
 
@@ -27,7 +27,7 @@ class BadTokenFile(RendezvousError):
 
 
 def make_token_file(path: Path) -> bool:
-    """Write a new token to the file, which only its owner may read, unless it is there; tells whether it was not.
+    """Write a new token to the file, readable by its owner only; False if the file exists already.
 
     Raises BadTokenFile.
     """
@@ -35,7 +35,8 @@ def make_token_file(path: Path) -> bool:
 
 
 def make_private_file(path: Path, content: Callable[[], bytes]) -> bool:
-    """Write a file which only its owner may read, unless it is there; tells whether it was not. Raises BadTokenFile."""
+    """Write a file, readable by its owner only; False if the file exists already. Raises BadTokenFile."""
+    # O_EXCL decides between two programs at the same moment: the loser reads the winner's token.
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -48,14 +49,14 @@ def make_private_file(path: Path, content: Callable[[], bytes]) -> bool:
 
 
 def certificate_beside(token_file: str) -> str:
-    """The file of the certificate of who serves with this token file; its key is in the same, with `.key`."""
+    """Return the path of the certificate beside a token file; its key has the same name with `.key`."""
     return f"{token_file}.crt"
 
 
 def read_token_file(path: Path) -> str:
-    """The token: the one word in the file.
+    """Return the token, the one word in the file.
 
-    Raises BadTokenFile, also where any user can read the file, or another user than this one and root can change it.
+    Raises BadTokenFile, also if any user can read the file, or another user except root can change it.
     """
     try:
         with path.open("rb") as reader:
@@ -63,6 +64,7 @@ def read_token_file(path: Path) -> str:
             content = reader.read(_LONGEST)
     except OSError as error:
         raise BadTokenFile(error.strerror or str(error), path=path) from error
+    # By the descriptor and not by the path: another file may have taken the name meanwhile.
     mode = status.st_mode
     problem = other_writer(status)
     if problem is None and stat.S_ISREG(mode) and mode & stat.S_IROTH:

@@ -1,4 +1,4 @@
-"""A job's own certificate: made by its driver, or beforehand by its warm pool, and known to clients by its fingerprint alone."""
+"""A job's own self-signed certificate, made by its driver or in advance by its warm pool; clients know its fingerprint."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NAME = b"hvlaunch"
 _ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
 _P256_KEY = bytes.fromhex("301306072a8648ce3d020106082a8648ce3d030107")
 _COMMON_NAME = bytes.fromhex("0603550403")
-# Hosts' clocks may be wrong, and a job's certificate is thrown away with the job (RFC 5280, 4.1.2.5).
+# Valid forever: hosts' clocks may be wrong, and the certificate is thrown away with the job (RFC 5280, 4.1.2.5).
 _ALWAYS = b"\x17\x0d000101000000Z", b"\x18\x0f99991231235959Z"
 
 
 class Certificate:
-    """A key of the curve P-256 and a certificate that it has signed itself; made when it is asked for, once.
+    """A P-256 key and its self-signed certificate, made at the first use.
 
-    `pem` is one that there is already: its key, and then itself.
+    `pem` has an existing pair: the key, then the certificate.
     """
 
     def __init__(self, pem: bytes | None = None) -> None:
@@ -33,14 +33,14 @@ class Certificate:
         self._made = None if pem is None else _read(pem)
 
     def _make(self) -> tuple[bytes, bytes]:
-        """The private key as PEM, and the certificate as DER."""
+        """Return the private key as PEM and the certificate as DER."""
         with self._lock:
             if self._made is None:
                 self._made = _make()
             return self._made
 
     def adopt(self, pem: bytes) -> None:
-        """Be this one, unless it is made already: somebody has made it beforehand. Raises ValueError."""
+        """Use a pair made in advance, unless this certificate is made already. Raises ValueError."""
         with self._lock:
             self._made = self._made or _read(pem)
 
@@ -51,26 +51,27 @@ class Certificate:
 
     @property
     def pem(self) -> bytes:
-        """The certificate alone, which is for everybody."""
+        """The certificate without its key, as PEM."""
         import base64  # noqa: PLC0415 (see the top)
 
         return _BEGIN + b"\n" + base64.encodebytes(self._make()[1]) + _END + b"\n"
 
     @property
     def fingerprint(self) -> str:
-        """What clients know it by: `sha256:` and 64 hexadecimal digits."""
+        """The fingerprint for clients: `sha256:` and 64 hexadecimal digits."""
         import hashlib  # noqa: PLC0415 (see the top)
 
         return "sha256:" + hashlib.sha256(self._make()[1]).hexdigest()
 
 
 def tls_context(certificate: Certificate) -> ssl.SSLContext:
-    """For a server with this certificate: TLS 1.3 and nothing older. The key is never on a disk."""
+    """Return a server context for TLS 1.3 with this certificate."""
     import ssl  # noqa: PLC0415 (see the top)
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # a handshake is cheap with these keys, and nothing comes that nobody waits for
+    context.num_tickets = 0  # handshakes are cheap with these keys; a ticket would arrive unasked
+    # OpenSSL reads keys from files only. This file is in memory: the key never touches a disk.
     file = os.memfd_create("hvlaunch-key", os.MFD_CLOEXEC)
     with os.fdopen(file, "wb", buffering=0) as writer:
         writer.write(certificate.key + certificate.pem)
@@ -90,7 +91,7 @@ def _read(pem: bytes) -> tuple[bytes, bytes]:
 
 
 def _make() -> tuple[bytes, bytes]:
-    """Signed by the cryptography package. Its x509 and serialization modules would write the same bytes, and take 25 ms to import."""
+    """Make a pair with cryptography's primitives: its x509 module would write the same bytes after 25 ms of imports."""
     import base64  # noqa: PLC0415 (see the top)
     import hashlib  # noqa: PLC0415 (see the top)
 
@@ -104,7 +105,7 @@ def _make() -> tuple[bytes, bytes]:
     bits = _der(0x03, b"\0\4", *point)
     public = _der(0x30, _P256_KEY, bits)  # RFC 5480, 2
     name = _der(0x30, _der(0x31, _der(0x30, _COMMON_NAME, _der(0x0C, _NAME))))
-    # RFC 5280, 4.1: version 3, a serial number, who signs how, since when until when, whose key.
+    # RFC 5280, 4.1: version 3, serial number, signature algorithm, validity, subject, key.
     serial = _der(0x02, b"\x01" + hashlib.sha256(public).digest()[:16])
     version = _der(0xA0, _der(0x02, b"\x02"))
     body = _der(0x30, version, serial, _ECDSA_WITH_SHA256, name, _der(0x30, *_ALWAYS), name, public)
@@ -116,7 +117,7 @@ def _make() -> tuple[bytes, bytes]:
 
 
 def _der(tag: int, *parts: bytes) -> bytes:
-    """One value of ASN.1's distinguished encoding: its tag, its length, what is in it."""
+    """Return one ASN.1 value in DER: tag, length, content."""
     content = b"".join(parts)
     size = len(content)
     if size < 0x80:  # noqa: PLR2004 (the longest that has a length of one byte)

@@ -1,4 +1,4 @@
-"""Callers while there is no event loop: agents that only ask whether this is their job's rendezvous."""
+"""Answers before there is an event loop: agents ask only whether this is the right rendezvous of their job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hvlaunch.rendezvous.serving.listeners import PAUSE, is_shortage
 __all__ = ["Answerer", "answer_early"]
 
 _MOST_CALLERS = 128
-"""That say nothing; with one more, the event loop takes over, which knows how to bound them."""
+"""Silent callers; with one more, the event loop takes over, with its limits."""
 
 
 class Answerer(Protocol):
-    """Answers questions of `size` bytes that are neither HTTP nor TLS, and begin with `mark`."""
+    """Answers questions of `size` bytes beginning with `mark`, neither HTTP nor TLS."""
 
     mark: bytes
     size: int
@@ -33,11 +33,11 @@ def answer_early(
     answerer: Answerer | None,
     when_short: Callable[[], bool],
 ) -> list[socket.socket]:
-    """Answer questions until somebody comes with anything else, or is_over() is true after the bell was rung.
+    """Answer questions until a caller sends anything else, or is_over() is true after a wake-up by `bell`.
 
-    Returns the callers that are still there, none of whose bytes has been taken; also when somebody is at one of the
-    `control_sockets`, where nobody is let in here. There may be more `listeners` and `control_sockets` after the bell, too.
-    Where there is no file descriptor for a caller, when_short() tells whether it has found one, and is asked again if not.
+    Returns the callers still connected, with all their bytes unread; also when a program connects to one of the
+    `control_sockets`, which are not served here. A wake-up may also announce more `listeners` and `control_sockets`.
+    Without a file descriptor for a caller, when_short() tries to free one; it is called again if it fails.
     """
     poll = select.poll()
     poll.register(bell, select.POLLIN)
@@ -79,15 +79,16 @@ def answer_early(
 
 
 def _rest(bell: int) -> None:
-    """Wait, but no longer than until the bell is rung."""
+    """Pause, but no longer than until a wake-up."""
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     poll.poll(PAUSE * 1000)
 
 
 def _serve(caller: socket.socket, answerer: Answerer) -> bool:
-    """Whether it is done with: it has asked its question, or is gone."""
+    """True if the caller is finished: its question is answered, or its connection is gone."""
     try:
+        # The bytes stay in the socket: they are the event loop's if they are no question.
         data = caller.recv(answerer.size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         if data and (len(data) < answerer.size or not data.startswith(answerer.mark)):
             return False

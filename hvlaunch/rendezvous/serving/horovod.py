@@ -1,4 +1,4 @@
-"""The scopes that Horovod's workers meet in, which know no token."""
+"""The scopes of Horovod's workers, open without a token."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ __all__ = ["HorovodScopes"]
 
 _VARIANT = "_process_set_hash_"
 _NOTIFICATIONS = "worker_addresses"
-"""Where Horovod's elastic driver would notify the workers of other hosts. They tell it before they train."""
+"""Horovod's elastic driver would notify the workers of other hosts there; they register before training."""
 
 
 class HorovodScopes:
-    """`global`, `local_<host>`, `cross_<local_rank>`, by their sizes, and the scopes of process sets beside each.
+    """`global`, `local_<host>`, `cross_<local_rank>` with their sizes, and the scopes of process sets beside each.
 
-    Open only to clients at one of `addresses`; to these, `worker_addresses` is open for writing. As in Horovod's own server, a DELETE of a rank in one of them
-    says that this rank has finished, and the scope is cleared when all have.
+    Open only to clients at `addresses`, which may also write to `worker_addresses`. As in Horovod's own server, a DELETE
+    of a rank means this rank has finished; the scope is cleared after its last rank.
     """
 
     def __init__(self) -> None:
@@ -24,32 +24,32 @@ class HorovodScopes:
         self._addresses: frozenset[str] = frozenset()
         self._finished: dict[str, set[str]] = {}
         self.round: int | None = None
-        """For which they are open."""
+        """The round of the open scopes."""
 
     def open(self, sizes: Mapping[str, int], addresses: Iterable[str], number: int) -> None:
-        """From now on, these scopes and addresses, and no others, in the round of this number. Until the first time there are none."""
+        """Open these scopes to these addresses, and close all others, for the round of this number."""
         self.round = number
         self._sizes = dict(sizes)
         self._addresses = frozenset(addresses)
         self._finished.clear()
 
     def describe(self) -> bytes:
-        """What restore() takes."""
+        """Return the state for restore()."""
         return json.dumps([self._sizes, sorted(self._addresses), self.round]).encode("ascii")
 
     def restore(self, described: bytes) -> None:
-        """Be open as another was. Which ranks have finished is not known any more; who counts on them is the next open()."""
+        """Open the scopes of an earlier server. The ranks already finished are unknown; the next open() counts anew."""
         self.open(*json.loads(described))
 
     def __contains__(self, scope: str) -> bool:
         return scope in self._sizes or scope.partition(_VARIANT)[0] in self._sizes
 
     def opens(self, method: str, scope: str, peer: str) -> bool:
-        """Whether a client at this address may use the scope like this without a token."""
+        """True if a client at this address may use the scope so without a token."""
         return peer in self._addresses and (scope in self or (method, scope) == ("PUT", _NOTIFICATIONS))
 
     def delete(self, store: Store, scope: str, key: str) -> None:
-        """Forget the key, or, where it is a rank, count this rank as finished."""
+        """Delete the key; a rank's counts as finished."""
         if not key.isdecimal():
             store.delete(scope, key)
         elif scope in self._sizes:
@@ -59,13 +59,13 @@ class HorovodScopes:
                 del self._finished[scope]
                 store.delete_scope(scope)
         else:
-            # How many are in a process set is not known. All have put their addresses before the first deletes them.
+            # The size of a process set is unknown. All of its ranks have set their addresses before the first deletes its own.
             store.delete(scope, key)
             if not any(other.isdecimal() for other in store.keys_of(scope)):
                 store.delete_scope(scope)
 
     def clear(self, store: Store) -> None:
-        """Forget all that these scopes hold."""
+        """Delete the keys of all open scopes."""
         for scope in store.scopes():
             if scope in self or scope == _NOTIFICATIONS:
                 store.delete_scope(scope)
