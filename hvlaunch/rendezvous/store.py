@@ -1,4 +1,4 @@
-"""The key-value store: scopes of keys, bytes for values, a version for each change, and callbacks for who waits."""
+"""The key-value store: values by scope and key, a version for each change, and callbacks for waiting clients."""
 
 import re
 from collections import deque
@@ -15,30 +15,30 @@ _INT64 = 1 << 63
 
 
 class StoreLimits(NamedTuple):
-    """How much a store may hold; all sizes in bytes."""
+    """Limits of a store; sizes in bytes."""
 
     value: int = 16 << 20
-    """Of one value."""
+    """Of a single value."""
     total: int = 512 << 20
-    """Of all values, with the names of their scopes and keys."""
+    """Of the whole content, with the names of scopes and keys."""
     keys: int = 100_000
     deletions: int = 10_000
-    """How many deletions are remembered for those who watch."""
+    """Deletions remembered for watches."""
     deleted_names: int = 4 << 20
-    """Of the names that these deletions have."""
+    """Of the names of remembered deletions."""
     waiting: int = 2_000_000
-    """Watches, and keys that are waited for; not bytes."""
+    """Watches, plus keys awaited; a count."""
 
 
 class Entry(NamedTuple):
-    """A value, and the version of the change that set it."""
+    """A value and the version of its change."""
 
     value: bytes
     version: int
 
 
 class _Scope:
-    """The latest change of each key. Both dicts are in the order of the versions."""
+    """The latest change of each key. Both dicts are in the order of versions."""
 
     __slots__ = ("gone", "values")
 
@@ -48,26 +48,26 @@ class _Scope:
 
 
 class Store:
-    """Values by scope and key. Not thread-safe: it belongs to one thread, the server's.
+    """Values by scope and key. Not thread-safe: a store belongs to the server's thread.
 
-    Every change has a version of its own, greater than all before it; the first is greater than `version`.
+    Each change has a version, greater than all before; the first is greater than `version`.
     """
 
     def __init__(self, limits: StoreLimits | None = None, version: int = 0) -> None:
         self.limits = limits or StoreLimits()
         self.version = version
-        """Of the latest change."""
+        """The latest change."""
         self.keys = 0
-        """How many keys are set."""
+        """The number of keys."""
         self.size = 0
         """Bytes held, as `limits.total` counts them."""
         self._scopes: dict[str, _Scope] = {}
         self._deletions: deque[tuple[str, str, int]] = deque()
         self._deleted_names = 0
         self.forgotten = version
-        """The latest change that the remembered deletions may lack."""
+        """Deletions up to this version may be forgotten."""
         self.keep: Callable[[str, str, bytes | None, int, bool], None] | None = None
-        """Called at each change with scope, key, value, version, and whether the value is only what was put behind the old."""
+        """Called at each change with scope, key, value, version, and True if the value is only the appended part."""
         self._until_set: Waiters[Callable[[bytes], None]] = Waiters()
         self._until_changed: Waiters[Callable[[], None]] = Waiters()
         self._subscribers: dict[str, dict[object, Callable[[str, bytes | None, int], None]]] = {}
@@ -75,51 +75,52 @@ class Store:
     # Reading:
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """The value, or None where the key is not set."""
+        """Return the value; None if the key is not set."""
         place = self._scopes.get(scope)
         entry = None if place is None else place.values.get(key)
         return None if entry is None else entry.value
 
     def read(self, scope: str, key: str) -> Entry | None:
-        """The value with its version, or None where the key is not set."""
+        """Return the value with its version; None if the key is not set."""
         place = self._scopes.get(scope)
         return None if place is None else place.values.get(key)
 
     def keys_of(self, scope: str) -> list[str]:
-        """The scope's keys, sorted."""
+        """Return the scope's keys, sorted."""
         place = self._scopes.get(scope)
         return [] if place is None else sorted(place.values)
 
     def count(self, scope: str) -> int:
-        """How many keys the scope has."""
+        """Return the number of keys in the scope."""
         place = self._scopes.get(scope)
         return 0 if place is None else len(place.values)
 
     def first_missing(self, scope: str, keys: Sequence[str], start: int = 0) -> int | None:
-        """The index of the first key, from `start` on, that is not set; None where all are."""
+        """Return the index of the first missing key from `start` on; None if every key is set."""
         place = self._scopes.get(scope)
         values = {} if place is None else place.values
         return next((index for index in range(start, len(keys)) if keys[index] not in values), None)
 
     def scopes(self) -> list[str]:
-        """The scopes that have keys."""
+        """Return the scopes with keys."""
         return [name for name, place in self._scopes.items() if place.values]
 
     def changes(self, scope: str, key: str | None = None, *, since: int = 0) -> Changes | None:
-        """What changed in the scope, or at its key, after version `since`; None where nothing did.
+        """Return the changes of the scope, or of its key, after version `since`; None without a change.
 
-        0 is for who knows nothing yet, and hears of no deletion.
+        A client without knowledge passes 0, and gets no deletions.
         """
         place = self._scopes.get(scope)
-        known = 0 < since <= self.version and since >= self.forgotten
+        is_remembered = 0 < since <= self.version and since >= self.forgotten
         if key is not None:
-            return self._change(place, key, since if known else 0, asked=since)
-        if not known:
+            return self._change(place, key, since if is_remembered else 0, requested=since)
+        if not is_remembered:
             values = {} if place is None else {name: entry.value for name, entry in place.values.items()}
             return Changes(self.version, values, complete=True) if values or since else None
         if place is None:
             return None
         changed: dict[str, bytes | None] = {}
+        # The newest changes are last: reading from the end costs as much as there are changes.
         for name, version in reversed(place.gone.items()):
             if version <= since:
                 break
@@ -130,32 +131,32 @@ class Store:
             changed[name] = entry.value
         return Changes(self.version, changed, complete=False) if changed else None
 
-    def _change(self, place: _Scope | None, key: str, since: int, *, asked: int) -> Changes | None:
+    def _change(self, place: _Scope | None, key: str, since: int, *, requested: int) -> Changes | None:
         entry = None if place is None else place.values.get(key)
         if entry is not None:
             news = entry.version > since
         elif since:
             news = place is not None and place.gone.get(key, 0) > since
         else:
-            news = asked > 0  # a deletion that we have forgotten, if there was one
+            news = requested > 0  # perhaps a forgotten deletion
         value = None if entry is None else entry.value
         return Changes(self.version, {key: value}, complete=False) if news else None
 
     # Changing:
 
     def put(self, scope: str, key: str, value: bytes) -> int:
-        """Set the key, and call everyone who waits for it; the version of the change.
+        """Set the key, call its waiters, and return the version of the change.
 
-        Raises ValueTooLarge, or StoreFull; the store is then as it was.
+        Raises ValueTooLarge, or StoreFull; the store is unchanged then.
         """
         return self.put_many(scope, {key: value})
 
     def put_many(self, scope: str, values: Mapping[str, bytes]) -> int:
-        """Set all keys, or, where that raises, none; then call those who wait. As put, of the last change."""
+        """Set several keys, or none if this raises, and return the version of the last change. See put()."""
         return self._put(scope, values)
 
     def _put(self, scope: str, values: Mapping[str, bytes], piece: bytes | None = None) -> int:
-        """`piece`: what is new in the one value."""
+        """Set the values; `piece` is the appended part of a single value."""
         if not values:
             return self.version
         self._make_room(scope, values)
@@ -164,21 +165,22 @@ class Store:
             place = self._scopes[scope] = _Scope()
         for key, value in values.items():
             self.version += 1
-            place.values.pop(key, None)  # so that it becomes the last
+            place.values.pop(key, None)  # a dict keeps a replaced key at its old place
             place.values[key] = Entry(value, self.version)
             if place.gone:
                 place.gone.pop(key, None)
             if self.keep is not None:
                 self.keep(scope, key, value if piece is None else piece, self.version, piece is not None)
+        # Callbacks come last: a waiter may read or change the store.
         first, version = self.version - len(values), self.version
         for number, (key, value) in enumerate(values.items(), 1):
-            self._tell(scope, key, value, first + number)
+            self._notify(scope, key, value, first + number)
         return version
 
     def add(self, scope: str, key: str, amount: int) -> int:
-        """Add to the number that the value is in decimal digits; an absent one is 0.
+        """Add to a number in decimal digits (0 if missing) and return the sum.
 
-        Raises NotANumber where it is none, or the sum has more than 64 bits; else as put.
+        Raises NotANumber if the value is not a number, or the sum exceeds 64 bits; else like put().
         """
         entry = self.read(scope, key)
         old = b"0" if entry is None else entry.value
@@ -191,16 +193,16 @@ class Store:
         return total
 
     def append(self, scope: str, key: str, value: bytes) -> None:
-        """Put the value behind what is there. Raises as put does."""
+        """Append to the value. Raises like put()."""
         old = self.get(scope, key) or b""
         if len(old) + len(value) > self.limits.value:
             raise self._too_large(scope, key, len(old) + len(value))
         self._put(scope, {key: old + value}, value)
 
     def compare_and_set(self, scope: str, key: str, value: bytes, version: int) -> int | None:
-        """Set the key if `version` is the one it has now, 0 where it is not set; its new one, None if not set.
+        """Set the key if it still has this version (0: not set). Return its new version; None if it has another.
 
-        Raises as put does.
+        Raises like put().
         """
         entry = self.read(scope, key)
         if (0 if entry is None else entry.version) != version:
@@ -208,24 +210,24 @@ class Store:
         return self.put(scope, key, value)
 
     def delete(self, scope: str, key: str) -> bool:
-        """Forget the key; False where it was not set."""
+        """Delete the key; False if it was not set."""
         place = self._scopes.get(scope)
         if place is None or key not in place.values:
             return False
         version = self._remove(scope, place, key)
         self._forget_old_deletions()
-        self._tell(scope, key, None, version)
+        self._notify(scope, key, None, version)
         return True
 
     def delete_scope(self, scope: str) -> None:
-        """Forget all keys of the scope."""
+        """Delete the scope's keys."""
         place = self._scopes.get(scope)
         if place is None:
             return
         removed = [(key, self._remove(scope, place, key)) for key in list(place.values)]
         self._forget_old_deletions()
         for key, version in removed:
-            self._tell(scope, key, None, version)
+            self._notify(scope, key, None, version)
 
     def _make_room(self, scope: str, values: Mapping[str, bytes]) -> None:
         place = self._scopes.get(scope)
@@ -280,29 +282,29 @@ class Store:
                 if not place.gone and not place.values:
                     del self._scopes[scope]
 
-    # As an earlier store was:
+    # Restoring an earlier store:
 
     def entries(self) -> Iterator[tuple[str, str, Entry]]:
-        """Scope, key and entry of all values, those of a scope in the order of their versions."""
+        """Yield scope, key and entry of each value, in the order of versions within a scope."""
         for scope, place in self._scopes.items():
             for key, entry in place.values.items():
                 yield scope, key, entry
 
     def deletions(self) -> Iterator[tuple[str, str, int]]:
-        """Scope, key and version of those that are remembered, in this order."""
+        """Yield scope, key and version of remembered deletions, the oldest first."""
         yield from self._deletions
 
     def news(self, scope: str, since: int) -> list[tuple[str, bytes | None, int]]:
-        """Key, value and version of the latest changes in the scope after version `since`, in this order."""
+        """Return key, value and version of the latest changes in the scope after version `since`, in order."""
         place = self._scopes.get(scope)
         if place is None:
             return []
-        found: list[tuple[str, bytes | None, int]] = [(key, *entry) for key, entry in place.values.items()]
-        found += [(key, None, version) for key, version in place.gone.items()]
-        return sorted((each for each in found if each[2] > since), key=lambda each: each[2])
+        changes: list[tuple[str, bytes | None, int]] = [(key, *entry) for key, entry in place.values.items()]
+        changes += [(key, None, version) for key, version in place.gone.items()]
+        return sorted((change for change in changes if change[2] > since), key=lambda change: change[2])
 
     def restore(self, scope: str, key: str, value: bytes | None, version: int) -> None:
-        """The key had this value (None: it was deleted) since that version. Nobody is told; the latest come last."""
+        """Take over a value (None: a deletion) with its version, in the order of versions. No callback is called."""
         self.version = max(self.version, version)
         place = self._scopes.get(scope)
         if place is None:
@@ -315,11 +317,11 @@ class Store:
         place.gone.pop(key, None)
 
     def complete(self, scope: str, key: str, value: bytes) -> None:
-        """The whole value of a key that is set."""
+        """Set the whole value of a key restored by parts."""
         place = self._scopes[scope]
         entry = place.values[key]
         self._account(scope, key, entry, value)
-        place.values[key] = entry._replace(value=value)  # in its place: it is as new as it was
+        place.values[key] = entry._replace(value=value)  # at its old place: its version is the same
 
     def _account(self, scope: str, key: str, old: Entry | None, value: bytes) -> None:
         if old is None:
@@ -328,7 +330,7 @@ class Store:
         self.size += len(value) - (0 if old is None else len(old.value))
 
     def go_on_from(self, version: int, *, forgets: bool = False) -> None:
-        """The next change is later than this version. `forgets`: changes up to here may be unknown here."""
+        """Let the next change have a later version. With `forgets`, earlier changes count as unknown."""
         self.version = max(self.version, version)
         if forgets:
             self.forgotten = self.version
@@ -338,28 +340,28 @@ class Store:
 
     @property
     def waiting(self) -> int:
-        """How many wait for a key to be set, or watch."""
+        """The number of waits and watches."""
         return self._until_set.count + self._until_changed.count
 
     def may_wait(self, keys: int) -> bool:
-        """Whether one more may wait, for so many keys."""
+        """True if another client may wait for so many keys."""
         return self._until_set.weight + self._until_changed.weight + keys <= self.limits.waiting
 
     def when_set(
         self, scope: str, key: str, call: Callable[[bytes], None], keys: int = 1
     ) -> Callable[[], None]:
-        """Call `call(value)` once, inside the next put of the key. `keys`: how many the caller waits for in all.
+        """Call `call(value)` once, inside the next put of the key. `keys` is the number of keys of the whole wait.
 
-        Returns a function that calls it off, at any time and any number of times.
+        Returns a function to cancel it, at any time and any number of times.
         """
         return self._until_set.add((scope, key), call, keys)
 
     def when_changed(self, scope: str, key: str | None, call: Callable[[], None]) -> Callable[[], None]:
-        """Call `call()` once, at the next change of the key, or of any key where it is None. Returns as when_set."""
+        """Call `call()` once, at the next change of the key, or of any key if it is None. Returns like when_set()."""
         return self._until_changed.add((scope, key), call)
 
     def subscribe(self, scope: str, call: Callable[[str, bytes | None, int], None]) -> Callable[[], None]:
-        """Call `call(key, value, version)` at each change of a key in the scope; None: deleted. Returns as when_set."""
+        """Call `call(key, value, version)` at each change in the scope; the value of a deletion is None. Returns like when_set()."""
         subscriber = object()
         self._subscribers.setdefault(scope, {})[subscriber] = call
 
@@ -371,10 +373,10 @@ class Store:
 
         return call_off
 
-    def _tell(self, scope: str, key: str, value: bytes | None, version: int) -> None:
+    def _notify(self, scope: str, key: str, value: bytes | None, version: int) -> None:
         if value is not None and self._until_set.count:
-            for found in self._until_set.take((scope, key)):
-                found(value)
+            for set_call in self._until_set.take((scope, key)):
+                set_call(value)
         if self._until_changed.count:
             for changed in self._until_changed.take((scope, key)) + self._until_changed.take((scope, None)):
                 changed()
@@ -391,18 +393,17 @@ def _names(scope: str, keys: Iterable[str]) -> str:
 def until_all_set(
     store: Store, scope: str, keys: Sequence[str], missing: int, done: Callable[[], None]
 ) -> Callable[[], None]:
-    """Call done() once, when all keys are set at one time; keys[missing] is not set now.
+    """Call done() once, when all keys are set at the same time; keys[missing] is not set now.
 
-    It waits at one key at a time, so that a wait for many costs little more than for one. Returns a function
-    that calls it off.
+    The wait is at a single key at a time, and costs little more for many keys. Returns a function to cancel it.
     """
     call_off = _nothing
 
     def wait_for(index: int) -> None:
         nonlocal call_off
 
-        def found(_value: bytes) -> None:
-            # Behind it first: what is before it was there, and is looked at again only when nothing is missing.
+        def check_next(_value: bytes) -> None:
+            # Later keys first: earlier ones were set, and are checked again only when no other is missing.
             following = store.first_missing(scope, keys, index + 1)
             if following is None:
                 following = store.first_missing(scope, keys)
@@ -411,7 +412,7 @@ def until_all_set(
             else:
                 wait_for(following)
 
-        call_off = store.when_set(scope, keys[index], found, len(keys))
+        call_off = store.when_set(scope, keys[index], check_next, len(keys))
 
     def end() -> None:
         call_off()
@@ -423,7 +424,7 @@ def until_all_set(
 def until_changed(
     store: Store, scope: str, key: str | None, since: int, done: Callable[[Changes], None]
 ) -> Callable[[], None]:
-    """Call done(changes) once, when the scope (or the key) has changes since that version. Returns as until_all_set."""
+    """Call done(changes) once, when the scope (or the key) has changes since this version. Returns like until_all_set()."""
     call_off = _nothing
 
     def wait() -> None:
@@ -432,7 +433,7 @@ def until_changed(
 
     def look() -> None:
         changes = store.changes(scope, key, since=since)
-        if changes is None:  # who knows nothing yet does not hear of deletions
+        if changes is None:  # a deletion, for a client without knowledge
             wait()
         else:
             done(changes)
@@ -457,15 +458,15 @@ class Waiters(Generic[CallT]):
 
     def __init__(self) -> None:
         self.count = 0
-        """How many there are."""
+        """The number of callbacks."""
         self.weight = 0
-        """What they weigh together."""
+        """The sum of their weights."""
         self._calls: dict[Watched, dict[object, tuple[CallT, int]]] = {}
 
     def add(self, place: Watched, call: CallT, weight: int = 1) -> Callable[[], None]:
-        """Keep `call` for the next take(place). `weight` says what it holds meanwhile.
+        """Keep `call` for the next take(place). `weight` counts its cost meanwhile.
 
-        Returns a function that calls it off, at any time and any number of times.
+        Returns a function to cancel it, at any time and any number of times.
         """
         waiter = object()
         self._calls.setdefault(place, {})[waiter] = call, weight
@@ -483,7 +484,7 @@ class Waiters(Generic[CallT]):
         return call_off
 
     def take(self, place: Watched) -> list[CallT]:
-        """Those who wait at the place, in the order of their coming; they are forgotten here."""
+        """Remove and return the callbacks of the place, in the order of add()."""
         calls = self._calls.pop(place, None)
         if calls is None:
             return []

@@ -1,4 +1,4 @@
-"""What is between a socket and its client's connection: TLS, or what may be said without it."""
+"""The transport between a socket and a client's connection: TLS, plain HTTP, or an agent's question."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hvlaunch.rendezvous.serving.early_answers import Answerer
 __all__ = ["ClientTransport", "is_loopback"]
 
 _TLS = 0x16
-"""What a client's first record begins with: a handshake (RFC 8446, 5.1)."""
+"""The first byte of a TLS handshake (RFC 8446, 5.1)."""
 _READ_SIZE = 1 << 18
 
 
 class ClientTransport(asyncio.Transport, asyncio.Protocol):
-    """To the event loop a client's protocol, to the client's connection its transport.
+    """A protocol for the event loop and a transport for the client's connection.
 
-    The first byte tells what the client speaks: TLS (`context`, made when it is called), a question for `answerer`, or plain
-    HTTP. `connect` makes the connection; it gets what tells whether nobody else can read or change what is said here.
+    The first byte decides: TLS (with context()), a question for `answerer`, or plain HTTP. `connect` makes the client's
+    connection; its argument returns True if no other program can read or change the traffic.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
         self._is_private = False
         self._tls: ssl.SSLObject | None = None
         self._is_open = False
-        """The first byte has come, or TLS' handshake is done: the client's connection may speak."""
+        """The connection may speak: the first byte has come, or the TLS handshake is done."""
         self._shaking = False
         self._has_parted = False
         self._question: bytes | None = None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
 
-    # What the event loop calls:
+    # Called by the event loop:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -74,7 +74,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.connection_lost(exc)
         self._tls = (
-            None  # 100 KB and more, and this and the client hold each other until Python looks for such
+            None  # 100 KB and more; the reference cycle with the client lives until a garbage collection
         )
 
     def _begin(self, data: bytes) -> None:
@@ -87,7 +87,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
             self._is_open = True
 
     def _hear_question(self, data: bytes) -> None:
-        """Answer it, or hang up: nothing else is said on this connection."""
+        """Answer the question, or hang up: nothing follows on this connection."""
         answerer = self._answerer
         if self._question is None or answerer is None:
             return
@@ -101,21 +101,21 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.close()
 
     def _hear_tls(self, data: bytes) -> None:
-        """Whatever can't be decrypted ends the connection."""
+        """Pass decrypted data on; an undecryptable byte ends the connection."""
         if self._has_parted:
-            return  # all is said, and to read on would be an error where the client had more to say
+            return  # OpenSSL refuses to read after its own end of TLS
         self._incoming.write(data)
         try:
             if self._shaking and not self._shake_hands():
                 return
-            said = self._decrypt()
+            text = self._decrypt()
         except ssl.SSLError:
             self._flush()
             self._transport.abort()
             return
         self._flush()
-        if said:
-            self._client.data_received(said)
+        if text:
+            self._client.data_received(text)
 
     def _shake_hands(self) -> bool:
         assert self._tls is not None  # noqa: S101 (for the type checker: there is no handshake without it)
@@ -141,7 +141,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
         if self._outgoing.pending and not self._transport.is_closing():
             self._transport.write(self._outgoing.read())
 
-    # What the client's connection calls:
+    # Called by the client's connection:
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)
@@ -181,15 +181,15 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
         self._transport.resume_reading()
 
     def _part(self) -> None:
-        """Say that no more comes, so that an answer that was cut off can be told from a whole one."""
+        """Send TLS' end mark: without it, a client can't tell a complete answer from a truncated answer."""
         if self._tls is None or not self._is_open or self._has_parted:
             return
         self._has_parted = True
-        with suppress(ssl.SSLError):  # the client has not said so itself yet
+        with suppress(ssl.SSLError):  # the client's own end mark is still missing
             self._tls.unwrap()
         self._flush()
 
 
 def is_loopback(address: str) -> bool:
-    """Whether nobody outside this machine can have that address; text as a socket's name has it."""
+    """True if the address belongs to this machine only; in the form of a socket's name."""
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")

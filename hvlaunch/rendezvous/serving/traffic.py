@@ -1,4 +1,8 @@
-"""The connections of a server's clients: how many there may be, counts of everything, and who is not authenticated yet."""
+"""The connections of a server: limits, counts, and its unauthenticated clients.
+
+An unauthenticated client must not cost the job anything. If there are too many, the oldest is dropped: a client of
+the job shows the token at once. An address without workers is refused early when it returns again and again.
+"""
 
 from __future__ import annotations
 
@@ -26,25 +30,25 @@ ConnectionT = TypeVar("ConnectionT")
 
 
 class UnauthenticatedLimits(NamedTuple):
-    """How many strangers there may be at one time."""
+    """Limits of unauthenticated clients at a time."""
 
     all: int = 256
-    """From addresses that are not known, together."""
+    """From all unknown addresses."""
     from_one_address: int = 64
-    """From one that is not known; of IPv6 a network of 64 bits counts as one, since who has one address has them all."""
+    """From an unknown address; an IPv6 network of 64 bits counts as a single address, since its owner has every address."""
     from_known_address: int = 1024
-    """From one where the job has workers: they all come at once."""
+    """From an address with workers of the job, which connect at the same time."""
     known_addresses: int = 20_000
-    """How many are remembered."""
+    """Addresses remembered."""
     turn: float = 1.0
-    """Seconds that a stranger has before another one of its address, which is not known, takes its place."""
+    """Seconds before another client of its unknown address may replace an unauthenticated client."""
 
 
 UNAUTHENTICATED_LIMITS = UnauthenticatedLimits()
 
 
 class UnauthenticatedClients(Generic[ConnectionT]):
-    """The connections of strangers, each group of them in the order in which they came."""
+    """Unauthenticated connections, each group in the order of arrival."""
 
     def __init__(self, limits: UnauthenticatedLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
@@ -52,7 +56,7 @@ class UnauthenticatedClients(Generic[ConnectionT]):
         self._site: OrderedDict[ConnectionT, str] = OrderedDict()
         self._unknown: OrderedDict[ConnectionT, None] = OrderedDict()
         self._at: dict[str, OrderedDict[ConnectionT, float]] = {}
-        self._known: set[str] = set()
+        self._trusted: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._site)
@@ -61,28 +65,28 @@ class UnauthenticatedClients(Generic[ConnectionT]):
         return connection in self._site
 
     def know(self, addresses: Iterable[str]) -> None:
-        """The job has workers at these addresses: strangers from elsewhere can't take their places."""
+        """Trust addresses with workers of the job: clients from elsewhere can't take their places."""
         for address in addresses:
-            if len(self._known) < self.limits.known_addresses:
-                self._known.add(address)
+            if len(self._trusted) < self.limits.known_addresses:
+                self._trusted.add(address)
 
     def is_welcome(self, address: str) -> bool:
-        """Whether one from this address may enter: cheaper to ask than to let it in."""
-        if address in self._known:
+        """True if a client from this address may enter: cheaper than letting it in and dropping it."""
+        if address in self._trusted:
             return True
-        there = self._at.get(_network(address))
-        if there is None or len(there) < self.limits.from_one_address:
+        clients = self._at.get(_network(address))
+        if clients is None or len(clients) < self.limits.from_one_address:
             return True
-        return self._clock() - next(iter(there.values())) >= self.limits.turn
+        return self._clock() - next(iter(clients.values())) >= self.limits.turn
 
     def enter(self, connection: ConnectionT, address: str) -> ConnectionT | None:
-        """One has come. Gives the one that must go for it, which counts no more."""
-        is_known = address in self._known
+        """Count a new connection. Return the connection to be dropped for it, which is not counted any more."""
+        is_known = address in self._trusted
         site = address if is_known else _network(address)
-        there = self._at.get(site, ())
+        clients = self._at.get(site, ())
         gone = None
-        if len(there) >= (self.limits.from_known_address if is_known else self.limits.from_one_address):
-            gone = next(iter(there))
+        if len(clients) >= (self.limits.from_known_address if is_known else self.limits.from_one_address):
+            gone = next(iter(clients))
         elif not is_known and len(self._unknown) >= self.limits.all:
             gone = next(iter(self._unknown))
         if gone is not None:
@@ -94,27 +98,27 @@ class UnauthenticatedClients(Generic[ConnectionT]):
         return gone
 
     def leave(self, connection: ConnectionT) -> None:
-        """It has gone, or is no stranger any more. May be repeated."""
+        """Count a connection no longer: closed, or authenticated. May be repeated."""
         site = self._site.pop(connection, None)
         if site is None:
             return
         self._unknown.pop(connection, None)
-        there = self._at[site]
-        del there[connection]
-        if not there:
+        clients = self._at[site]
+        del clients[connection]
+        if not clients:
             del self._at[site]
 
     def first(self) -> ConnectionT | None:
-        """The one that has been here longest."""
+        """Return the oldest connection."""
         return next(iter(self._site), None)
 
     def oldest(self) -> ConnectionT | None:
-        """The one that should go first where there is no room at all: one of an address that is not known, if any."""
+        """Return the connection to drop first: the oldest of an unknown address, if any."""
         return next(iter(self._unknown), None) or next(iter(self._site), None)
 
 
 def _network(address: str) -> str:
-    """What counts as one address."""
+    """Return the part of an address by which clients are counted."""
     if ":" not in address or address.startswith("relay:"):
         return address
     import socket  # noqa: PLC0415 (few come by IPv6)
@@ -125,19 +129,19 @@ def _network(address: str) -> str:
         return address
 
 
-_RESERVE = 256  # for all else that the process does, or half of what there may be at most
+_RESERVE = 256  # descriptors for the rest of the process, or half of the hard limit
 
 
 def plain_address(name: object) -> str:
-    """The address in a socket's name, an IPv4 one in its own form also where it came to an IPv6 socket."""
+    """Return the address in a socket's name; an IPv4 client of an IPv6 socket has its IPv4 address."""
     address = str(name[0]) if isinstance(name, tuple) and name else ""
     return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def room_for(connections: int) -> bool:
-    """Whether there can be so many connections; the soft limit is raised towards the hard one where that is needed.
+    """True if the process may have so many connections; raises the soft limit only when needed.
 
-    Only then, since every process that is started later inherits it.
+    Every process started later inherits the raised limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + (_RESERVE if hard == resource.RLIM_INFINITY else min(_RESERVE, hard // 2))
@@ -152,62 +156,62 @@ def room_for(connections: int) -> bool:
     return True
 
 
-_FAREWELLS = 100  # connections too many that are told so; more are just cut off
+_FAREWELLS = 100  # excess connections with an answer; more are cut off
 
 
 class TrafficLimits(NamedTuple):
-    """How many connections there may be at one time, and what they may send."""
+    """Limits of the connections at a time, and of their requests."""
 
     connections: int = 20_000
     from_one_address: int = 10_000
-    """A thousand workers with several connections each may share one (NAT)."""
+    """A thousand workers with several connections each may share an address (NAT)."""
     bodies: int = 512 << 20
-    """Bytes of the requests' bodies that are not all there yet."""
+    """Bytes of unfinished request bodies."""
     unauthenticated: UnauthenticatedLimits = UNAUTHENTICATED_LIMITS
-    """Of these connections, those that have not shown the token yet."""
+    """Limits of connections before the token."""
 
 
 class Stats(NamedTuple):
-    """A server's numbers at one moment."""
+    """The server's numbers at a moment."""
 
     connections: int
-    """Open now."""
+    """Open connections."""
     requests: int
-    """Answered, whatever the answer."""
+    """Answered requests."""
     unauthorized: int
-    """Of these, answered with 401."""
+    """Requests answered with 401."""
     refused: int
-    """Of these, malformed, not allowed or over a limit."""
+    """Requests malformed, not allowed or over a limit."""
     dropped: int
     """Connections ended because the client was too slow, idle, or took no answers."""
     turned_away: int
-    """Connections ended because there were too many, of strangers above all."""
+    """Connections ended because there were too many, most of them unauthenticated."""
     faults: int
-    """Exceptions that nobody caught; each is a defect of the server."""
+    """Uncaught exceptions; each is a defect of the server."""
     keys: int
     size: int
     """Bytes held, names included."""
     waiting: int
-    """Long polls, watches, and waits of the driver, not yet answered."""
+    """Unanswered long polls, watches, and waits of the driver."""
     strangers: int
-    """Open connections that have not shown the token."""
+    """Open connections without the token."""
 
 
 class Peer(Protocol):
-    """A connection, as far as it is counted."""
+    """A connection, for counting."""
 
     @property
     def peer(self) -> str: ...
 
     def abort(self) -> None:
-        """End at once."""
+        """Close at once."""
 
 
 PeerT = TypeVar("PeerT", bound=Peer)
 
 
 class Arriving:
-    """The bodies that are not all there yet, of all connections of a server: `size` bytes of `limit`."""
+    """Unfinished bodies of all connections of a server: `size` bytes of `limit`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -215,9 +219,9 @@ class Arriving:
 
 
 class Traffic(Generic[PeerT]):
-    """The connections of one server. room_for(count) tells whether the machine takes so many.
+    """The connections of a server. room_for(count) checks the machine's limit.
 
-    Each is a stranger's until trust(), and may be aborted for another one's sake until then.
+    A connection is unauthenticated until trust(), and may be dropped for another until then.
     """
 
     def __init__(
@@ -227,11 +231,11 @@ class Traffic(Generic[PeerT]):
         self.open: set[PeerT] = set()
         self.arriving = Arriving(self.limits.bodies)
         self.answers: Counter[int] = Counter()
-        """How many answers by HTTP status."""
+        """Answers by HTTP status."""
         self.dropped = 0
         """Connections ended because the client was too slow, idle, or took no answers."""
         self.turned_away = 0
-        """Connections ended because there were too many, of strangers above all."""
+        """Connections ended because there were too many, most of them unauthenticated."""
         self.unauthenticated: UnauthenticatedClients[PeerT] = UnauthenticatedClients(
             self.limits.unauthenticated
         )
@@ -240,7 +244,7 @@ class Traffic(Generic[PeerT]):
         self._by_peer: Counter[str] = Counter()
 
     def count(self, store: Store, faults: int) -> Stats:
-        """The numbers of the server that has this store, now."""
+        """Return the numbers of the server with this store."""
         return Stats(
             connections=len(self.open),
             requests=self.answers.total(),
@@ -258,13 +262,13 @@ class Traffic(Generic[PeerT]):
         )
 
     def is_welcome(self, peer: str) -> bool:
-        """Whether a connection from this address may enter; it is counted where not."""
+        """True if a connection from this address may enter; a refusal is counted."""
         welcome = self.unauthenticated.is_welcome(peer)
         self.turned_away += not welcome
         return welcome
 
     def enter(self, connection: PeerT) -> bool:
-        """A connection is there; False where it is one too many."""
+        """Count a new connection; False if there are too many."""
         self.open.add(connection)
         peer = connection.peer
         if self._by_peer[peer] >= self.limits.from_one_address or not self._make_room():
@@ -276,13 +280,13 @@ class Traffic(Generic[PeerT]):
         return True
 
     def trust(self, connection: PeerT) -> None:
-        """It has shown the token, so others at its address may, too."""
+        """Count the connection as authenticated, and trust its address."""
         if connection in self.unauthenticated:
             self.unauthenticated.leave(connection)
             self.unauthenticated.know([connection.peer])
 
     def _make_room(self) -> bool:
-        """Whether there is room for one more; a stranger has to go for it where there is none else."""
+        """True if there is room for another connection; an unauthenticated client may be dropped for it."""
         while len(self.open) - len(self._parting) > self.limits.connections or not self._room_for(
             len(self.open)
         ):
@@ -291,7 +295,7 @@ class Traffic(Generic[PeerT]):
         return True
 
     def turn_out_oldest(self) -> bool:
-        """Have a stranger go for the sake of others; False where there is none."""
+        """Drop the oldest unauthenticated client; False without such a client."""
         oldest = self.unauthenticated.oldest()
         if oldest is None:
             return False
@@ -307,11 +311,11 @@ class Traffic(Generic[PeerT]):
 
     @property
     def may_part_slowly(self) -> bool:
-        """Whether one that is turned away can be told so, which takes it some time."""
+        """True if a refused client may get an answer, which takes time."""
         return len(self._parting) <= _FAREWELLS
 
     def leave(self, connection: PeerT) -> None:
-        """It is gone. May be repeated."""
+        """Count a closed connection no longer. May be repeated."""
         if connection not in self.open:
             return
         self.open.discard(connection)

@@ -157,7 +157,7 @@ def test_what_the_server_knew_beside_its_store(serve):
         assert wire.ask("GET", "/global/0", headers=b"").body == b"address"
         second.open_to_horovod({"global": 1}, {"127.0.0.1"}, 2)
         assert wire.ask("GET", "/global/0", headers=b"").status == 404
-    assert "127.0.0.3" in second._traffic.unauthenticated._known
+    assert "127.0.0.3" in second._traffic.unauthenticated._trusted
 
 
 def test_an_address_that_this_machine_no_longer_has_is_said(serve):
