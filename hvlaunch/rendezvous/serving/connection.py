@@ -1,4 +1,4 @@
-"""One client's connection: requests answered in order, and every way to waste the server's time bounded."""
+"""A client's connection: answers in order, and bounds on every way to waste the server's time."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,17 +21,17 @@ from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
 
-_COPY_LIMIT = 64 << 10  # a longer body is written after its head, not copied behind it
+_COPY_LIMIT = 64 << 10  # a longer body is written separately, without a copy
 _TOO_MANY = Answer(429, b"too many connections\n")
 
 
 class ClientConnection(asyncio.Protocol):
-    """Reads while nothing waits to be answered; asks `admit` for each request (see RequestReader).
+    """Reads requests, and asks `admit` about each (see RequestReader).
 
-    No answer leaves while `record` is behind: it may tell of what is not on record.
+    No answer leaves while `record` is behind: it might reveal changes not on disk yet.
 
-    While an answer is waited for, or the client does not take one, at most one more read of requests is
-    kept, and no more is read: a client can't make the server buffer more than that and one answer.
+    While an answer is pending, or is not taken by the client, at most one more read is buffered: no client can make the
+    server hold more.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader: RequestReader
         self._transport: asyncio.Transport
         self.peer = ""
-        """The client's address; "" where that is not known."""
+        """The client's address; "" if unknown."""
         self._answered = 0
         self._pending: Exchange | None = None
         self._held: tuple[Exchange, Answer] | None = None
@@ -65,7 +65,7 @@ class ClientConnection(asyncio.Protocol):
         self._timer_at = 0.0
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
-    # What the event loop calls:
+    # Called by the event loop:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -78,6 +78,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering:
             self._thrown_away += len(data)
+            # An authenticated client may have sent requests in advance; an unauthenticated flood is cut.
             if self._thrown_away > self._limits.farewell and not self._reader.is_trusted:
                 self._transport.abort()
             return
@@ -102,10 +103,10 @@ class ClientConnection(asyncio.Protocol):
         self._traffic.leave(self)
         self.lost.set_result(None)
 
-    # What the server calls:
+    # Called by the server:
 
     def close(self, answer: Answer) -> None:
-        """End now: `answer` to a request that waits, and then goodbye."""
+        """Close now, with `answer` to a pending request."""
         exchange = self._forget_pending()
         if exchange is not None and not self._transport.is_closing():
             self._write(exchange._replace(keep_alive=False), answer)
@@ -116,7 +117,7 @@ class ClientConnection(asyncio.Protocol):
         self._held = None
         self._transport.abort()
 
-    # Answering, in order:
+    # Answers, in order:
 
     def _advance(self) -> None:
         ready = self._reader.ready
@@ -134,9 +135,9 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._send(exchange, answer)
         if self._held is not None:
-            return  # until _release(), which comes before anything is read
+            return  # _release() continues, before any further read
         if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
-            self._reader.told_to_continue()
+            self._reader.permit_body()
             self._transport.write(CONTINUE)
         self._pace()
 
@@ -150,10 +151,11 @@ class ClientConnection(asyncio.Protocol):
         if exchange is None or self._transport.is_closing():
             return
         self._send(exchange, answer)
-        # Not at once: what another connection put has brought us here, and answering may put again.
+        # Later: this runs inside another connection's put, and the next request may be a put too.
         self._loop.call_soon(self._advance)
 
     def _turn_away(self) -> None:
+        # A flood of refused clients must not keep the server busy with answers.
         if self._traffic.may_part_slowly:
             self._reader.give_up(_TOO_MANY)
             self._advance()
@@ -177,7 +179,7 @@ class ClientConnection(asyncio.Protocol):
             self._deliver(exchange, answer)
 
     def _release(self) -> None:
-        """What the answer tells of is on record now."""
+        """Deliver the held answer: its changes are on disk."""
         held, self._held = self._held, None
         if held is not None and not self._transport.is_closing():
             self._deliver(*held)
@@ -186,7 +188,7 @@ class ClientConnection(asyncio.Protocol):
     def _deliver(self, exchange: Exchange, answer: Answer) -> None:
         self._write(exchange, answer)
         if not exchange.keep_alive:
-            # Closing at once, with input unread, would reset the connection and might lose the answer.
+            # Closing at once, with unread input, would reset the connection and might lose the answer.
             self._lingering = True
             self._reader.ready.clear()
             self._transport.write_eof()
@@ -196,13 +198,14 @@ class ClientConnection(asyncio.Protocol):
         self._traffic.answers[answer.status] += 1
         head = render_head(exchange, answer)
         body = b"" if exchange.method == "HEAD" else answer.body
+        # A single write is a single packet for a small answer.
         if len(body) <= _COPY_LIMIT:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
 
-    # Pace: when to read, and until when to be patient.
+    # Pace: when to read, and how long to wait.
 
     def _pace(self) -> None:
         if self._transport.is_closing():
@@ -220,9 +223,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._pending is not None:
             self._be_patient("wait", None)
         elif not reader.is_trusted:
-            self._be_patient(
-                "arrive", limits.unauthenticated - self._age
-            )  # not moved by what has arrived of it
+            self._be_patient("arrive", limits.unauthenticated - self._age)  # bytes do not prolong it
         elif reader.partial or not reader.begun:
             self._be_patient("arrive", limits.exchange)
         else:
@@ -233,13 +234,13 @@ class ClientConnection(asyncio.Protocol):
         return self._loop.time() - self._begun
 
     def _be_patient(self, phase: str, seconds: float | None) -> None:
-        """Drop the client if it is still in this phase, with this request, after so many seconds."""
+        """Drop the client if it is still in this phase, with the same request, after so many seconds."""
         now_in = phase, self._reader.begun, self._answered
         if now_in == self._phase:
             return
         self._phase = now_in
         self._deadline = None if seconds is None else self._loop.time() + seconds
-        # An old timer that fires too early looks again; so most requests touch no timer.
+        # An old timer re-arms itself when it fires early: most requests touch no timer.
         if self._deadline is not None and (self._timer is None or self._deadline < self._timer_at):
             self._arm(self._deadline)
 
@@ -260,6 +261,7 @@ class ClientConnection(asyncio.Protocol):
         if phase == "linger":
             self._transport.abort()
             return
+        # The client was too slow, or idle.
         self._traffic.dropped += 1
         if phase == "arrive" and self._reader.partial:
             self._reader.give_up(Answer(408))

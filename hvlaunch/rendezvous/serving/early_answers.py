@@ -13,7 +13,7 @@ from hvlaunch.rendezvous.serving.listeners import PAUSE, is_shortage
 __all__ = ["Answerer", "answer_early"]
 
 _MOST_CALLERS = 128
-"""Silent callers; with one more, the event loop takes over, with its limits."""
+"""Silent callers; with one more, the event loop takes over."""
 
 
 class Answerer(Protocol):
@@ -28,40 +28,40 @@ class Answerer(Protocol):
 def answer_early(
     listeners: Callable[[], Iterable[socket.socket]],
     control_sockets: Callable[[], Iterable[socket.socket]],
-    bell: int,
+    wakeup: int,
     is_over: Callable[[], bool],
     answerer: Answerer | None,
     when_short: Callable[[], bool],
 ) -> list[socket.socket]:
-    """Answer questions until a caller sends anything else, or is_over() is true after a wake-up by `bell`.
+    """Answer questions until a caller sends anything else, or is_over() is true after a wake-up.
 
     Returns the callers still connected, with all their bytes unread; also when a program connects to one of the
     `control_sockets`, which are not served here. A wake-up may also announce more `listeners` and `control_sockets`.
     Without a file descriptor for a caller, when_short() tries to free one; it is called again if it fails.
     """
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
-    doors: dict[int, socket.socket] = {}
+    poll.register(wakeup, select.POLLIN)
+    sockets: dict[int, socket.socket] = {}
     callers: dict[int, socket.socket] = {}
     while True:
-        for door in listeners():
-            if door.fileno() not in doors:
-                doors[door.fileno()] = door
-                door.setblocking(False)
-                poll.register(door, select.POLLIN)
-        beside = {door.fileno() for door in control_sockets()}
+        for listener in listeners():
+            if listener.fileno() not in sockets:
+                sockets[listener.fileno()] = listener
+                listener.setblocking(False)
+                poll.register(listener, select.POLLIN)
+        beside = {control.fileno() for control in control_sockets()}
         for fd in beside:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
-            if fd == bell:
-                os.read(bell, 512)
+            if fd == wakeup:
+                os.read(wakeup, 512)
                 if is_over():
                     return list(callers.values())
             elif fd in beside:
                 return list(callers.values())
-            elif fd in doors:
+            elif fd in sockets:
                 try:
-                    caller, _ = doors[fd].accept()
+                    caller, _ = sockets[fd].accept()
                     callers[caller.fileno()] = caller
                     poll.register(caller, select.POLLIN)
                     is_short = False
@@ -70,7 +70,7 @@ def answer_early(
                 if callers and (answerer is None or is_short or len(callers) > _MOST_CALLERS):
                     return list(callers.values())
                 if is_short and not when_short():
-                    _rest(bell)
+                    _pause(wakeup)
             elif answerer is None or not _serve(callers[fd], answerer):
                 return list(callers.values())
             else:
@@ -78,10 +78,10 @@ def answer_early(
                 callers.pop(fd).close()
 
 
-def _rest(bell: int) -> None:
+def _pause(wakeup: int) -> None:
     """Pause, but no longer than until a wake-up."""
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
+    poll.register(wakeup, select.POLLIN)
     poll.poll(PAUSE * 1000)
 
 

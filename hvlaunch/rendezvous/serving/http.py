@@ -1,6 +1,6 @@
-"""HTTP/1 as the rendezvous speaks it: bytes to requests, answers to bytes. No sockets here.
+"""The rendezvous' subset of HTTP/1: bytes to requests, answers to bytes. No sockets here.
 
-The grammar is RFC 9112's; llhttp (by way of httptools) reads it, strictly.
+The grammar is RFC 9112's; llhttp (through httptools) reads it, strictly.
 """
 
 from collections import deque
@@ -51,22 +51,22 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What one connection may cost."""
+    """Limits of a connection's cost."""
 
     head: int = 16 << 10
     """Bytes of a request line and its header fields."""
     body: int = 16 << 20
     """Bytes of a request's body."""
     exchange: float = 30.0
-    """Seconds for a request to arrive once it has begun (or the connection is there), and for its answer to be taken."""
+    """Seconds for a request to arrive after its first byte (or after the connection), and for its answer to be taken."""
     idle: float = 300.0
     """Seconds between an answer and the next request."""
     linger: float = 2.0
-    """Seconds that a client has to read the last answer and hang up."""
+    """Seconds for a client to read its last answer and hang up."""
     farewell: int = 64 << 10
-    """Bytes that a stranger may still send meanwhile; they are thrown away."""
+    """Bytes still accepted from an unauthenticated client meanwhile, and thrown away."""
     unauthenticated: float = 10.0
-    """Seconds from the connection's beginning until a head with the token is there."""
+    """Seconds from the start of a connection to its first head with the token."""
 
 
 class Head(NamedTuple):
@@ -76,19 +76,19 @@ class Head(NamedTuple):
     target: bytes
     """Path and query, as sent."""
     authorization: bytes
-    """The field's value; b"" where there is none."""
+    """The field's value; b"" if missing."""
     peer: str = ""
-    """The address that the connection comes from, where that is known."""
+    """The client's address, if known."""
 
 
 class Answer(NamedTuple):
-    """What a client is told. `headers` are whole lines, each with its CRLF."""
+    """An answer. `headers` are whole lines, each with its CRLF."""
 
     status: int
     body: bytes = b""
     headers: bytes = b""
     to_unauthenticated: bool = False
-    """The request does not have the token. On a connection that has never shown it, this is the last answer."""
+    """The request lacks the token. If its connection never had a token, this answer is the last."""
 
 
 Give = Callable[[Answer], None]
@@ -96,45 +96,44 @@ CallOff = Callable[[], None]
 
 
 class Later(NamedTuple):
-    """An answer that something else will give."""
+    """An answer to be given later."""
 
     begin: Callable[[Give], CallOff]
-    """begin(give) calls give(answer) once, later; what it returns calls that off."""
+    """begin(give) calls give(answer) once, later; it returns a function to cancel."""
     timeout: float
     """Seconds until `late` is the answer."""
     late: Answer
 
 
 Route = Callable[[bytes], "Answer | Later"]
-"""What a request's body is given to once all of it is there."""
+"""Takes the complete body of a request."""
 
 
 class Exchange(NamedTuple):
-    """A request that is all there, and how its answer is to be sent."""
+    """A complete request, and how to send its answer."""
 
     outcome: Answer | Route
-    """What its head led to."""
+    """The decision on its head."""
     body: bytes
     keep_alive: bool
     version: str
     method: str
 
     def answer(self) -> Answer | Later:
-        """Do what is asked for; once."""
+        """Execute the request; call once."""
         return self.outcome if isinstance(self.outcome, Answer) else self.outcome(self.body)
 
 
 class _Stop(Exception):
-    """Raised inside the parser's callbacks when the rest of the input no longer matters."""
+    """Raised inside callbacks of the parser to ignore the rest of the input."""
 
 
 class RequestReader:
-    """Takes the bytes of one connection, gives the requests in `ready`, in order.
+    """Takes the bytes of a connection and puts its requests into `ready`, in order.
 
-    `admit(head)` is asked as soon as a head is there, so that no body is kept for a request that will be
-    refused: it gives an Answer (a refusal) or the Route for the body. What is malformed or too large
-    becomes a last exchange with that answer, and `ended` is set: no byte after it is looked at. So does the
-    first request without the token, unless one with it came before.
+    `admit(head)` is called for each head, before its body: a refused request costs no memory. It returns an Answer (a
+    refusal) or the Route for the body. Malformed or oversized input becomes a last exchange with its refusal, and sets
+    `ended`: later bytes are ignored. The same happens to a first request without the token.
     """
 
     def __init__(
@@ -146,18 +145,18 @@ class RequestReader:
     ) -> None:
         self.ready: deque[Exchange] = deque()
         self.begun = 0
-        """How many requests have begun."""
+        """The number of requests begun."""
         self.partial = False
-        """The last of them is not all there yet."""
+        """True if the newest of them is incomplete."""
         self.ended = False
         self.is_trusted = False
-        """A request with the token has begun: this is no stranger."""
+        """True after a request with the token."""
         self._admit = admit
         self._limits = limits
         self._peer = peer
         self._arriving = arriving or Arriving(limits.body)
         self._parser = httptools.HttpRequestParser(self)
-        self._unclaimed = 0  # bytes since anything was reported: the parser hoards a field until it is whole
+        self._unclaimed = 0  # bytes since the last callback: the parser buffers a field until its end
         self._reset()
 
     def _reset(self) -> None:
@@ -169,11 +168,11 @@ class RequestReader:
         self._announced = 0
         self._outcome: Answer | Route | None = None
         self._expects_continue = False
-        self._body = bytearray()  # a list of pieces would cost many times the bytes of a client's tiny chunks
+        self._body = bytearray()  # a list of tiny chunks would cost many times their bytes
         self._body_size = 0
 
     def forget(self) -> None:
-        """The connection is gone, and what it has sent is of no use."""
+        """Free the memory of a closed connection's requests."""
         self.ready.clear()
         self._drop_body()
 
@@ -183,12 +182,12 @@ class RequestReader:
 
     @property
     def awaits_continue(self) -> bool:
-        """The client holds the body back until it is told to go on (RFC 9110, 10.1.1)."""
+        """True if the client waits for permission to send its body (RFC 9110, 10.1.1)."""
         return (
             self._expects_continue and self.partial and self._outcome is not None and self._version == "1.1"
         )
 
-    def told_to_continue(self) -> None:
+    def permit_body(self) -> None:
         self._expects_continue = False
 
     def feed(self, data: bytes) -> None:
@@ -208,7 +207,7 @@ class RequestReader:
             self._refuse(431)
 
     def give_up(self, answer: Answer) -> None:
-        """End here: `answer` is the last, after those of the requests that are ready."""
+        """End the input: `answer` is the last, behind those of complete requests."""
         if not self.ended:
             self._end(Exchange(answer, b"", keep_alive=False, version="1.1", method=""))
 
@@ -225,7 +224,7 @@ class RequestReader:
         self._refuse(status)
         raise _Stop
 
-    # What the parser calls:
+    # Called by the parser:
 
     def on_message_begin(self) -> None:
         if self.ended:
@@ -241,10 +240,11 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._outcome is not None:
-            return  # a trailer: nothing in it can change what was admitted
+            return  # a trailer: too late to change the decision
         self._grow_head(len(name) + len(value) + 4)
         name = name.lower()
         if name == b"authorization":
+            # Two credentials: a proxy on the way might check the other.
             if self._authorization is not None:
                 self._stop(400)
             self._authorization = value.strip()
@@ -252,7 +252,7 @@ class RequestReader:
             self._announced = int(value)
         elif name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
-                self._stop(501)  # the parser undoes the chunks, and would leave the rest to us
+                self._stop(501)  # httptools decodes chunks, and no other coding
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
 
@@ -278,21 +278,23 @@ class RequestReader:
         if self._announced > self._limits.body:
             self._leave_body(413)
         if self._expects_continue and isinstance(self._outcome, Answer):
-            self._leave_body(self._outcome.status)  # sooner than asking for a body to throw away
+            self._leave_body(self._outcome.status)  # instead of inviting a useless body
 
     def on_body(self, piece: bytes) -> None:
         self._unclaimed = 0
         self._body_size += len(piece)
+        # The announced length may be missing or wrong: chunks announce nothing.
         if self._body_size > self._limits.body:
             self._leave_body(413)
         if not isinstance(self._outcome, Answer):
             self._body += piece
             self._arriving.size += len(piece)
+            # The limit for the bodies of all connections, together.
             if self._arriving.size > self._arriving.limit:
                 self._leave_body(507)
 
     def _leave_body(self, status: int) -> None:
-        """End without the rest of the body; a refusal that came before is the answer all the same."""
+        """End without the rest of the body. An earlier refusal stays the answer."""
         if not isinstance(self._outcome, Answer):
             self._stop(status)
         self._end(self._exchange(keep_alive=False))
@@ -315,14 +317,14 @@ class RequestReader:
 
 
 def render_head(exchange: Exchange, answer: Answer) -> bytes:
-    """All of the answer that comes before its body."""
+    """Return the answer's head."""
     headers = answer.headers
     if not exchange.keep_alive:
         headers += b"Connection: close\r\n"
     elif exchange.version == "1.0":
         headers += b"Connection: keep-alive\r\n"
     reason = _REASONS[answer.status].encode("ascii")
-    # The length comes last: a client can tell by it that no line before it was cut off with the connection.
+    # The length comes last: its presence proves a complete head to the client.
     return b"HTTP/1.1 %d %s\r\n%sContent-Length: %d\r\n\r\n" % (
         answer.status,
         reason,

@@ -1,4 +1,4 @@
-"""The sockets at which a server listens, and how it accepts connections: TCP for clients, a Unix socket for the job's control."""
+"""Listening sockets of a server, and accepting their connections: TCP for clients, a Unix socket for the job's control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of the rendezvous: who may ask for what, and what is done then.
+"""The paths of the rendezvous: permissions, and the effects of requests.
 
 `/<scope>/<key>` is a value (PUT, GET, DELETE); hvlaunch's own verbs live under `/-/`, so no scope is named "-".
 """
@@ -39,10 +39,10 @@ _UNAUTHORIZED = Answer(401, b"unauthorized\n", b"WWW-Authenticate: Bearer\r\n", 
 
 
 class Routes:
-    """Called with a request's head: gives the refusal, or what to do with its body.
+    """Called with a request's head: returns a refusal, or the route for its body.
 
-    token opens everything, where nobody else can read or change what is said. `once` has what was done already. `about` gives the answers to
-    `/-/<name>`s that are not about keys. `horovod` are the scopes that need no token, nor that nobody else can.
+    `token` opens everything on a private connection. `once` has answers to earlier requests. `about` has the answers to
+    `/-/<name>` without keys. The scopes of `horovod` need neither a token nor a private connection.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Routes:
         path, _, query = head.target.partition(b"?")
         parts = _components(path)
         if not is_private and head.authorization:
-            return _READABLE  # whether or not the token is right: it is no secret any more
+            return _READABLE  # right or wrong, the token is no secret any more
         if not self._allowed(_bearer(head), parts, head):
             return _UNAUTHORIZED
         if parts is None:
@@ -78,6 +78,7 @@ class Routes:
 
     def _allowed(self, token: bytes | None, parts: list[str] | None, head: Head) -> bool:
         if token is not None:
+            # In constant time: the duration must not reveal a part of the token.
             return compare_digest(token, self._token)
         if head.authorization or parts is None:
             return False
@@ -108,17 +109,17 @@ class Routes:
             self._horovod.delete(self._store, scope, key)
         else:
             self._store.delete(scope, key)
-        return _OK  # also where it was not set, so that a DELETE can be repeated
+        return _OK  # even for a missing key: a DELETE may be repeated
 
 
 def _bearer(head: Head) -> bytes | None:
-    """The token that the request shows, be it right or wrong."""
+    """Return the token of the request, right or wrong."""
     scheme, _, given = head.authorization.partition(b" ")
     return given.strip() if scheme.lower() == b"bearer" else None
 
 
 def _components(path: bytes) -> list[str] | None:
-    """The decoded components, none of them empty; None where the path is no such thing."""
+    """Return the decoded, non-empty components of a path; None if it is malformed."""
     if not path.startswith(b"/") or b"#" in path:
         return None
     try:
@@ -148,15 +149,15 @@ _COUNTERS = {
 
 
 def health(stats: Stats) -> Answer:
-    """It serves, and how much."""
+    """Return the server's health and numbers."""
     body = json.dumps({"status": "ok", **stats._asdict()}) + "\n"
     return Answer(200, body.encode(), b"Content-Type: application/json\r\n")
 
 
 def prometheus(stats: Stats, answers: Mapping[int, int]) -> Answer:
-    """The numbers, with the answers by HTTP status. 501 where prometheus-client is not installed."""
+    """Return the numbers for Prometheus, with answers by HTTP status. 501 without prometheus-client."""
     try:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 (100 ms, and only for who asks)
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 (100 ms, for few requests)
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 (as above)
         from prometheus_client.registry import Collector  # noqa: PLC0415 (as above)
     except ImportError:

@@ -1,4 +1,4 @@
-"""The rendezvous server in the driver: one thread, one event loop, one port."""
+"""The rendezvous server in the driver: a thread, an event loop and a port."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from hvlaunch.rendezvous.serving.store_record import Once, StoreFile, StoreRecor
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
-if (
-    TYPE_CHECKING
-):  # asyncio and the parser cost most of the start: a job pays for them when it starts a server
+if TYPE_CHECKING:  # asyncio and the parser cost most of a server's start: loaded for the first client
     import asyncio
     import ssl
     from concurrent.futures import Future
@@ -40,22 +38,21 @@ __all__ = ["Calls", "RendezvousServer"]
 
 T = TypeVar("T")
 
-_CLOSE_TIME = 0.5  # seconds for last answers to be taken
+_CLOSE_TIME = 0.5  # seconds for clients to take their last answers
 
-# Names of notes, or what they begin with:
+# Names of notes, or their beginnings:
 _PORT, _AT, _KNOWN, _HOROVOD, _ASKED = "port", "at ", "known ", "horovod", "asked"
 
 
 class RendezvousServer:
-    """Serves one job's store from start() until close(); all methods may be called from any thread.
+    """Serves a job's store from start() until close(). All methods may be called from any thread.
 
-    It sleeps, without the event loop, until the first client comes: many a job has none.
+    The server's thread sleeps without an event loop until the first client comes: many jobs have no client.
 
-    token opens everything, to clients on this machine and to those that come by TLS, for which `certificate` is shown.
-    `answerer` tells those who ask with the right key that this is the right server, without showing the token to a stranger.
-    host "" is every address of this machine; port 0 is a free one, told by `port`. `say` tells the user of this process.
-    `file` keeps what the store holds, and other servers' clients rely on; where a server has used it before, this one goes on
-    from there, at the same port and addresses.
+    `token` opens everything, to clients on this machine and to those with TLS, which get `certificate`. `answerer` proves the
+    server's identity to agents without revealing the token. Host "" is every address of this machine; port 0 is a free port,
+    then in `port`. `say` writes to the user of this process. `file` keeps the store's content on disk; if an earlier server
+    used it, this server continues with the same content at the same port and addresses.
     """
 
     def __init__(
@@ -78,7 +75,7 @@ class RendezvousServer:
         self._context: ssl.SSLContext | None = None
         self._answerer = answerer
         self._host = host
-        # A server that takes the place of another goes on from a later version than that one's latest.
+        # Versions begin with the clock: those of a replacement without a file are later, too.
         self._store = Store(store_limits, version=time.time_ns() // 1000)
         self._once = Once()
         self._record = StoreRecord(file, self._store, self._once, say, self._count_fault)
@@ -86,7 +83,7 @@ class RendezvousServer:
         self._traffic: Traffic[ClientConnection] = Traffic(traffic_limits)
         self._horovod = HorovodScopes()
         self._shortage = Shortage(say)
-        self._kept: list[int] = []
+        self._reserved: list[int] = []
         self._http_limits = http_limits
         self._faults = 0
         self._lock = threading.Lock()
@@ -98,7 +95,7 @@ class RendezvousServer:
         self._was_asked = False
         self._acceptors: list[Acceptor] = []
         self._thread: threading.Thread | None = None
-        self._bell: tuple[int, int] | None = None
+        self._wakeup: tuple[int, int] | None = None
         self._listeners: Listeners
         self._is_needed = False
         self._closing = False
@@ -113,9 +110,9 @@ class RendezvousServer:
         self.close()
 
     def start(self) -> None:
-        """Listen, and serve in a thread of its own.
+        """Listen, and serve in a new thread.
 
-        Raises CannotListen where the port can't be had, BadStoreFile.
+        Raises CannotListen, BadStoreFile.
         """
         self._record.begin()
         notes = self._record.notes
@@ -127,15 +124,16 @@ class RendezvousServer:
         self.port = self._listeners.port
         self._record.note(_PORT, b"%d" % self.port)
         self._record.flush()
-        self._bell = os.pipe()
-        self._kept = [os.dup(self._bell[0]) for _ in range(RESERVED)]
+        # A pipe wakes the thread while there is no event loop.
+        self._wakeup = os.pipe()
+        self._reserved = [os.dup(self._wakeup[0]) for _ in range(RESERVED)]
         self._thread = threading.Thread(
-            target=self._run, args=(self._bell[0],), name="hvlaunch-rendezvous", daemon=True
+            target=self._run, args=(self._wakeup[0],), name="hvlaunch-rendezvous", daemon=True
         )
         self._thread.start()
 
     def listen_at(self, host: str) -> None:
-        """Serve clients that come by this address, too. Raises CannotListen, RendezvousClosed."""
+        """Serve clients at another address, too. Raises CannotListen, RendezvousClosed."""
         with self._lock:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
@@ -148,7 +146,7 @@ class RendezvousServer:
             else:
                 self._record.note(f"{_AT}{host}")
                 self._record.flush()
-                self._ring()
+                self._wake()
 
     def serve_beside(self, listener: socket.socket, admit: Callable[[Head], Answer | Route]) -> None:
         """Serve programs of this user at a Unix socket, which is closed with the server: the job's control.
@@ -162,66 +160,66 @@ class RendezvousServer:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._accept_beside, listener)
             else:
-                self._ring()
+                self._wake()
 
     def close(self) -> None:
-        """End the thread and every connection; who still waits is told. May be repeated."""
+        """End the thread and each connection; waiting clients get an error. May be repeated."""
         with self._lock:
             self._closing = True
             loop, self._loop = self._loop, None
             if loop is not None:
                 loop.call_soon_threadsafe(self._stop.set)
-            self._ring()
+            self._wake()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
-            bell, self._bell = self._bell, None
-            for fd in bell or ():
+            pipe, self._wakeup = self._wakeup, None
+            for fd in pipe or ():
                 os.close(fd)
 
-    def _ring(self) -> None:
-        if self._bell is not None:
-            os.write(self._bell[1], b"!")
+    def _wake(self) -> None:
+        if self._wakeup is not None:
+            os.write(self._wakeup[1], b"!")
 
-    # The driver's own way to the store:
+    # The driver's own access to the store:
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        """As a client's PUT. Raises ValueTooLarge, StoreFull, RendezvousClosed."""
+        """Set the key like a client. Raises ValueTooLarge, StoreFull, RendezvousClosed."""
         self._call(lambda: self._store.put(scope, key, value))
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """The value, or None. Raises RendezvousClosed."""
+        """Return the value, or None. Raises RendezvousClosed."""
         return self._call(lambda: self._store.get(scope, key))
 
     def delete(self, scope: str, key: str) -> bool:
-        """Forget the key; False where it was not set. Raises RendezvousClosed."""
+        """Delete the key; False if it was not set. Raises RendezvousClosed."""
         return self._call(lambda: self._store.delete(scope, key))
 
     def delete_scope(self, scope: str) -> None:
-        """Forget all keys of the scope. Raises RendezvousClosed."""
+        """Delete the scope's keys. Raises RendezvousClosed."""
         self._call(lambda: self._store.delete_scope(scope))
 
     def keys(self, scope: str) -> list[str]:
-        """The keys of the scope, sorted. Raises RendezvousClosed."""
+        """Return the scope's keys, sorted. Raises RendezvousClosed."""
         return self._call(lambda: self._store.keys_of(scope))
 
     def subscribe(
         self, scope: str, call: Callable[[str, bytes | None, int], None], *, since: int | None = None
     ) -> Callable[[], None]:
-        """Call `call(key, value, version)` at each change of a key in the scope, once it is on record; None: it was deleted.
+        """Call `call(key, value, version)` after each change in the scope is on disk; the value of a deletion is None.
 
-        That is in the thread where the change is made, the server's for a client's: it must neither block
-        nor come back to the server. With `since`, it is first called for the latest change after that version of each key.
-        Returns a function that ends it. Raises RendezvousClosed.
+        Calls come in the thread of the change, for a client's the server's: `call` must neither block nor use the server. With
+        `since`, it is first called for the latest change of each key after that version. Returns a function to unsubscribe.
+        Raises RendezvousClosed.
         """
 
-        def hear(key: str, value: bytes | None, version: int) -> None:
+        def notify(key: str, value: bytes | None, version: int) -> None:
             self._record.then(lambda: call(key, value, version))
 
         def begin() -> Callable[[], None]:
             for news in () if since is None else self._store.news(scope, since):
-                hear(*news)
-            return self._store.subscribe(scope, hear)
+                notify(*news)
+            return self._store.subscribe(scope, notify)
 
         call_off = self._call(begin)
 
@@ -232,22 +230,23 @@ class RendezvousServer:
         return end
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """The job has hosts at these addresses: who connects from elsewhere can't take the places of their workers.
+        """Trust the addresses of the job's hosts: clients from elsewhere can't take the places of their workers.
 
         Raises RendezvousClosed.
         """
-        known = list(addresses)
+        trusted = list(addresses)
 
-        def know() -> None:
-            self._traffic.unauthenticated.know(known)
-            for address in known:
+        def trust() -> None:
+            self._traffic.unauthenticated.know(trusted)
+            for address in trusted:
                 self._record.note(f"{_KNOWN}{address}")
 
-        self._call(know)
+        self._call(trust)
 
     def open_to_horovod(self, sizes: Mapping[str, int], addresses: Iterable[str], number: int) -> None:
-        """Let clients there use these scopes without a token (see HorovodScopes), in the round of this number; those
-        of another round are closed and forgotten. Raises RendezvousClosed.
+        """Open these scopes to clients at the addresses without a token, and close and delete those of another round.
+
+        See HorovodScopes. Raises RendezvousClosed.
         """
 
         def change() -> None:
@@ -260,42 +259,43 @@ class RendezvousServer:
         self._call(change)
 
     def wait(self, scope: str, key: str, timeout: float) -> bytes | None:
-        """The value as soon as there is one; None after `timeout` seconds without.
+        """Wait for a value and return it; None after `timeout` seconds.
 
-        Raises RendezvousClosed, also when the server is closed meanwhile.
+        Raises RendezvousClosed, also if the server is closed meanwhile.
         """
         from concurrent.futures import Future  # noqa: PLC0415 (see the top)
         from concurrent.futures import TimeoutError as WaitOver  # noqa: PLC0415 (see the top)
 
-        found: Future[bytes] = Future()
-        call_off = self._call(lambda: self._calls.begin_wait(scope, key, found))
+        result: Future[bytes] = Future()
+        call_off = self._call(lambda: self._calls.begin_wait(scope, key, result))
         try:
-            return found.result(timeout)
+            return result.result(timeout)
         except WaitOver:
+            # The value may have come between the timeout and the cancellation.
             self._call(call_off)
-            return found.result() if found.done() else None
+            return result.result() if result.done() else None
 
     @property
     def was_asked(self) -> bool:
-        """Whether any client ever came to the rendezvous, be it a stranger."""
+        """True if a client ever connected to the rendezvous, authenticated or not."""
         return self._was_asked
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a file from which another server could go on now."""
+        """True if another server could continue from the file now."""
         return self._record.is_kept
 
     @property
     def version(self) -> int:
-        """Of the latest change. Raises RendezvousClosed."""
+        """The version of the latest change. Raises RendezvousClosed."""
         return self._call(lambda: self._store.version)
 
     def stats(self) -> Stats:
-        """The server's numbers now. Raises RendezvousClosed."""
+        """Return the server's numbers. Raises RendezvousClosed."""
         return self._call(self._count)
 
     def endpoint(self) -> tuple[asyncio.AbstractEventLoop, Callable[[], asyncio.Protocol]]:
-        """For clients that come another way than by a socket: the event loop, and what makes a client there.
+        """Return the event loop and a maker of protocols, for clients without a socket of their own.
 
         Raises RendezvousClosed.
         """
@@ -304,13 +304,13 @@ class RendezvousServer:
         if self._thread is not None and not self._awake.is_set():
             with self._lock:
                 self._is_needed = True
-                self._ring()
+                self._wake()
             self._awake.wait()
         return self._call(lambda: (asyncio.get_running_loop(), self._new_client))
 
     def _call(self, work: Callable[[], T]) -> T:
-        """Do it in the server's thread, and wait for that; before it serves, here and now."""
-        with self._lock:  # close() sends its last word under it, so what is sent before is still done
+        """Run `work` in the server's thread and return its result; before there is a loop, in this thread."""
+        with self._lock:  # close() stops the loop under it: work sent before is still done
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
             if self._loop is None:
@@ -325,38 +325,38 @@ class RendezvousServer:
         return self._traffic.count(self._store, self._faults)
 
     def _take_up(self, notes: Mapping[str, bytes]) -> None:
-        """What an earlier server knew beside its store."""
+        """Load the notes of an earlier server."""
         self._was_asked = _ASKED in notes
         self._traffic.unauthenticated.know(_noted(notes, _KNOWN))
         if _HOROVOD in notes:
             self._horovod.restore(notes[_HOROVOD])
 
-    # The server's thread:
+    # Called in the server's thread:
 
     def _note_asked(self) -> None:
         if not self._was_asked:
             self._was_asked = True
             self._record.note(_ASKED)
 
-    def _run(self, bell: int) -> None:
+    def _run(self, wakeup: int) -> None:
         try:
             callers = answer_early(
                 lambda: list(self._listeners.sockets.values()),
                 lambda: self._control.sockets,
-                bell,
+                wakeup,
                 lambda: self._closing or self._is_needed,
                 self._answerer,
                 self._shortage.relieve,
             )
-            self._give_up_kept()
+            self._release_reserved()
             if self._closing:
                 for caller in callers:
                     caller.close()
             else:
                 self._run_loop(callers)
         finally:
-            self._give_up_kept()
-            with self._lock:  # whoever asks from here on is told
+            self._release_reserved()
+            with self._lock:  # later calls get an error instead of waiting
                 self._closing, self._loop = True, None
             self._record.close()
             self._listeners.close()
@@ -364,13 +364,13 @@ class RendezvousServer:
             self._awake.set()
             self._calls.end()
 
-    def _give_up_kept(self) -> None:
-        kept, self._kept = self._kept, []
-        for fd in kept:
+    def _release_reserved(self) -> None:
+        reserved, self._reserved = self._reserved, []
+        for fd in reserved:
             os.close(fd)
 
     def _make_room(self) -> bool:
-        """Whether there is a file descriptor for one more client: a stranger gives it up where there can be no more."""
+        """Free a file descriptor for another client: raise the limit, or drop an unauthenticated client."""
         return self._shortage.relieve() or self._traffic.turn_out_oldest()
 
     def _run_loop(self, callers: list[socket.socket]) -> None:
@@ -412,17 +412,17 @@ class RendezvousServer:
         self._new_transport = lambda: ClientTransport(connect, context, self._answerer)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        with self._lock:  # from here on, the store is this thread's
+        with self._lock:  # from here on, only this thread touches the store
             if self._closing:
                 return
             self._loop = loop
             self._record.serve_in(loop.call_soon)
             listeners = list(self._listeners.sockets.values())
-            side_doors = self._control.sockets
+            control_sockets = self._control.sockets
         for listener in listeners:
             self._accept_at(listener)
-        for door in side_doors:
-            self._accept_beside(door)
+        for control_socket in control_sockets:
+            self._accept_beside(control_socket)
         for caller in callers:
             with suppress(OSError):
                 await loop.connect_accepted_socket(self._new_transport, caller)
@@ -430,7 +430,8 @@ class RendezvousServer:
         await self._stop.wait()
         for acceptor in self._acceptors:
             acceptor.close()
-        self._record.flush()  # who waits for nothing else gets the answer
+        self._record.flush()  # releases answers held for the disk
+        # A client cut off without an answer would retry; 503 tells it to stop.
         connections = [*self._traffic.open, *self._control.connections]
         for connection in connections:
             connection.close(Answer(503, b"the rendezvous has ended\n"))
@@ -457,7 +458,7 @@ class RendezvousServer:
             from hvlaunch.rendezvous.serving.certificate import tls_context  # noqa: PLC0415 (see the top)
 
             self._context = tls_context(self._certificate)
-        assert self._context is not None  # noqa: S101 (for the type checker: only asked where there is a certificate)
+        assert self._context is not None  # noqa: S101 (for the type checker: called only with a certificate)
         return self._context
 
     def _routes(self) -> Routes:
@@ -475,7 +476,7 @@ class RendezvousServer:
         )
 
     def _on_fault(self, _loop: asyncio.AbstractEventLoop, _context: dict[str, object]) -> None:
-        """The event loop closes the connection; the others go on, and the console is not ours."""
+        """Count an exception of the event loop, which closes the connection. The console belongs to the driver."""
         self._count_fault()
 
     def _count_fault(self) -> None:
@@ -483,7 +484,7 @@ class RendezvousServer:
 
 
 def _noted(notes: Mapping[str, bytes], kind: str) -> list[str]:
-    """What is behind `kind` in the names of the notes."""
+    """Return the parts of notes' names behind `kind`."""
     return [name[len(kind) :] for name in notes if name.startswith(kind)]
 
 
@@ -499,7 +500,10 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class Calls:
-    """`then(act)` does it when all changes are on record, and so tells nobody too early."""
+    """Calls from the driver's threads into the server's thread, and their results.
+
+    `then(act)` runs `act` when all changes are on disk, so no result is published too early.
+    """
 
     def __init__(self, store: Store, then: Callable[[Callable[[], None]], None]) -> None:
         self._store = store
@@ -507,7 +511,7 @@ class Calls:
         self._open: set[Future[Any]] = set()
 
     def send(self, loop: asyncio.AbstractEventLoop, work: Callable[[], T]) -> Future[T]:
-        """Let the loop's thread do it; from any thread."""
+        """Let the loop's thread do the work; from any thread."""
         from concurrent.futures import Future  # noqa: PLC0415 (see the top)
 
         result: Future[T] = Future()
@@ -516,24 +520,26 @@ class Calls:
         loop.call_soon_threadsafe(self._settle, result, work)
         return result
 
-    def begin_wait(self, scope: str, key: str, found: Future[bytes]) -> Callable[[], None]:
-        """Let `found` have the value as soon as there is one; what calls that off. In the server's thread."""
+    def begin_wait(self, scope: str, key: str, result: Future[bytes]) -> Callable[[], None]:
+        """Set the result as soon as the key has a value; returns a function to cancel. In the server's thread."""
         value = self._store.get(scope, key)
         if value is not None:
-            found.set_result(value)
+            result.set_result(value)
             return lambda: None
-        self._open.add(found)
-        found.add_done_callback(self._open.discard)
-        call_off = self._store.when_set(scope, key, lambda value: self._then(lambda: found.set_result(value)))
+        self._open.add(result)
+        result.add_done_callback(self._open.discard)
+        call_off = self._store.when_set(
+            scope, key, lambda value: self._then(lambda: result.set_result(value))
+        )
 
         def end() -> None:
             call_off()
-            self._open.discard(found)
+            self._open.discard(result)
 
         return end
 
     def end(self) -> None:
-        """Whoever waits still gets RendezvousClosed."""
+        """Let waiting callers get RendezvousClosed."""
         for result in list(self._open):
             if not result.done():
                 result.set_exception(RendezvousClosed("the rendezvous has ended"))

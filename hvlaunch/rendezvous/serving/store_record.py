@@ -381,9 +381,9 @@ _REMEMBERED = 50_000
 
 
 class Once:
-    """Answers by request id, the newest `size` of them.
+    """Answers to requests by id; the newest `size` are remembered.
 
-    `keep(identity, status, body, headers)`, where it is set, is told of each.
+    `keep(identity, status, body, headers)` is called for each new answer.
     """
 
     def __init__(self, size: int = _REMEMBERED) -> None:
@@ -392,14 +392,14 @@ class Once:
         self.keep: Callable[[bytes, int, bytes, bytes], None] | None = None
 
     def __call__(self, identity: bytes | None, act: Callable[[], Answer]) -> Answer:
-        """The answer that was given to `identity`, else act()'s. What it raises is not remembered, nor are failures."""
+        """Return the earlier answer to `identity`, else call act(). Errors are not remembered."""
         if identity is None:
             return act()
-        known = self._answers.get(identity)
-        if known is not None:
+        earlier = self._answers.get(identity)
+        if earlier is not None:
             from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (see the top)
 
-            return Answer(*known)
+            return Answer(*earlier)
         answer = act()
         if answer.status in (200, 404):
             self.remember(identity, answer.status, answer.body, answer.headers)
@@ -408,12 +408,12 @@ class Once:
         return answer
 
     def remember(self, identity: bytes, status: int, body: bytes, headers: bytes) -> None:
-        """`identity` was given this answer, by an earlier server."""
+        """Load the answer of an earlier server."""
         self._answers[identity] = status, body, headers
         if len(self._answers) > self._size:
             self._answers.popitem(last=False)
 
     def __iter__(self) -> Iterator[tuple[bytes, int, bytes, bytes]]:
-        """All that is remembered, the oldest first."""
+        """Yield the remembered answers, the oldest first."""
         for identity, answer in self._answers.items():
             yield identity, *answer

@@ -1,6 +1,6 @@
-"""hvlaunch's own verbs, `/-/<verb>/<scope>/<key>`: what each does to the store, and what it answers.
+"""hvlaunch's own verbs, `/-/<verb>/<scope>/<key>`: their effect on the store, and their answers.
 
-docs/rendezvous.md has the table. A request with `id` may be repeated: it is done once.
+docs/rendezvous.md has the table. A request with an `id` may be repeated: the server executes it once.
 """
 
 import re
@@ -18,13 +18,13 @@ from hvlaunch.rendezvous.store import Store, until_all_set, until_changed
 __all__ = ["MAX_WAIT", "OWN", "Verbs", "not_allowed", "refusal"]
 
 MAX_WAIT = 60.0
-"""The longest wait of one request, in seconds; a longer one is shortened to it."""
+"""The longest wait of a request, in seconds; a longer wait is shortened."""
 
 OWN = "-"
-"""The first component of the verbs' paths, so no scope's name."""
+"""The first component of the verbs' paths, and therefore no scope's name."""
 
-_MAX_KEYS_BODY = 1 << 20  # bytes of a list of keys: a request that waits keeps it
-_MAX_BATCH = 64 << 20  # bytes of the values in one answer
+_MAX_KEYS_BODY = 1 << 20  # bytes of a list of keys, held during a wait
+_MAX_BATCH = 64 << 20  # bytes of values in an answer
 
 _OPTIONS = {
     b"wait": re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?"),
@@ -46,19 +46,19 @@ _MANY_WAIT = Answer(507, b"too many wait already\n")
 
 Options = Mapping[bytes, bytes]
 Act = Callable[[str, str, Options, bytes], "Answer | Later"]
-"""Called with scope and key, "" where the verb has none, the options and the body."""
+"""Called with scope and key ("" for a verb without), the options and the body."""
 
 
 class _Verb(NamedTuple):
     method: str
     names: tuple[int, ...]
-    """How many names may follow in the path: 1 is a scope, 2 a scope and a key."""
+    """Allowed numbers of names in the path: 1 is a scope, 2 a scope and a key."""
     options: tuple[bytes, ...]
     act: Act
 
 
 class Verbs:
-    """The verbs over one store; `about` gives the answers to those that are not about keys."""
+    """The verbs of a store; `about` has the answers to verbs without keys."""
 
     def __init__(self, store: Store, once: Once, about: Mapping[str, Callable[[], Answer]]) -> None:
         self._store = store
@@ -78,11 +78,11 @@ class Verbs:
             "delete": _Verb("POST", (2,), (b"id",), self._delete),
             "scope": _Verb("DELETE", (1,), (), self._delete_scope),
         }
-        for name, tell in about.items():
-            self._verbs[name] = _Verb("GET", (0,), (), partial(_tell, tell))
+        for name, describe in about.items():
+            self._verbs[name] = _Verb("GET", (0,), (), partial(_describe, describe))
 
     def __call__(self, method: str, names: list[str], query: bytes) -> Answer | Route:
-        """What to do with the body. `names` are the path's components behind `/-/`."""
+        """Return a refusal, or the route for the body. `names` are the path's components behind `/-/`."""
         verb = self._verbs.get(names[0]) if names else None
         if verb is None:
             return _ABSENT
@@ -97,7 +97,7 @@ class Verbs:
         scope, key = (*names, "", "")[:2]
         return partial(_guarded, verb.act, scope, key, options)
 
-    # One key:
+    # A single key:
 
     def _get(self, scope: str, key: str, options: Options, _body: bytes) -> Answer | Later:
         value = self._store.get(scope, key)
@@ -116,6 +116,7 @@ class Verbs:
         late: Answer,
         keys: int = 1,
     ) -> Answer | Later:
+        # A proxy or firewall would cut a longer silence.
         seconds = min(float(options.get(b"wait", b"0")), MAX_WAIT)
         if seconds <= 0:
             return late
@@ -140,6 +141,7 @@ class Verbs:
                 self._versioned(scope, key, 412, 412) if version is None else Answer(200, b"", _etag(version))
             )
 
+        # A repeated request gets the answer of its first copy, and not a failed comparison.
         return self._once(options.get(b"id"), compare)
 
     def _add(self, scope: str, key: str, options: Options, body: bytes) -> Answer:
@@ -159,7 +161,7 @@ class Verbs:
     def _delete(self, scope: str, key: str, options: Options, _body: bytes) -> Answer:
         return self._once(options.get(b"id"), lambda: _OK if self._store.delete(scope, key) else _ABSENT)
 
-    # Many keys:
+    # Several keys:
 
     def _keys(self, scope: str, _key: str, _options: Options, _body: bytes) -> Answer:
         return Answer(200, batch.pack(self._store.keys_of(scope)))
@@ -168,6 +170,7 @@ class Verbs:
         return Answer(200, b"%d" % self._store.count(scope))
 
     def _get_many(self, scope: str, _key: str, _options: Options, body: bytes) -> Answer:
+        # Checked before the parse: a list of a MiB expands to many objects.
         if len(body) > _MAX_KEYS_BODY:
             return _LONG_LIST
         values = [self._store.get(scope, key) for key in batch.read_keys(body)]
@@ -184,6 +187,7 @@ class Verbs:
             return _BAD_HEAD
         batch.check_keys(keys)
         values = [value for value in batch.unpack(sizes, data) if value is not None]
+        # A missing size means None to unpack(), and nothing to a put.
         if len(values) < len(keys):
             return _BAD_HEAD
         self._store.put_many(scope, dict(zip(keys, values, strict=True)))
@@ -221,12 +225,12 @@ class Verbs:
 
 
 def not_allowed(methods: str) -> Answer:
-    """The refusal of another method than these."""
+    """Refuse a method other than these."""
     return Answer(405, b"method not allowed\n", b"Allow: " + methods.encode("ascii") + b"\r\n")
 
 
 def refusal(error: ValueTooLarge | StoreFull | NotANumber) -> Answer:
-    """What a client is told that asked the store for what it does not do."""
+    """Return the refusal for an impossible change of the store."""
     status = 413 if isinstance(error, ValueTooLarge) else 507 if isinstance(error, StoreFull) else 409
     return Answer(status, f"{error.cause}\n".encode())
 
@@ -240,12 +244,14 @@ def _guarded(act: Act, scope: str, key: str, options: Options, body: bytes) -> A
         return Answer(400, f"{error}\n".encode())
 
 
-def _tell(tell: Callable[[], Answer], _scope: str, _key: str, _options: Options, _body: bytes) -> Answer:
-    return tell()
+def _describe(
+    describe: Callable[[], Answer], _scope: str, _key: str, _options: Options, _body: bytes
+) -> Answer:
+    return describe()
 
 
 def _read_options(query: bytes, allowed: tuple[bytes, ...]) -> Options | None:
-    """None where one is unknown, malformed or there twice."""
+    """Return the options; None if any is unknown, malformed or repeated."""
     options: dict[bytes, bytes] = {}
     for option in query.split(b"&") if query else ():
         name, _, value = option.partition(b"=")

@@ -238,7 +238,7 @@ def test_expect_100_continue(version, awaited):
     assert not subject.awaits_continue
     subject.feed(b"\r\n")
     assert subject.awaits_continue == awaited
-    subject.told_to_continue()
+    subject.permit_body()
     assert not subject.awaits_continue
     subject.feed(b"ab")
     assert answers(subject) == [(200, b"ab", awaited)]
