@@ -1,4 +1,4 @@
-"""Notes that the console leaves for a successor driver, in shared memory: unfinished lines, sizes of files, lost output."""
+"""Notes of the console for a successor driver, in shared memory: unfinished lines, sizes of files, lost output."""
 
 import os
 import struct
@@ -17,9 +17,9 @@ _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _LINE = struct.Struct("<II")
 """Before an unfinished line: its size and its CRC-32."""
 _SLOT = 1 << 16
-"""Bytes of the file for each rank and stream. The file is sparse: only pages that were written take room on the disk."""
+"""Bytes of the file for each rank and stream. The file is sparse: unwritten pages take no room on the disk."""
 _SLOTS_PER_MAPPING = 256
-"""A mapping holds a file descriptor, so it spans many slots."""
+"""A mapping holds a file descriptor, and therefore spans many slots."""
 
 _LOST = "lost"
 _LOST_NUMBERS = struct.Struct("<QQ")
@@ -27,9 +27,9 @@ _LOST_NUMBERS = struct.Struct("<QQ")
 
 
 class UnfinishedLines:
-    """The beginnings of lines that were taken from agents and are not shown yet. For one thread.
+    """The beginnings of unfinished lines, acknowledged to agents but not shown yet. For one thread.
 
-    The file is created with the first note. A line of more than `longest` bytes is not noted, nor is any on a full disk.
+    The file is created with the first note. Lines longer than `longest` bytes are not noted, nor any on a full disk.
     """
 
     longest = _SLOT - _LINE.size
@@ -41,10 +41,10 @@ class UnfinishedLines:
         self._reserved: set[int] = set()
         """Slots whose first page has a block on the disk."""
         self.noted: dict[Key, bytes] = {}
-        """Lines of this process that are not empty."""
+        """Non-empty lines of this process."""
 
     def note(self, key: Key, text: bytes) -> None:
-        """Record how the unfinished line of this rank and stream begins; empty if it has none."""
+        """Record the beginning of this rank's unfinished line; empty without a line."""
         text = text if len(text) <= self.longest else b""
         if text == self.noted.get(key, b""):
             return
@@ -72,7 +72,7 @@ class UnfinishedLines:
         mapping[start : start + len(data)] = data
 
     def _mapping(self, file: SharedFile, number: int) -> mmap | None:
-        """Map these slots; None where the system refuses a file of that size, even a sparse one."""
+        """Map these slots; None if the system refuses even a sparse file of this size."""
         if number not in self._mappings:
             size = _SLOT * _SLOTS_PER_MAPPING
             with suppress(OSError):
@@ -80,7 +80,7 @@ class UnfinishedLines:
         return self._mappings.get(number)
 
     def read(self) -> dict[Key, bytes]:
-        """Return what another process has noted."""
+        """Return the notes of another process."""
         lines: dict[Key, bytes] = {}
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -114,9 +114,10 @@ class FileSizes:
     """The acknowledged size of each rank's files with --output-filename, by rank and stream."""
 
     def __init__(self, path: Path, ranks: int, *, is_known: bool) -> None:
-        """Map the sizes at `path` if they are known, else zeros, which are at `path` after publish(). Raises OSError."""
+        """Map the known sizes at `path`, or zeros, to be published later. Raises OSError."""
         self.is_known = is_known
         self._path = path
+        # Unpublished sizes have another name: a killed driver may have noted only some of them.
         self._part = path.with_name(f"{path.name}.part")
         if not is_known:
             self._part.unlink(missing_ok=True)
@@ -127,7 +128,7 @@ class FileSizes:
             self._sizes = memoryview(file.map(0, size)).cast("Q")
 
     def publish(self) -> None:
-        """Let a successor rely on the sizes: all are noted. Raises OSError."""
+        """Let a successor rely on the sizes, now complete. Raises OSError."""
         if not self.is_known:
             self._part.rename(self._path)
             self.is_known = True
@@ -157,7 +158,7 @@ class LostOutput:
 
     @property
     def size(self) -> int:
-        """Bytes that were lost."""
+        """The number of lost bytes."""
         return int(_LOST_NUMBERS.unpack_from(self._numbers)[0])
 
     @property
@@ -166,7 +167,7 @@ class LostOutput:
         return _lost_text(*_LOST_NUMBERS.unpack_from(self._numbers))
 
     def add(self, size: int, error: int | None = None) -> None:
-        """Count lost bytes; `error` is the errno, if it is another than before."""
+        """Count lost bytes; `error` is the errno, if it changed."""
         total, latest = _LOST_NUMBERS.unpack_from(self._numbers)
         self._note(total + size, latest if error is None else error)
 
@@ -180,7 +181,7 @@ class LostOutput:
 
 
 def lost_output_text(directory: Path) -> str | None:
-    """Return the sentence for users about the job's directory; None if no output is lost."""
+    """Return the sentence for users about the job's directory; None without lost output."""
     with suppress(OSError, struct.error):
         descriptor = os.open(directory / _LOST, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hvlaunch.console.display import Display
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.raw_file import RawFile
-from hvlaunch.console.recent import Keeper, Origin
+from hvlaunch.console.recent import Origin, OutputKeeper
 
 __all__ = ["BATCH", "Outlet", "Output"]
 
@@ -30,7 +30,7 @@ class Output(NamedTuple):
     origin: Origin | None = None
     note: Callable[[bool], None] | None = None
 
-    def keep(self, keeper: Keeper) -> None:
+    def keep(self, keeper: OutputKeeper) -> None:
         """Pass the output to a store."""
         if self.data:
             keeper.output(self.rank, self.stream, self.data, self.origin)

@@ -1,4 +1,4 @@
-"""Where the output of a job is kept that nobody looks at, for those who will: stored.py has the form."""
+"""Stores the output of a job in its directory, for later viewers; stored.py has the format."""
 
 import json
 import os
@@ -18,19 +18,19 @@ from hvlaunch.record.log import write_whole_at
 __all__ = ["MOST_KEPT", "OutputStore"]
 
 MOST_KEPT = 64 << 20
-"""Bytes of output that are kept of a job, the newest."""
+"""Bytes of a job's newest output in the store."""
 _SEGMENTS = 8
 _PAUSE = 1.0
-"""Seconds after a write that has failed in which output is dropped: else each small gap would be told."""
+"""Seconds after a failed write during which output is dropped: otherwise each small gap would be reported."""
 _FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OutputStore:
-    """Appends to the segments in a job's directory. For one thread; what it has written outlives the process.
+    """Appends to the segments in a job's directory. For one thread; written output outlives the process.
 
-    Of a progress bar a state is kept each second, and the last one.
+    Of a progress bar, a state per second is stored, and the last.
 
-    The newest MOST_KEPT bytes are kept, and an eighth of that less at times.
+    The newest MOST_KEPT bytes stay, sometimes an eighth less.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class OutputStore:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Go on behind what is there already; an item that is not whole is removed. Raises OSError.
+        """Continue behind existing output; a torn item is removed. Raises OSError.
 
-        `head` is what viewers need to know of the job.
+        `head` has facts about the job for viewers.
         """
         self.seen: dict[str, int] = {}
-        """The newest frame of each session whose output is kept here."""
+        """The newest stored frame of each session."""
         self._directory = directory
         self._head = dict(head or {})
         self._places: dict[int, Place] = {}
@@ -56,7 +56,7 @@ class OutputStore:
         self._states = BarStates(clock)
         self._waiting: list[bytes] = []
         self._newest: dict[str, int] = {}
-        """As `seen`, of what waits."""
+        """Like `seen`, for items not written yet."""
         self._lost = LostOutput(directory)
         self._retry_at = 0.0
         self._is_urgent = False
@@ -69,19 +69,19 @@ class OutputStore:
         self._before = dict(self.seen)
 
     def learn_places(self, places: Mapping[int, Place]) -> None:
-        """Ranks will write, on these hosts and as these local ranks."""
+        """Record the hosts and local ranks of new ranks."""
         self._places.update(places)
         self._add("placed", json.dumps(places).encode())
 
     def output(self, rank: int, stream: Stream, data: bytes, origin: Origin | None = None) -> None:
-        """A rank wrote this. What came in a frame that is kept already is skipped, as everywhere."""
+        """Store output of a rank. Frames stored already are skipped."""
         if self.has(origin):
             return
         for kept, newest in self._states.add((rank, stream), data, origin):
             self._add(stream, kept, rank, newest)
 
     def end_stream(self, rank: int, stream: Stream, origin: Origin | None = None) -> None:
-        """Nothing more comes of this stream."""
+        """Record the end of a stream."""
         if self.has(origin):
             return
         held = self._states.release((rank, stream))
@@ -90,21 +90,21 @@ class OutputStore:
         self._add("stdout ended" if stream == "stdout" else "stderr ended", b"", rank, origin)
 
     def has(self, origin: Origin | None) -> bool:
-        """Whether it was kept here before this store was opened. For any thread."""
+        """True if an earlier store has this frame. For any thread."""
         return origin is not None and origin[1] <= self._before.get(origin[0], -1)
 
     def say(self, text: str) -> None:
-        """A message of hvlaunch's own."""
+        """Store a message of hvlaunch."""
         self._is_urgent = True
         self._add("said", text.encode(errors="backslashreplace"))
 
     def show(self, text: str) -> None:
-        """A report, as it is."""
+        """Store a report."""
         self._is_urgent = True
         self._add("shown", text.encode(errors="backslashreplace"))
 
     def write(self) -> None:
-        """Write what was added since. Raises OSError: that is lost then, and those who read here are told how much."""
+        """Write the added items. Raises OSError: they are lost then, and viewers hear how much."""
         for (rank, stream), (data, origin) in self._states.due():
             self._add(stream, data, rank, origin)
         if not self._waiting:
@@ -116,6 +116,7 @@ class OutputStore:
         if self._lost.size:
             if self._clock() < self._retry_at and not is_urgent:
                 self._lost.add(len(data))
+                # The gap is announced before the output behind it.
                 return
             data = pack(Stored(self._wall(), "said", self._lost.text.encode())) + data
         try:
@@ -126,16 +127,16 @@ class OutputStore:
             raise
         self._lost.forget()
         if self._size >= self._most:
-            with suppress(OSError):  # then this one grows on
+            with suppress(OSError):  # the segment grows on
                 self._begin_segment()
 
     @property
     def deadline(self) -> float | None:
-        """When to write, even if nothing is added until then."""
+        """The time of the next write, even without further items."""
         return self._states.deadline
 
     def tails(self, size: int) -> dict[int, bytes]:
-        """The last bytes of each rank's stderr that are kept in the newest two segments. Raises OSError."""
+        """Return the last bytes of each rank's stderr in the newest two segments. Raises OSError."""
         tails: dict[int, bytes] = {}
         ended: set[int] = set()
         for number in self._segments[-2:]:
@@ -162,7 +163,7 @@ class OutputStore:
             self._newest[origin[0]] = origin[1]
 
     def _append_somehow(self, data: bytes) -> None:
-        """Where there is no room, the oldest that is kept makes some. Raises OSError."""
+        """Append, if need be at the expense of the oldest segment. Raises OSError."""
         try:
             self._append(data)
         except OSError:
@@ -176,7 +177,7 @@ class OutputStore:
         self._size += len(data)
 
     def _go_on(self) -> None:
-        """Learn from the newest two segments: the head of the newest may not be whole."""
+        """Load the newest two segments: the head of the newest may be torn."""
         for number in self._segments[-2:]:
             self.close()
             self._file, self._size = os.open(segment_path(self._directory, number), _FILE, 0o600), 0
@@ -197,7 +198,7 @@ class OutputStore:
         self.seen.update(seen)
 
     def _begin_segment(self) -> None:
-        """Begin the next segment; where that can't be, the last one goes on. Raises OSError."""
+        """Begin the next segment; on an error, the old one goes on. Raises OSError."""
         number = self._segments[-1] + 1 if self._segments else 1
         path, head = segment_path(self._directory, number), self._packed_head()
         file = os.open(path, _FILE, 0o600)

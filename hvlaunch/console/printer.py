@@ -20,7 +20,7 @@ from hvlaunch.console.files import OutputFiles
 from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.outlet import BATCH, Outlet, Output
 from hvlaunch.console.raw_file import RawFile, new_bell
-from hvlaunch.console.recent import Keeper, Origin, Place, Recent
+from hvlaunch.console.recent import Origin, OutputKeeper, Place, Recent
 from hvlaunch.console.status import AskStatus, OnStatus
 from hvlaunch.job import ConsoleOptions
 
@@ -47,7 +47,7 @@ class _Word(NamedTuple):
     tell: Callable[[Display, float], None] | None
     stream: Stream | None = "stderr"
     """The stream whose display is called; None calls each display."""
-    keep: Callable[[Keeper], None] | None = None
+    keep: Callable[[OutputKeeper], None] | None = None
 
 
 class _Task(NamedTuple):
@@ -565,7 +565,7 @@ def _message(text: str) -> _Word:
     return _Word(lambda display, _: display.say(text), keep=lambda keeper: keeper.say(text))
 
 
-def _keep_line(rank: int, stream: Stream, text: bytes, keeper: Keeper) -> None:
+def _keep_line(rank: int, stream: Stream, text: bytes, keeper: OutputKeeper) -> None:
     keeper.output(rank, stream, text)
 
 

@@ -1,4 +1,4 @@
-"""The newest output of a job, for those who will look at it only from now on."""
+"""The newest output of a job in memory, for viewers to come."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -6,20 +6,20 @@ from typing import Protocol
 
 from hvlaunch.console.lines import Stream
 
-__all__ = ["Keeper", "Kept", "Origin", "Place", "Recent"]
+__all__ = ["Kept", "Origin", "OutputKeeper", "Place", "Recent"]
 
 Origin = tuple[str, int]
-"""A session's name, and the number in it of the frame that something came in."""
+"""A session's name, and the number of a frame in it."""
 Place = tuple[str, int]
 """A rank's host and local_rank."""
 
 _MOST = 1 << 18
 _ITEM = 256
-"""Bytes that an item costs besides its own."""
+"""Bytes of an item's overhead."""
 
 
-class Keeper(Protocol):
-    """What keeps output, and hvlaunch's own words."""
+class OutputKeeper(Protocol):
+    """Stores output and messages of hvlaunch."""
 
     def learn_places(self, places: Mapping[int, Place]) -> None: ...
 
@@ -33,29 +33,29 @@ class Keeper(Protocol):
 
 
 class Kept(Protocol):
-    """One thing that can be kept."""
+    """An item for a store."""
 
     @property
-    def keep(self) -> Callable[[Keeper], None] | None: ...
+    def keep(self) -> Callable[[OutputKeeper], None] | None: ...
 
 
 class Recent:
-    """Keeps what was newest, in memory, until somebody wants it. For one thread."""
+    """The newest items, up to a limit of memory. For one thread."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[Kept, int]] = deque()
         self._size = 0
 
     def add(self, item: Kept, size: int) -> None:
-        """The newest. `size` is what it takes, in bytes."""
+        """Add an item with its size in bytes, and drop the oldest."""
         size += _ITEM
         self._kept.append((item, size))
         self._size += size
         while self._size > _MOST:
             self._size -= self._kept.popleft()[1]
 
-    def pour_into(self, keeper: Keeper) -> None:
-        """Give `keeper` all that is kept."""
+    def pour_into(self, keeper: OutputKeeper) -> None:
+        """Store the items."""
         for item, _ in self._kept:
             if item.keep is not None:
                 item.keep(keeper)

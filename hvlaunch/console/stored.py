@@ -1,4 +1,4 @@
-"""The output of a job as it is stored in its directory, and its readers: a log of items, in segments of which the oldest go."""
+"""Stored output of a job and its readers: a log of items, in segments; the oldest segments are removed."""
 
 import json
 import os
@@ -43,7 +43,7 @@ _SEGMENT = re.compile(r"output\.([0-9]{6,9})")
 
 
 class Stored(NamedTuple):
-    """One item. `rank` is None unless a worker wrote it, `origin` unless it came in a frame."""
+    """A stored item. `rank` is None for items without a worker, `origin` for items without a frame."""
 
     time: float
     """Seconds since 1970."""
@@ -61,7 +61,7 @@ class Position(NamedTuple):
 
 
 def head_of(options: ConsoleOptions) -> Mapping[str, object]:
-    """Return the part of a segment's head that tells viewers the job's options."""
+    """Return the job's options for a segment's head, for viewers."""
     ranks = options.ranks
     return {
         "prefix": options.prefix,
@@ -73,7 +73,7 @@ def head_of(options: ConsoleOptions) -> Mapping[str, object]:
 
 
 def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
-    """Return the options that head_of() was given."""
+    """Return the options from a head of head_of()."""
     ranks = head["ranks"]
     return ConsoleOptions(
         prefix=head["prefix"],
@@ -85,7 +85,7 @@ def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
 
 
 def pack(item: Stored) -> bytes:
-    """Return the item as it is in a segment."""
+    """Return the item in its form on disk."""
     name, frame = item.origin or ("", _NOBODY)
     session = os.fsencode(name)
     rank = _NOBODY if item.rank is None else item.rank
@@ -95,7 +95,7 @@ def pack(item: Stored) -> bytes:
 
 
 def items(segment: int, offset: int = 0) -> Iterator[tuple[Stored, int]]:
-    """Yield the whole items of an open segment from `offset` on, each with the offset behind it, as far as they are there now."""
+    """Yield the whole items of an open segment from `offset` on, each with the offset behind, as far as written now."""
     for body, end in follow(segment, offset):
         time, frame, rank, kind, name_size = _ITEM.unpack_from(body)
         name_end = _ITEM.size + name_size
@@ -104,7 +104,7 @@ def items(segment: int, offset: int = 0) -> Iterator[tuple[Stored, int]]:
 
 
 def segments(directory: Path) -> list[int]:
-    """Return the numbers of the segments that are there, in order. Raises OSError."""
+    """Return the numbers of existing segments, in order. Raises OSError."""
     names = os.listdir(directory)  # noqa: PTH208 (names alone)
     return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
 
@@ -114,18 +114,18 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 class StoreReader:
-    """Reads a job's stored output while it grows: from a position, or else from the oldest item."""
+    """Reads a job's stored output while it grows, from a position or from the oldest item."""
 
     def __init__(self, directory: Path, position: Position | None = None) -> None:
         self._directory = directory
         self._file = -1
         self.position = position or Position(0, 0)
-        """Behind the last item that was read."""
+        """Behind the newest item read."""
         self.has_missed = False
-        """True if something was removed before it could be read."""
+        """True if output was removed before this reader came."""
 
     def read(self) -> Iterator[Stored]:
-        """Yield the items that are there now and were not read yet."""
+        """Yield the unread items, as far as written now."""
         while self._file >= 0 or self._open_next(self.position.segment):
             # Before the items: what was written to this segment before the next one began is then read below.
             next_segment = self._next_segment()
@@ -165,7 +165,7 @@ class StoreReader:
         return False
 
     def seek_time(self, since: float) -> None:
-        """Move to the newest segment that begins before this time (seconds since 1970), or to the oldest."""
+        """Move to the newest segment with a start before this time (seconds since 1970), or to the oldest."""
         for number in self._numbers():
             if (head := self._head_of(number)) is not None and head.time <= since:
                 self.position = Position(number, 0)
@@ -176,7 +176,7 @@ class StoreReader:
             self.position = Position(number, 0)
 
     def head(self) -> Mapping[str, Any] | None:
-        """Return the facts at the start of the newest segment; None if there is no segment."""
+        """Return the facts at the start of the newest segment; None without a segment."""
         for number in reversed(self._numbers()):
             if (item := self._head_of(number)) is not None:
                 facts: Mapping[str, Any] = json.loads(item.data)
@@ -198,7 +198,7 @@ def _open(path: Path) -> int:
 
 
 def newest_lines(stored: Iterable[Stored], count: int, is_shown: Callable[[Stored], bool]) -> tuple[int, int]:
-    """Return where the last `count` lines begin: the number of items before them, and of lines in the next item that has any."""
+    """Return the start of the last `count` lines: the number of items before, and of lines in the next item with lines."""
     sizes: deque[tuple[int, int]] = deque()
     total = early = 0
     for index, item in enumerate(stored, 1):
@@ -217,7 +217,7 @@ def _lines(item: Stored) -> int:
 
 
 def from_where(stored: Iterable[Stored], is_early: Callable[[Stored], bool]) -> Iterator[Stored]:
-    """Yield the items behind the early ones, which come first, without the rest of lines that begin early.
+    """Yield the items behind the early ones at the beginning, without the rest of early lines.
 
     Items with the places of ranks are always yielded.
     """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.telemetry.stack import ProcessStack
-    from hvlaunch.watch.journal import Journal
+    from hvlaunch.watch.journal import ReplayJournal
 
 __all__ = ["run", "take_over"]
 
@@ -476,14 +476,14 @@ def _job_record(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | 
 
 
 @contextmanager
-def _journal(say: Callable[[str], None]) -> Iterator["Journal | None"]:
+def _journal(say: Callable[[str], None]) -> Iterator["ReplayJournal | None"]:
     """Open a developer's journal, the file of HVLAUNCH_JOURNAL; yields None if unset. Raises BadUsage."""
     # Removed from the environment: a job inside a worker would write to the same file.
     path = os.environ.pop("HVLAUNCH_JOURNAL", None)
     if path is None:
         yield None
         return
-    from hvlaunch.watch.journal import Journal  # noqa: PLC0415 (as above)
+    from hvlaunch.watch.journal import ReplayJournal  # noqa: PLC0415 (as above)
 
-    with closing(Journal(Path(path), say)) as journal:
+    with closing(ReplayJournal(Path(path), say)) as journal:
         yield journal

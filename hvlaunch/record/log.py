@@ -1,7 +1,7 @@
-"""An append-only log on disk: records with a length and a checksum. It outlives the process, and the machine if it is synced.
+"""An append-only log on disk: records with a length and a checksum. A log outlives the process, and if synced the machine.
 
-A record is 4 bytes of length, a CRC-32 that may continue the one of the record before, a CRC-32 of these 8 bytes, and the body.
-Numbers are little-endian.
+A record is 4 bytes of length, a CRC-32 (which may continue the previous record's), a CRC-32 of these 8 bytes, and the
+body. Numbers are little-endian.
 """
 
 import errno
@@ -17,27 +17,28 @@ __all__ = ["BadLog", "Log", "Mark", "follow", "pack_record", "read_records", "wr
 
 _HEAD = struct.Struct("<III")
 _CHECKED = struct.Struct("<II")
-"""The part of a head that its own checksum covers."""
+"""The part of a head under its own checksum."""
 _MOST = 1 << 30
-"""Bytes of a body that follow() believes a head."""
+"""The longest body for follow(), in bytes; a longer one is damage."""
 _READ_SIZE = 1 << 18
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BadLog(ValueError):
-    """No writer leaves such bytes, at whatever moment it is killed; the message says why."""
+    """No writer leaves such bytes, whenever it is killed; the message names the damage."""
 
 
 class Mark(NamedTuple):
-    """A place between two records: bytes from the start of the file, and the checksum that the next record continues."""
+    """A place between two records: bytes from the start of the file, and the checksum to be continued."""
 
     size: int
     check: int = 0
 
 
 def pack_record(pieces: Iterable[bytes], previous: int = 0) -> tuple[bytes, int]:
-    """Return a record as it is on disk, and its checksum. With that of the record before as `previous`, a reader
-    notices records that are missing, doubled or from another file.
+    """Return a record in its form on disk, and its checksum.
+
+    With the previous record's checksum as `previous`, a reader notices missing, doubled and foreign records.
     """
     body = b"".join(pieces)
     check = zlib.crc32(body, previous)
@@ -46,9 +47,9 @@ def pack_record(pieces: Iterable[bytes], previous: int = 0) -> tuple[bytes, int]
 
 
 def read_records(data: memoryview, start: Mark) -> Iterator[tuple[memoryview, Mark]]:
-    """Yield each body in the content of a file, with the mark behind it; a last record that was torn is left out.
+    """Yield each body in the content of a file, with the mark behind; a torn last record is left out.
 
-    Raises BadLog if something follows a record that is not whole.
+    Raises BadLog if anything follows a broken record.
     """
     at, check = start
     while at + _HEAD.size <= len(data):
@@ -72,9 +73,9 @@ def read_records(data: memoryview, start: Mark) -> Iterator[tuple[memoryview, Ma
 
 
 def follow(descriptor: int, offset: int = 0) -> Iterator[tuple[bytes, int]]:
-    """Yield the bodies of whole records from `offset` on, each with the offset behind it, as far as they are there now.
+    """Yield the bodies of whole records from `offset` on, each with the offset behind, as far as written now.
 
-    For a file that grows meanwhile, whose records continue no checksum.
+    For a growing file, whose records continue no checksum.
     """
     kept, start = b"", offset
     while data := os.pread(descriptor, max(_READ_SIZE, _missing(kept)), start + len(kept)):
@@ -87,7 +88,7 @@ def follow(descriptor: int, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 def _missing(data: bytes) -> int:
-    """Return how many bytes lack of the record that `data` begins with; 0 if that is unknown."""
+    """Return the missing bytes of the record at the start of `data`; 0 if unknown."""
     if len(data) < _HEAD.size:
         return 0
     size = _HEAD.unpack_from(data)[0]
@@ -95,7 +96,7 @@ def _missing(data: bytes) -> int:
 
 
 def _end_of_record(data: bytes, at: int) -> int | None:
-    """Return where the record at `at` ends; None if it is not whole."""
+    """Return the end of the record at `at`; None if it is incomplete or damaged."""
     if len(data) - at < _HEAD.size:
         return None
     size, check, head_check = _HEAD.unpack_from(data, at)
@@ -107,7 +108,7 @@ def _end_of_record(data: bytes, at: int) -> int | None:
 
 
 def write_whole_at(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of the data at the end of a file, which is at `offset`, or leave the file as it was. Raises OSError."""
+    """Write all data at `offset`, the end of the file, or leave the file unchanged. Raises OSError."""
     end = offset
     try:
         end += os.pwrite(descriptor, data, offset)
@@ -120,7 +121,7 @@ def write_whole_at(descriptor: int, data: bytes, offset: int) -> None:
 
 
 class Log:
-    """Appends to one file, whose records continue each other's checksums. For one thread.
+    """Appends to a file, whose records continue each other's checksums. For one thread.
 
     A SIGKILL loses no appended record; with `is_synced`, neither does a loss of power.
     """
@@ -133,7 +134,7 @@ class Log:
 
     @classmethod
     def create(cls, path: Path, magic: bytes, *, is_synced: bool = False) -> "Log":
-        """Create a file that begins with `magic`, for this user alone. Raises OSError."""
+        """Create a file for this user only, with `magic` at its beginning. Raises OSError."""
         log = cls(path, os.open(path, _NEW, 0o600), Mark(0), is_synced=is_synced)
         try:
             log._write(magic, 0)
@@ -146,7 +147,7 @@ class Log:
 
     @classmethod
     def resume(cls, path: Path, end: Mark, *, is_synced: bool = False) -> "Log":
-        """Continue behind `end`, as read_records() has told it; what follows is cut off. Raises OSError."""
+        """Continue behind `end`, a mark of read_records(); the bytes behind are cut off. Raises OSError."""
         log = cls(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), end, is_synced=is_synced)
         try:
             os.ftruncate(log._descriptor, end.size)
@@ -165,7 +166,7 @@ class Log:
         return self._size
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Write one record: a reader finds all of it or nothing. Raises OSError."""
+        """Write a record: readers find all of it or nothing. Raises OSError."""
         data, check = pack_record(pieces, self._check)
         self._write(data, check)
 
@@ -177,9 +178,9 @@ class Log:
         self._check = check
 
     def replace(self, start: Mark, records: Iterable[Iterable[bytes]]) -> None:
-        """Let these records take the place of all behind `start`, at once: a reader finds the old or the new ones.
+        """Replace everything behind `start` at once: readers find the old records or the new.
 
-        Raises OSError; the file is as it was then.
+        Raises OSError; the file is unchanged then.
         """
         part = self.path.with_name(f"{self.path.name}.part")
         part.unlink(missing_ok=True)
@@ -205,7 +206,7 @@ class Log:
             _sync_directory(self.path)
 
     def _read(self, begin: int, end: int) -> bytes:
-        """Return a part of the file, which is not empty. Raises OSError."""
+        """Return a non-empty part of the file. Raises OSError."""
         data = os.pread(self._descriptor, min(_READ_SIZE, end - begin), begin)
         if not data:
             raise OSError(errno.EIO, "another program has cut the file")
@@ -219,7 +220,7 @@ class Log:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make sure that the disk has the file's name. Raises OSError."""
+    """Make the file's name durable. Raises OSError."""
     descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

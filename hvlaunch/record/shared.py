@@ -1,4 +1,4 @@
-"""Shared memory that is backed by a file: values outlive the process without a system call for each change."""
+"""Shared memory with a file behind: values outlive the process without a system call for each change."""
 
 import errno
 import mmap
@@ -18,7 +18,7 @@ class SharedFile:
     """
 
     def __init__(self, path: Path, *, is_new: bool = False) -> None:
-        """Open or create the file; with `is_new` it must not exist yet. Raises OSError."""
+        """Open or create the file; `is_new` forbids an existing one. Raises OSError."""
         exclusive = os.O_EXCL if is_new else 0
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | exclusive
         self.descriptor = os.open(path, flags, 0o600)
@@ -28,7 +28,7 @@ class SharedFile:
         return os.fstat(self.descriptor).st_size
 
     def reserve(self, offset: int, size: int) -> None:
-        """Make sure that the disk has a block for each of these bytes, whose values stay. Raises OSError."""
+        """Allocate disk blocks for these bytes, without changing the values. Raises OSError."""
         # On a full disk, a write to a mapped page without a block kills the process by SIGBUS. Writing the bytes
         # back allocates the blocks on every system; posix_fallocate() is missing on macOS.
         data = os.pread(self.descriptor, size, offset).ljust(size, b"\0")
@@ -36,7 +36,7 @@ class SharedFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def map(self, offset: int, size: int, *, is_sparse: bool = False) -> mmap.mmap:
-        """Map a part of the file, which stays mapped after close(); `offset` is a multiple of PAGE. Raises OSError.
+        """Map a part of the file, even beyond close(); `offset` is a multiple of PAGE. Raises OSError.
 
         With `is_sparse` the caller reserves a page before writing to it.
         """

@@ -16,12 +16,12 @@ from hvlaunch.engine.entries import Entry, begin_entry, turn_entry
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec
 
-__all__ = ["Journal", "entries"]
+__all__ = ["ReplayJournal", "entries"]
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
-class Journal:
+class ReplayJournal:
     """Writes each entry at once, on a line of its own, before the loop carries the turn out. A watcher.
 
     The file has the job's environment, and none of its keys. `say` is called once if writing fails: the journal ends

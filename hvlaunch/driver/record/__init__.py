@@ -1,1 +1,1 @@
-"""The journal on disk, and what a successor reads of it."""
+"""The record of a job on disk, for a successor of its driver."""

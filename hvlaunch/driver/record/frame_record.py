@@ -1,4 +1,4 @@
-"""What the driver acknowledged to each agent, and the output it printed, in shared memory: a small file in the job's directory."""
+"""Acknowledged and printed frames of each agent, in shared memory with a small file in the job's directory."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ __all__ = ["FRAMES", "FrameNumbers", "FrameRecord", "FrameRecords"]
 
 FRAMES = "seen"
 _FIELDS = 4
-"""Numbers of 8 bytes for each link: those of FrameNumbers, and a free one, so that no link lies in two pages."""
+"""Numbers of 8 bytes per link: three of FrameNumbers and a spare, so no link spans two pages."""
 _LINKS_PER_PAGE = PAGE // (8 * _FIELDS)
 _INDEXES: dict[Stream, int] = {"stdout": 1, "stderr": 2}
 
@@ -23,10 +23,10 @@ def _no_need() -> None:
 
 
 class FrameNumbers(NamedTuple):
-    """Numbers of one link's frames in the lasting stream."""
+    """Frame numbers of a link in its lasting stream."""
 
     acked: int = 0
-    """The agent may have forgotten all frames up to this one."""
+    """The agent may have forgotten every frame up to here."""
     stdout: int = 0
     """The last frame whose output was printed."""
     stderr: int = 0
@@ -35,8 +35,8 @@ class FrameNumbers(NamedTuple):
 class FrameRecords:
     """The numbers of all links. For any thread.
 
-    A number is written before anybody relies on it, and outlives the process. On a full disk nothing is kept: the journal,
-    which fails then, tells the user.
+    A number is written before its acknowledgement is sent, and outlives the process. On a full disk numbers are lost: the
+    journal fails too, and tells the user.
     """
 
     def __init__(self, path: Path, *, is_synced: bool = False) -> None:
@@ -45,7 +45,7 @@ class FrameRecords:
         self._file = SharedFile(path)
         self._lock = threading.Lock()
         self._pages: dict[int, tuple[memoryview, Callable[[], object]]] = {}
-        """Each with the function that syncs it to the disk."""
+        """Each with its sync function."""
 
     def of_link(self, link: int) -> "FrameRecord":
         number, index = divmod(link, _LINKS_PER_PAGE)
@@ -68,7 +68,7 @@ class FrameRecords:
 
 
 class FrameRecord:
-    """The numbers of one link. acknowledge() is for any thread, all other methods for the printer's."""
+    """The numbers of a link. acknowledge() is for any thread, the other methods for the printer's."""
 
     def __init__(self, memory: memoryview, sync: Callable[[], object] = _no_need) -> None:
         self._memory = memory
@@ -80,7 +80,7 @@ class FrameRecord:
         return FrameNumbers(*self._memory[: len(FrameNumbers._fields)])
 
     def acknowledge(self, number: int) -> None:
-        """Record that the agent is about to hear that it need not keep any frame up to this one."""
+        """Record an acknowledgement, right before the agent gets it and forgets the frames."""
         with self._lock:
             if number > self._memory[0]:
                 self._memory[0] = number
@@ -88,11 +88,11 @@ class FrameRecord:
                     self._sync()
 
     def record_printed(self, stream: Stream, number: int) -> None:
-        """Record that the output of this frame is printed, or will be in the next moment."""
+        """Record the output of this frame as printed: it is, or will be in the next moment."""
         self._set(_INDEXES[stream], number)
 
     def take_back(self, stream: Stream, number: int) -> None:
-        """Record that the output of this frame, and of later ones, was not printed."""
+        """Record the output of this frame, and of later ones, as not printed."""
         index = _INDEXES[stream]
         self._memory[index] = min(self._memory[index], number - 1)
 

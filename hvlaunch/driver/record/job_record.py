@@ -1,4 +1,4 @@
-"""The record of a running job on disk, so that another driver can take it over: journal, keys, acknowledgements, rendezvous."""
+"""The record of a running job on disk, for a successor: journal, keys, frames, store of the rendezvous."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ _SECRETS = ("key", "session")
 
 
 class JobRecord:
-    """Files in the job's directory. `say` warns the user, once, if the job can't be taken over after all."""
+    """Files in the job's directory. `say` warns the user, once, when a takeover becomes impossible."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class JobRecord:
         is_synced: bool = False,
         past: "Past | None" = None,
     ) -> None:
-        """Begin the record of a new job, or continue that of a job with this past. Raises OSError, BadStoreFile."""
+        """Begin the record of a new job, or continue the record of this past. Raises OSError, BadStoreFile."""
         self._directory = directory
         self._say: Callable[[str], None] | None = say
         self.is_whole = True
@@ -60,7 +60,7 @@ class JobRecord:
         return self._frames.of_link(link)
 
     def sizes(self, number: int, ranks: int, *, is_known: bool) -> FileSizes | None:
-        """Return the sizes of this round's output files, and remove those of other rounds; None if the disk refuses."""
+        """Return the sizes of this round's output files, and remove those of earlier rounds; None on errors of the disk."""
         path = self._directory / f"{FILES}.{number}"
         try:
             for other in self._directory.glob(f"{FILES}.*"):
@@ -72,7 +72,7 @@ class JobRecord:
 
     @property
     def has_begun(self) -> bool:
-        """True if there is a journal, or can't be one."""
+        """True if the journal exists, or never will."""
         return self._journal is not None or not self.is_whole
 
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
@@ -99,7 +99,7 @@ class JobRecord:
         self._journal.take_over(epoch, shift)
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
-        """Write further turns: after that, a successor has them."""
+        """Write further turns for a successor."""
         if self._journal is not None:
             self._journal.write(turns, hellos)
             # The journal alone is of no use: without the rendezvous' store a successor must not continue.
@@ -107,14 +107,14 @@ class JobRecord:
                 self._journal.give_up("the rest is not whole")
 
     def lose(self, cause: str) -> None:
-        """Warn the user, once, that no other driver can take the job over any more. For any thread."""
+        """Warn the user, once, about an impossible takeover. For any thread."""
         self.is_whole = False
         say, self._say = self._say, None
         if say is not None:
             say(f"warning: {cause}: the job goes on, and ends if hvlaunch is killed")
 
     def compact(self, engine: "Engine") -> None:
-        """Let one turn take the place of idle turns, if they are many. All turns of the engine are written."""
+        """Replace many idle turns by a single turn. Call when every turn of the engine is written."""
         if self._journal is not None and self._journal.should_compact(engine.workers.size):
             self._journal.compact(engine.idle_summary())
 
@@ -137,7 +137,7 @@ def _sync(directory: Path, *names: str) -> None:
 
 
 def forget(directory: Path) -> None:
-    """Remove everything that only a successor needs: the job has ended, and its keys open nothing any more."""
+    """Remove everything except the journal: the job has ended, and its keys open nothing any more."""
     from hvlaunch.driver.record.journal import JOURNAL  # noqa: PLC0415 (as in begin())
 
     for name in (KEYS, FRAMES, STORE, UNFINISHED, f"{STORE}.part", f"{JOURNAL}.part"):
@@ -164,9 +164,9 @@ class TurnRecord:
         return bool(self._waiting)
 
     def keep(self, turns: "Sequence[Turn]") -> "Sequence[Turn]":
-        """Record turns with actions, and all that wait, and return those that are recorded now.
+        """Write turns with actions, and waiting turns, and return the written turns.
 
-        Turns without actions may wait for others a moment, until a call with no turn.
+        Turns without actions may wait a moment for others, until a call without turns.
         """
         self._waiting += turns
         # A write for each heartbeat would be a sync of the disk for each with --fsync.
@@ -191,7 +191,7 @@ def _hellos(turns: "Sequence[Turn]") -> dict[int, dict[str, Any]]:
 
 
 def _without_secrets(hello: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a greeting that every reader of the journal may see."""
+    """Return the part of a greeting for every reader of the journal."""
     rendezvous = hello["rendezvous"]
     return {
         **hello,

@@ -1,4 +1,4 @@
-"""A job's journal: each event is on disk before its actions are carried out, so that another driver can take the job over.
+"""A job's journal: each event is on disk before its actions are carried out, for a successor of the driver.
 
 A record of the log is a JSON array of rows. The first item of a row is its kind: `begin`, `driver`, `hello` or `turn`.
 """
@@ -47,9 +47,9 @@ FORMAT = 4
 _NAME = b"hvlaunch journal "
 _MAGIC = _NAME + b"%d\n" % FORMAT
 _MOST_IDLE = 4096
-"""Idle turns at the end of a journal from which on one Lull takes their place."""
+"""Idle turns at the end of a journal before a Lull replaces them."""
 _IDLE_PER_WORKER = 16
-"""The same for each worker, if that is more: a Lull is as long as there are workers."""
+"""The same for each worker, if more: a Lull's size grows with the workers."""
 _HINT = "start the job again: the workers that it had end by themselves"
 _BEFORE_ANYTHING = "journal {}: its driver was killed before anything had happened"
 
@@ -57,13 +57,13 @@ Row = Sequence[Any]
 
 
 class NoJournal(HvlaunchError):
-    """Nothing of the job was kept, or nothing more could be."""
+    """There is no journal: the job has none, or its disk was full."""
 
     exit_code = EXIT_HOSTS
 
 
 class ForeignJournal(HvlaunchError):
-    """The file was not written by hvlaunch, or another user can change it."""
+    """The file is another program's, or another user can change it."""
 
     exit_code = EXIT_HOSTS
 
@@ -75,26 +75,26 @@ class OtherVersion(HvlaunchError):
 
 
 class TornJournal(HvlaunchError):
-    """The journal lacks something, or has something that was not written so."""
+    """A part of the journal is missing or damaged."""
 
     exit_code = EXIT_HOSTS
 
 
 def digest(actions: Iterable[Action]) -> int:
-    """Return a checksum of the actions' kinds and order: a replay compares it."""
+    """Return a checksum of the actions' kinds and order, for comparison by a replay."""
     return zlib.crc32(",".join(action.__class__.__name__ for action in actions).encode())
 
 
 class Journal:
     """Writes a journal. For one thread.
 
-    When a write fails, the journal is removed and `lost` gets the reason: a journal with a gap would describe another job.
+    After a failed write, the journal is removed and `lost` gets the reason: a journal with a gap would describe another job.
     """
 
     def __init__(
         self, path: Path, lost: "Callable[[str], None]", *, is_synced: bool = False, end: Mark | None = None
     ) -> None:
-        """Create the journal of a new job, or continue one behind `end`. Raises OSError."""
+        """Create a journal for a new job, or continue behind `end`. Raises OSError."""
         self._path = path
         self._lost = lost
         if end is None:
@@ -113,7 +113,7 @@ class Journal:
         self._append([("begin", entry), _driver(1, 0.0)])
 
     def take_over(self, epoch: int, shift: float) -> None:
-        """Record that another driver continues from here; its clock is the machine's monotonic one plus `shift`."""
+        """Record a takeover by another driver; its clock is the machine's monotonic one plus `shift`."""
         self._append([_driver(epoch, shift)])
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
@@ -140,7 +140,7 @@ class Journal:
         return self.is_whole and self._idle >= max(_MOST_IDLE, _IDLE_PER_WORKER * workers)
 
     def compact(self, lull: Lull) -> None:
-        """Let one event take the place of the idle turns at the end."""
+        """Replace the idle turns at the end by a single event."""
         row = ("turn", self._idle_at, encode(Event, lull), digest(()), None, None, None)
         try:
             self._log.replace(
@@ -165,7 +165,7 @@ class Journal:
             self.give_up((error.strerror or str(error)).lower())
 
     def give_up(self, cause: str) -> None:
-        """Remove the journal, from which no driver can continue. May be called again."""
+        """Remove the journal: no driver could continue from it. May be called again."""
         if not self.is_whole:
             return
         self.is_whole = False
@@ -196,7 +196,7 @@ def _turn(turn: "Turn", wall: float) -> Row:
 
 
 class PastDriver(NamedTuple):
-    """One of the drivers that the job had."""
+    """A driver of the job."""
 
     epoch: int
     turn: int
@@ -205,22 +205,22 @@ class PastDriver(NamedTuple):
     """Its clock was the machine's monotonic one, plus this."""
     boot: str
     wall: float
-    """When it began, in seconds since 1970."""
+    """The time of its begin, in seconds since 1970."""
 
 
 class PastTurn(NamedTuple):
-    """One event, and its origin: the link and number of a frame, or the version of a change at the rendezvous."""
+    """An event and its origin: the link and number of a frame, or the version of a change at the rendezvous."""
 
     at: float
     event: Event
     digest: int
-    """Of what the engine decided."""
+    """Of the engine's actions."""
     link: int | None
     frame: int | None
     offset: float | None
     version: int | None
     wall: float
-    """When it was, in seconds since 1970."""
+    """The time of the event, in seconds since 1970."""
 
 
 class Past(NamedTuple):
@@ -236,11 +236,11 @@ class Past(NamedTuple):
 
     @property
     def version(self) -> int:
-        """The newest change at the rendezvous that has led to an event."""
+        """The version of the newest change at the rendezvous with an event."""
         return max((turn.version or 0 for turn in self.turns), default=0)
 
     def shift(self, boot: str, monotonic: float, wall: float) -> float:
-        """Return the offset that lets this driver's clock continue the previous driver's, for this boot id and these clocks."""
+        """Return the offset of this driver's clock, so that its time continues the previous driver's; for this boot id and these clocks."""
         last = self.drivers[-1]
         if boot and boot == last.boot:
             return last.shift

@@ -39,15 +39,15 @@ EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 (these are recognized, not chos
 PAUSE = 0.1
 """Seconds until the server looks again for a free file descriptor."""
 RESERVED = 8
-"""Descriptors that the server holds back, so that its event loop can start even if clients take all others."""
+"""Descriptors held back, for the start of the event loop when clients have exhausted the limit."""
 
 _BOTH_FAMILIES = ("", "::")
 _BACKLOG = 1024
 _PATIENCE = 2.0
-"""Seconds that a killed process may take to release its port."""
+"""Seconds for a killed process to release its port."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _AT_ONCE = 64
-"""Connections accepted in one turn of the event loop: a crowd of new clients must not delay the connected ones."""
+"""Connections accepted in a turn of the event loop: a crowd of new clients must not delay the connected ones."""
 _CONTROL_LIMITS = TrafficLimits(connections=256, bodies=1 << 20)
 
 _UCRED = struct.Struct("iII")
@@ -60,9 +60,9 @@ _LOCAL_PEERCRED = 1
 
 
 class Listeners:
-    """Sockets that listen at one port: the first at `host`, "" being every address. Port 0 is a free one.
+    """Sockets listening at the same port: the first at `host`, "" for every address. Port 0 is a free port.
 
-    A free port is held at all addresses from the start, so that the server can listen at more of them later.
+    A free port is held at every address from the start: the server may listen at more of them later.
     Raises CannotListen.
     """
 
@@ -81,7 +81,7 @@ class Listeners:
         self.sockets = {host: first}
 
     def add(self, host: str) -> socket.socket | None:
-        """Listen at another address; None if the server does already. Raises CannotListen."""
+        """Listen at another address; None if the server does so already. Raises CannotListen."""
         if host in self.sockets or any(everywhere in self.sockets for everywhere in EVERYWHERE):
             return None
         listener = self.sockets[host] = _listener(host, self.port, self.port)
@@ -99,9 +99,9 @@ class Listeners:
 
 
 def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str], None]) -> Listeners:
-    """Listen where an earlier server of this user did: at `host`, and at the others if this machine still has them.
+    """Listen like an earlier server of this user: at `host`, and at the other addresses still on this machine.
 
-    That server's process may still be ending, so a port in use is tried again for a while. Raises CannotListen.
+    The old process may still be ending: a port in use is tried again for a while. Raises CannotListen.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
@@ -132,7 +132,7 @@ def _is_in_use(error: CannotListen) -> bool:
 
 
 def _listener(host: str, port: int, requested: int) -> socket.socket:
-    """Raises CannotListen, which names the requested port."""
+    """Raises CannotListen with the requested port."""
     try:
         listener = _bind(host, port)
         try:
@@ -160,6 +160,7 @@ def _bind(host: str, port: int) -> socket.socket:
         family, address = socket.AF_INET6, ("::", port)
     else:
         family, address = socket.AF_INET, ("", port)
+    # Without SO_REUSEADDR, connections of an earlier server would block its port for a minute.
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -173,19 +174,19 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def is_shortage(error: OSError) -> bool:
-    """True if the error comes from a lack of descriptors or memory, which may pass."""
+    """True if the error comes from a temporary lack of descriptors or memory."""
     return error.errno in _SHORTAGES
 
 
 class Shortage:
-    """What to do without a free file descriptor: raise this process's limit as far as it may, then tell the user once."""
+    """The reaction to a lack of file descriptors: raise this process's limit, then warn the user once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._has_warned = False
 
     def relieve(self) -> bool:
-        """Raise the limit; False if it is at its maximum."""
+        """Raise the limit; False at its maximum."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             raised = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
@@ -213,9 +214,9 @@ class Acceptor:
         is_welcome: Callable[[socket.socket, object], bool],
         when_short: Callable[[], bool],
     ) -> None:
-        """is_welcome(socket, name) decides whether a client gets a protocol at all; `name` is the address of its end.
+        """is_welcome(socket, name) decides about a new client; `name` is its address.
 
-        Without a free file descriptor, when_short() tries to free one; it is called again later if it returns False.
+        Without a free file descriptor, when_short() tries to free some; it is called again later if it returns False.
         """
         import asyncio  # noqa: PLC0415 (a job without clients does not load it)
 
@@ -265,9 +266,9 @@ class Acceptor:
 
 
 class ControlSockets:
-    """Unix sockets by which programs of this user control the job, and their connections.
+    """Unix sockets for this user's programs to control the job, and their connections.
 
-    They have limits of their own: clients of the store can't keep them out.
+    Their limits are separate: clients of the store can't keep them out.
     """
 
     def __init__(self) -> None:
@@ -284,7 +285,7 @@ class ControlSockets:
         return list(self._traffic.open)
 
     def add(self, listener: socket.socket, admit: Admit) -> None:
-        """Take a socket that open() opens later; `admit` decides on each request, as RequestReader says."""
+        """Take a socket for open(); `admit` decides on each request, see RequestReader."""
         self._admit[listener] = admit
 
     def open(self, listener: socket.socket, when_short: Callable[[], bool]) -> Acceptor:
@@ -307,7 +308,7 @@ class ControlSockets:
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """True if the program at the other end of a Unix socket is this user's, or root's, who may do everything anyway."""
+    """True for a program of this user at the other end of a Unix socket, or of root, the master of everything."""
     try:
         if hasattr(socket, "SO_PEERCRED"):
             _, uid, _ = _UCRED.unpack(

@@ -1,4 +1,4 @@
-"""The record of a server's store on disk, so that a successor's server continues with the same values, versions and request ids."""
+"""A server's store on disk, for a successor's server: the same values, versions and request ids."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _GIVEN_UP = b"hvlaunch store given up: "
 _LIMIT = 64 << 20
 
 _SET, _APPENDED, _DELETED = b"=", b"+", b"-"
-"""A change of a key: the number is its version; then the scope, the key, and the value or what was appended."""
+"""A change of a key: its version as the number; then the scope, the key, and the value or the appended part."""
 _DONE = b"#"
-"""A request that is done only once: the number is its answer's status; then its id, the answer's body and headers."""
+"""A request with an id: its answer's status as the number; then the id, the answer's body and headers."""
 _NOTE = b"."
 """A note of the server's own: its name and value."""
 _VERSION = b"v"
-"""The store's version, and in decimal digits the latest change that its deletions may lack."""
+"""The store's version, and in decimal digits the latest version its deletions may lack."""
 _KINDS = frozenset((_SET, _APPENDED, _DELETED, _DONE, _NOTE, _VERSION))
 _ITEM = struct.Struct("<cQIII")
 
 _BOOT = "boot"
 _SLACK = 16 << 20
-"""Bytes of outdated changes that a file may have, beside as many as it had when it was last rewritten."""
+"""Bytes of outdated changes before a rewrite, beside twice the size after the last rewrite."""
 _RECORD = 1 << 20
 """Bytes of a record, about, when a file is rewritten."""
 
 
 class Item(NamedTuple):
-    """One item of a record. The kind tells the meaning of the other fields."""
+    """An item of a record. The kind decides the meaning of the other fields."""
 
     kind: bytes
     number: int
@@ -82,7 +82,7 @@ def unpack(body: memoryview) -> Iterator[Item]:
 
 
 class BadStoreFile(HvlaunchError):
-    """No server can continue from the store file: it is missing, damaged, another program's, or was given up."""
+    """No server can continue from the store file: missing, damaged, another program's, or given up."""
 
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(f"{path}: {cause}", hint="stop the job, and start it again")
@@ -90,7 +90,7 @@ class BadStoreFile(HvlaunchError):
 
 
 class StoreFile:
-    """A log of items that belongs to one server, and so to one thread. Make it by create() or open().
+    """A log of items, for a single server and therefore a single thread. Use create() or open().
 
     A server keeps at most `limit` bytes of values and names here.
     """
@@ -106,12 +106,12 @@ class StoreFile:
 
     @classmethod
     def create(cls, path: Path, *, sync: bool = False, limit: int = _LIMIT) -> StoreFile:
-        """Create a file that only this user can read; with `sync` it survives a loss of power. Raises OSError."""
+        """Create a file for this user only; with `sync` it survives a loss of power. Raises OSError."""
         return cls(path, Log.create(path, _MAGIC, is_synced=sync), b"", sync=sync, limit=limit)
 
     @classmethod
     def open(cls, path: Path, *, sync: bool = False, limit: int = _LIMIT) -> StoreFile:
-        """Open the file of another server, however that ended. Raises BadStoreFile."""
+        """Open the file of another server, whatever ended it. Raises BadStoreFile."""
         try:
             return cls(path, None, _read(path), sync=sync, limit=limit)
         except OSError as error:
@@ -119,16 +119,16 @@ class StoreFile:
 
     @property
     def is_new(self) -> bool:
-        """True if no server has written to it yet."""
+        """True if the file is empty."""
         return not self._content and self.size == _START.size
 
     @property
     def size(self) -> int:
-        """Bytes of the file, as far as this server has written or read it."""
+        """Bytes of the file, as far as written or read by this server."""
         return 0 if self._log is None else self._log.size
 
     def read(self) -> Iterator[Item]:
-        """Yield all items of an opened file, once; a torn record at its end is cut off. Raises BadStoreFile."""
+        """Yield the items of an opened file, once; a torn record at its end is cut off. Raises BadStoreFile."""
         end = _START
         try:
             for body, end in read_records(memoryview(self._content), _START):  # noqa: B007 (the last mark is the end)
@@ -142,7 +142,7 @@ class StoreFile:
             raise BadStoreFile(self.path, _reason(error)) from None
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Write these items in one record. Raises OSError."""
+        """Write these items in a record. Raises OSError."""
         assert self._log is not None  # noqa: S101 (for the type checker: a server reads before it writes)
         self._log.append(pieces)
 
@@ -152,7 +152,8 @@ class StoreFile:
         self._log.replace(_START, records)
 
     def give_up(self, cause: str) -> None:
-        """Let open() refuse the file and say why; on a full disk it may not be able to say so."""
+        """Let open() refuse the file with this reason; on a full disk, without a reason."""
+        # Emptied first: a truncation needs no room, and an empty file is refused too.
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_TRUNC)
             with suppress(OSError):
@@ -218,11 +219,11 @@ class StoreRecord:
 
     @property
     def is_kept(self) -> bool:
-        """True if a successor could continue with everything that clients of this server have heard."""
+        """True if a successor could continue with everything this server has told its clients."""
         return self._file is not None
 
     def begin(self) -> None:
-        """Load what an earlier server left in the file, and record all changes from now on. Raises BadStoreFile."""
+        """Load the content of the file, and record changes from now on. Raises BadStoreFile."""
         file, store = self._file, self._store
         if file is None:
             return
@@ -243,20 +244,20 @@ class StoreRecord:
         self._call_soon = call_soon
 
     def note(self, name: str, value: bytes = b"") -> None:
-        """Record a fact that the server knows beside its store; the latest value of a name counts."""
+        """Record a fact beside the store; the latest value of a name counts."""
         if self._file is not None and self.notes.get(name) != value:
             self.notes[name] = value
             self._add(pack(_NOTE, 0, name.encode(), value))
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call `act` when all changes until now are on disk, in the order of the calls."""
+        """Call `act` when every change until now is on disk, in the order of the calls."""
         if self.is_behind:
             self._waiting.append(act)
         else:
             act()
 
     def flush(self) -> None:
-        """Write the changes, then do what waited for that."""
+        """Write the changes, then call everything in waiting order."""
         pieces, self._pieces = self._pieces, []
         if pieces and self._file is not None:
             try:
@@ -272,11 +273,12 @@ class StoreRecord:
                 self._on_fault()
 
     def close(self) -> None:
-        """Write what is left, and record nothing more."""
+        """Write the rest, and record no more."""
         self.flush()
         if self._file is not None:
             self._stop().close()
 
+    # Counted by values: the log itself may be twice as long, and a successor must load it into memory.
     def _write(self, file: StoreFile, pieces: list[bytes]) -> None:
         """Raises OSError."""
         if self._store.size > file.limit:
@@ -373,7 +375,7 @@ class StoreRecord:
 
 
 def _boot() -> bytes:
-    """Return what differs after the machine has started again."""
+    """Return a word for this start of the machine."""
     return (boot_id() or os.uname().nodename).encode()
 
 

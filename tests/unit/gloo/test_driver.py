@@ -26,7 +26,7 @@ from hvlaunch.engine import replay
 from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
-from hvlaunch.watch.journal import Journal, entries
+from hvlaunch.watch.journal import ReplayJournal, entries
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
@@ -291,7 +291,7 @@ def test_connection_without_an_agent_quotes_the_host(rig: Rig) -> None:
 
 
 def test_a_journal_is_written_ahead_replays_and_has_no_key(rig: Rig, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal", pytest.fail)
+    journal = ReplayJournal(tmp_path / "journal", pytest.fail)
     journal.begin(rig.spec, "j", 4711)
     started: list[int] = []
 

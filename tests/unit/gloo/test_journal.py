@@ -9,7 +9,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import replay
 from hvlaunch.errors import BadUsage
-from hvlaunch.watch.journal import Journal, entries
+from hvlaunch.watch.journal import ReplayJournal, entries
 
 from .history import PORT, History, spec
 
@@ -20,7 +20,7 @@ class Kept(History):
     def __init__(self, path, say=pytest.fail):
         job = spec("a:1", env={"TOKEN": "of-the-user"})
         super().__init__(job)
-        self.file = Journal(path, say)
+        self.file = ReplayJournal(path, say)
         self.file.begin(job, "j0b", PORT)
 
     def play(self, *events):
