@@ -1,1 +1,1 @@
-"""Controllers that hand the starting to mpirun, srun or jsrun."""
+"""Jobs that mpirun, srun or jsrun starts."""

@@ -1,4 +1,4 @@
-"""Agents that have called the driver, one from each host, until all hosts have one."""
+"""Calls of the agents, until each host has an agent."""
 
 import contextlib
 import socket
@@ -15,13 +15,13 @@ __all__ = ["Arrivals", "LauncherFailed"]
 
 
 class LauncherFailed(HvlaunchError):
-    """The launcher ended, or started other processes than the job needs; it prints its own reasons."""
+    """The launcher ended, or started the wrong processes; the launcher prints its own reasons."""
 
     exit_code = EXIT_HOSTS
 
 
 class Arrivals:
-    """Waits for the first process of each of `hosts` (name and number of ranks, in order of rank), which becomes its agent."""
+    """Waits for the first process of each of `hosts` (name and number of ranks, in order of rank), the host's agent."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]], kind: Kind) -> None:
         self._kind = kind
@@ -36,11 +36,12 @@ class Arrivals:
         self._error: HvlaunchError | None = None
 
     def add(self, caller: AgentCaller) -> None:
-        """Add an agent that has called; after an error it is sent away.
+        """Add a calling agent, or close its connection after an error.
 
-        A second process with the same rank ends the job: one of the two is an intruder that knows the word for agents.
+        A second process with the same rank ends the job: either is an intruder with the entry word.
         """
         with self._changed:
+            # A launcher may still start processes after the job has failed.
             if self._error is not None:
                 caller.connection.socket.close()
                 return
@@ -72,7 +73,7 @@ class Arrivals:
 
     @property
     def trouble(self) -> HvlaunchError | None:
-        """The error for which all connections were closed, if any."""
+        """The error behind the closed connections, if any."""
         with self._changed:
             return self._error
 
@@ -95,6 +96,7 @@ class Arrivals:
                 hint="leave out flags that map or rank by node",
             )
         name, count = self._hosts[ranks.rank]
+        # Flags for mapping, or a hostfile of the launcher's own, may overrule the number of processes.
         if ranks.local_size not in (None, count):
             raise LauncherFailed(
                 f"{self._kind.value} started {ranks.local_size} processes on {caller.hostname}, not {count}",
@@ -110,7 +112,7 @@ class Arrivals:
         return name
 
     def fail(self, error: HvlaunchError) -> None:
-        """End the wait with this error, unless all agents have come."""
+        """End the wait with this error, unless each agent has called."""
         with self._changed:
             if not self.is_complete and self._error is None:
                 self._end(error)
@@ -123,7 +125,7 @@ class Arrivals:
                 caller.connection.socket.close()
 
     def close(self) -> None:
-        """Close all connections; their users must have finished."""
+        """Close the connections; their users must have finished."""
         with self._changed:
             self._end(self._error or LauncherFailed("the job has ended"))
 
@@ -132,9 +134,9 @@ class Arrivals:
         return len(self._callers) == len(self._hosts)
 
     def agent_of(self, host: str, timeout: float) -> tuple[AgentCaller, int]:
-        """Return the host's agent and its number of ranks, once the agents of all hosts have come.
+        """Return the host's agent and number of ranks, after the last host's call.
 
-        Raises StartTimeout after `timeout` seconds, and AgentFailed if some agent can't come any more.
+        Raises StartTimeout after `timeout` seconds, and AgentFailed if an agent can no longer call.
         """
         with self._changed:
             is_over = self._changed.wait_for(lambda: self.is_complete or self._error is not None, timeout)

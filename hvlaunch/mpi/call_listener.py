@@ -1,4 +1,4 @@
-"""The socket at which agents call the driver: TLS, and the proof that a caller belongs to the job."""
+"""The socket for the agents' calls to the driver: TLS, and proof of a caller's job."""
 
 import contextlib
 import errno
@@ -29,34 +29,34 @@ _PAUSE = 0.1  # seconds, if no file descriptor is left
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _LONGEST = 256
 _MOST_RETURN_CALLS = 2
-"""Waiting calls of one agent; the oldest of more is closed."""
+"""Waiting calls of an agent; the oldest of more is closed."""
 _FACTS = pair(text(_LONGEST, raw=True), mapping(of(*ALL_NAMES), text(_LONGEST, raw=True), len(ALL_NAMES)))
 
 
 class CallLimits(NamedTuple):
-    """Limits for unauthenticated clients: callers that have not proved yet that they belong to the job."""
+    """Limits for unauthenticated clients: callers without a proof of their job."""
 
     strangers: UnauthenticatedLimits = UnauthenticatedLimits(all=1024, from_one_address=256)
-    """Their number: each has a thread. All agents of a host may call at once, from an address not seen before."""
+    """Their number: each has a thread. The agents of a host may call at once, from a new address."""
     patience: float = 10.0
     """Seconds for the whole exchange, however slowly the client sends."""
     facts: int = 1 << 16
-    """Bytes of the facts that a caller sends about itself."""
+    """Bytes of a caller's facts."""
 
 
 class AgentCaller(NamedTuple):
-    """An agent that has called, and proved that it belongs to this job."""
+    """A calling agent with a proof of this job."""
 
     connection: Sealed
     hostname: str
     environ: Mapping[str, str]
-    """The variables that hold its rank."""
+    """The variables with its rank."""
     word: bytes | None = None
-    """The agent's own word, if it called for another connection."""
+    """The agent's own word, for a call after the first."""
 
 
 class _Stranger:
-    """An unauthenticated client; `due` is the time by which it must have proved that it belongs to the job."""
+    """An unauthenticated client; `due` is the deadline for its proof."""
 
     def __init__(self, sock: socket.socket, address: str, due: float) -> None:
         self.socket = sock
@@ -71,9 +71,9 @@ class _Agent:
 
 
 class ReturnCalls:
-    """Calls of agents that have lost their first connection, until the driver takes them. Thread-safe.
+    """Calls of agents after the loss of their first connection, until the driver takes the calls. Thread-safe.
 
-    Each agent has a word of its own. It got the word over its first connection, which is encrypted, so no one else has it.
+    Each agent has a word of its own. The word came over the encrypted first connection, so only the agent has the word.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class ReturnCalls:
             return newest
 
     def close(self) -> None:
-        """Close all waiting calls."""
+        """Close the waiting calls."""
         with self._changed:
             for agent in self._agents.values():
                 while agent.calls:
@@ -197,7 +197,7 @@ class CallListener:
         time.sleep(_PAUSE)
 
     def _hang_up_on_late(self) -> float | None:
-        """Close late clients; return the seconds until the next is late, None if no client waits."""
+        """Close late clients; return the seconds until the next deadline, None without clients."""
         with self._lock:
             while (first := self._strangers.first()) is not None:
                 left = first.due - time.monotonic()
@@ -238,7 +238,7 @@ class CallListener:
             self._strangers.know([stranger.address])
 
     def _check(self, sock: socket.socket, context: "ssl.SSLContext") -> AgentCaller:
-        """Return the caller, once it has proved itself. Raises OSError and ValueError."""
+        """Return the authenticated caller. Raises OSError and ValueError."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         persist(sock)
         caller = Sealed(sock, context, server_side=True)
@@ -252,7 +252,7 @@ class CallListener:
 
 
 def _part(caller: Sealed, most: int) -> bytes:
-    """Read one length-prefixed part. Raises OSError, and ValueError if it is longer than `most`."""
+    """Read a length-prefixed part. Raises OSError, and ValueError beyond `most` bytes."""
     size = int.from_bytes(caller.receive(4), "big")
     if size > most:
         raise ValueError(f"{size} bytes, where {most} are the most")

@@ -43,7 +43,7 @@ def run(
     stderr: BinaryIO,
     on_detached: Callable[[str], None] | None = None,
 ) -> JobResult:
-    """Run the job with the launcher that spec.mpi names; otherwise like hvlaunch.gloo.controller.run.
+    """Run the job with the launcher in spec.mpi; otherwise like hvlaunch.gloo.controller.run.
 
     Raises HvlaunchError for mistakes in the job, before any process starts.
     """
@@ -69,9 +69,9 @@ def _ways(
     launcher: LauncherProgram,
     python: str | None,
 ) -> Iterator[HostWays]:
-    """Run the launcher inside the block; yield the functions that connect to a host, once all agents have called.
+    """Run the launcher inside the block; yield functions to connect to a host, after the agents' calls.
 
-    `whole` is the job with all hosts that the user named; `spec` has only the hosts in use.
+    `whole` is the job with each host of the user's; `spec` has only the hosts in use.
     """
     caller = caller_command(names_of(launcher.kind), python, limit=spec.start_timeout + spec.lease)
     request = request_of(whole, options, launcher, caller, (ENTRY, CERTIFICATE, ADDRESSES))
@@ -106,8 +106,10 @@ def _ways(
             ADDRESSES: ",".join(f"{address} {listener.port}" for address in addresses),
             **command.env,
         }
+        # After the listener, so that the first agent finds it.
         process = LauncherProcess(command, env, say=say, ended=ended)
         agents: list[LaunchedAgent] = []
+        # The callback runs before the listener closes: agents may call until the launcher has ended.
         stack.callback(_end, arrivals, agents, process)
         connect = partial(_connect, arrivals, agents, returns, process, spec.start_timeout)
         yield HostWays(connect, connect)
@@ -133,9 +135,10 @@ def _rankfile(launcher: LauncherProgram, request: LaunchRequest) -> Iterator[str
 
 
 def _end(arrivals: Arrivals, agents: Sequence[LaunchedAgent], process: LauncherProcess) -> None:
-    """Wait for a launcher whose processes are about to end; stop one that still starts processes."""
+    """Wait for a launcher whose processes are about to end; stop a launcher in the middle of its start."""
     complete = arrivals.is_complete
     arrivals.close()
+    # A launcher that is killed too early may leave its directories and daemons on the hosts.
     patience = _END_PATIENCE if all(agent.has_ended for agent in agents) else _LOST_PATIENCE
     process.close(patience if complete else 0.0)
 
@@ -158,7 +161,7 @@ def _connect(
 
 
 def _addresses(spec: JobSpec) -> list[str]:
-    """Return the addresses at which agents call the driver; only the loopback if all hosts are this machine."""
+    """Return the driver's addresses for agents; only the loopback if each host is this machine."""
     if all(is_local(host) for host in spec.hosts):
         return [_LOOPBACK]
     if spec.rendezvous_bind is not None and spec.rendezvous_bind not in EVERYWHERE:

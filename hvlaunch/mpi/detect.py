@@ -1,4 +1,4 @@
-"""The launcher on this machine: the one that the user chose, and which MPI an `mpirun` belongs to."""
+"""The user's launcher on this machine, and the MPI behind an `mpirun`."""
 
 import os
 import re
@@ -30,7 +30,7 @@ _KNOWN = "Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH"
 
 
 class NoLauncher(BadUsage):
-    """There is no such launcher. `program` is the name that was looked for."""
+    """The launcher is missing. `program` is its name."""
 
     def __init__(self, cause: str, *, program: str, hint: str) -> None:
         super().__init__(cause, hint=hint)
@@ -38,7 +38,7 @@ class NoLauncher(BadUsage):
 
 
 class UnknownLauncher(NoLauncher):
-    """The program exists, but does not show which launcher it is. `answer` is what it printed."""
+    """The program exists, but is no known launcher. `answer` is its output."""
 
     def __init__(self, cause: str, *, program: str, hint: str, answer: str) -> None:
         super().__init__(cause, program=program, hint=hint)
@@ -46,7 +46,7 @@ class UnknownLauncher(NoLauncher):
 
 
 class Kind(Enum):
-    """The launchers that hvlaunch can use; the value is the name for people."""
+    """The supported launchers; the value is the name for people."""
 
     OPEN_MPI = "Open MPI"
     SPECTRUM = "IBM Spectrum MPI"
@@ -86,7 +86,7 @@ class LauncherProgram(NamedTuple):
     version: tuple[int, ...]
     """Empty if the launcher does not show its version."""
     program: str
-    """The program as the user wrote it: Open MPI finds itself on the hosts by the path that it was started with."""
+    """The program as the user wrote it: Open MPI finds itself on the hosts by the path of its start."""
 
     def __str__(self) -> str:
         return " ".join([self.kind.value, ".".join(map(str, self.version))]).strip()
@@ -97,7 +97,7 @@ def find(
     environ: Mapping[str, str] = os.environ,
     which: Callable[[str], str | None] = shutil.which,
 ) -> LauncherProgram:
-    """Return the launcher that the user chose.
+    """Return the user's launcher.
 
     Raises NoLauncher, UnknownLauncher, and BadUsage for a scheduler's launcher outside of a job of this scheduler.
     """
@@ -141,13 +141,14 @@ def read_version(text: str) -> tuple[Kind, tuple[int, ...]] | None:
     if kind is None:
         return None
     if "PRRTE" in text and "Open MPI" not in text:
-        return kind, _FIRST_WITH_PRRTE  # PRRTE's versions count differently from Open MPI's
+        # PRRTE counts its versions differently from Open MPI.
+        return kind, _FIRST_WITH_PRRTE
     match = re.search(_VERSION.get(kind, _ANY_VERSION), text)
     return kind, tuple(int(part) for part in match[1].split(".")) if match else ()
 
 
 def version_text(program: str) -> str | None:
-    """Return the program's answer to --version; None if there is no such program."""
+    """Return the program's answer to --version; None for a missing program."""
     if shutil.which(program) is None:
         return None
     try:
@@ -160,5 +161,6 @@ def version_text(program: str) -> str | None:
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
+        # A program that can't run is shown like one with an unknown answer: the user needs the same advice.
         return str(error)
     return answer.stdout.decode("utf-8", "replace")

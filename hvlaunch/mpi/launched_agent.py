@@ -92,7 +92,7 @@ class LaunchedAgent:
     ) -> None:
         """`launcher_end` waits the given seconds for the launcher's exit status; None while it runs.
 
-        `trouble` returns the error for which all agents were disconnected, if any. The agent calls again by `returns`.
+        `trouble` returns the error that disconnected the agents, if any. The agent calls again by `returns`.
         """
         self._host = host
         self._trouble = trouble
@@ -137,7 +137,7 @@ class LaunchedAgent:
         return _Channel(self._sealed, listener, self._end, self._cause, self._ended)
 
     def _ended(self) -> None:
-        """Note the end of the connection. Raises OSError if it was lost, or if the driver closed it for silence."""
+        """Note the end of the connection. Raises OSError after a loss, or after the driver closed a silent connection."""
         # A cut never looks like an orderly end: after that, the agent itself has ended.
         self.can_rejoin = self._is_closed or was_reset(self._sealed.socket)
         if self.can_rejoin:

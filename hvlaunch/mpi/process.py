@@ -77,7 +77,7 @@ class LauncherProcess:
         self._ended(_shell_status(status))
 
     def wait(self, timeout: float) -> int | None:
-        """Return its exit status, 128 + n for a signal n; None if it runs longer than `timeout` seconds."""
+        """Return its exit status, 128 + n for a signal n; None after `timeout` seconds."""
         try:
             return _shell_status(self._process.wait(timeout))
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ def _family(launcher: int) -> "list[psutil.Process]":
 
 
 def _end(family: "list[psutil.Process]") -> None:
-    """Give the processes time to notice the launcher's end; kill those that do not."""
+    """Give the processes time to notice the launcher's end; kill the remaining ones."""
     import psutil  # noqa: PLC0415 (as above)
 
     _, left = psutil.wait_procs(family, _SWEEP_AFTER)

@@ -1,4 +1,4 @@
-"""The rank of a process, from the variables that its launcher sets."""
+"""The rank of a process, from its launcher's variables."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["ALL_NAMES", "Names", "ProcessRanks", "names_of", "ranks_of", "shell_
 
 
 class Names(NamedTuple):
-    """The names of a launcher's variables; empty if it has no such variable."""
+    """The names of a launcher's variables; empty for a missing variable."""
 
     rank: str
     size: str
@@ -47,7 +47,7 @@ ALL_NAMES = frozenset(name for families in _OF.values() for family in families f
 
 
 class ProcessRanks(NamedTuple):
-    """The ranks and sizes that a launcher tells a process; None for a missing variable."""
+    """A process's ranks and sizes from its launcher; None for a missing variable."""
 
     rank: int
     size: int | None
@@ -61,7 +61,7 @@ def names_of(kind: Kind) -> Sequence[Names]:
 
 
 def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
-    """Return the ranks in a process's environment; None if its launcher set no rank."""
+    """Return the ranks in a process's environment; None without a rank."""
     for names in names_of(kind):
         rank = _number(environ, names.rank)
         if rank is not None:
@@ -71,7 +71,7 @@ def ranks_of(kind: Kind, environ: Mapping[str, str]) -> ProcessRanks | None:
 
 
 def shell_shim(kind: Kind) -> tuple[str, ...]:
-    """Return words that run the command behind them with torch's variables, by a shell alone: for a pasted command."""
+    """Return words of a shell that set torch's variables for the command behind, for a pasted command."""
     names = names_of(kind)[0]
     sources = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), names, strict=True)
     exports = " ".join(f"{name}=${source}" for name, source in sources if source)
@@ -79,6 +79,6 @@ def shell_shim(kind: Kind) -> tuple[str, ...]:
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:
-    # isdigit() alone takes digits of other scripts, and int() takes seconds for a million digits.
+    # isdigit() alone would permit digits of other scripts, and int() is slow for a million digits.
     text = environ.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None

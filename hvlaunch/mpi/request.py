@@ -35,7 +35,7 @@ _UNPACK = (
     "exec(zlib.decompress(binascii.a2b_base64(sys.argv[1])))"
 )
 _NAME = "hvlaunch-agent"
-"""For people who read the list of processes."""
+"""The name for people in lists of processes."""
 _SHELL = (
     'r=$1; shift; for p; do case "$p" in /*/python3.[89]|/*/python3.[1-9][0-9]) [ -x "$p" ];; '
     f'*) case "$("$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) ;; *) false;; esac;; esac && '
@@ -77,7 +77,7 @@ def _slots(spec: JobSpec, hosts: Iterable[Host]) -> tuple[tuple[str, int], ...]:
 
 
 def remote_python(spec: JobSpec) -> str | None:
-    """Return the interpreter for all hosts. Raises BadUsage if the user chose different ones."""
+    """Return the hosts' interpreter. Raises BadUsage for different choices."""
     return _common("python", (host.python or spec.remote_python for host in _in_use(spec)))
 
 
@@ -140,7 +140,7 @@ def _ssh_words(ssh: SSHOptions) -> tuple[str, ...]:
 
 
 def _common(option: str, choices: Iterable[_T | None]) -> _T | None:
-    """Return the value that all hosts share. Raises BadUsage if they differ."""
+    """Return the hosts' common value. Raises BadUsage for different values."""
     values = set(choices)
     if len(values) > 1:
         shown = ", ".join(sorted("none" if value is None else str(value) for value in values))

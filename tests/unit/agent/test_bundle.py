@@ -93,7 +93,7 @@ def test_no_candidate_is_one_line_and_127(shell: str, tmp_path: Path, new_user: 
     assert done.stderr.decode() == f"{NO_PYTHON} {', '.join(candidates)}\n"
 
 
-def test_a_python_that_is_too_old_is_passed_over(launch: Launch, tmp_path: Path) -> None:
+def test_old_python_is_skipped(launch: Launch, tmp_path: Path) -> None:
     agent = launch(candidates=[old_python(tmp_path), sys.executable])
     assert agent.hello()["facts"]["executable"] == sys.executable
 
@@ -110,9 +110,7 @@ def test_a_python_that_is_too_old_is_passed_over(launch: Launch, tmp_path: Path)
         ("3.15.0a1+", True),
     ],
 )
-def test_the_version_test_of_the_command_tells_old_from_new(
-    tmp_path: Path, version: str, taken: bool
-) -> None:
+def test_command_accepts_new_and_refuses_old_pythons(tmp_path: Path, version: str, taken: bool) -> None:
     command = agent_command([old_python(tmp_path, version=version)], 1, 60)
     done = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.stdout == f"Python {version}\n".encode()) is taken
@@ -126,7 +124,7 @@ def test_a_home_directory_is_expanded(launch: Launch, tmp_path: Path) -> None:
     assert agent.hello()["facts"]["executable"] == str(tmp_path / "envs" / "python")
 
 
-def test_noise_of_the_login_shell_is_told_from_frames(launch: Launch) -> None:
+def test_noise_of_the_login_shell_is_separated_from_frames(launch: Launch) -> None:
     noise = "Welcome! \\0\\376hvl \\377 100%% full"
     agent = launch(before=f"printf '{noise}'; echo to stderr >&2; ")
     agent.hello()
@@ -140,7 +138,7 @@ def test_the_users_python_stands_alone() -> None:
     assert (python3, python) == ("python3", "python")
 
 
-def test_a_python_whose_name_says_its_version_is_not_asked(launch: Launch, tmp_path: Path) -> None:
+def test_python_with_version_in_its_name_is_not_asked(launch: Launch, tmp_path: Path) -> None:
     """It would answer -V, as all do, with an error."""
     script = tmp_path / "python3.12"
     script.write_text(f'#!/bin/sh\ncase "$1" in -V) exit 1;; *) exec "{sys.executable}" "$@";; esac\n')
@@ -150,12 +148,12 @@ def test_a_python_whose_name_says_its_version_is_not_asked(launch: Launch, tmp_p
 
 
 @pytest.mark.parametrize("name", ["python3.7", "python3.11 (copy)", "python3"])
-def test_any_other_is_asked(launch: Launch, tmp_path: Path, name: str) -> None:
+def test_other_pythons_are_asked_for_their_version(launch: Launch, tmp_path: Path, name: str) -> None:
     agent = launch(candidates=[old_python(tmp_path, name), sys.executable])
     assert agent.hello()["facts"]["executable"] == sys.executable
 
 
-def test_what_a_shim_prints_before_its_version_is_no_matter(launch: Launch, tmp_path: Path) -> None:
+def test_output_of_a_shim_before_the_version_is_ignored(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\necho "pyenv: rehashing"\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)
@@ -164,7 +162,7 @@ def test_what_a_shim_prints_before_its_version_is_no_matter(launch: Launch, tmp_
 
 
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="needs timeout(1)")
-def test_a_python_that_does_not_tell_its_version_is_passed_over_and_ended(
+def test_python_that_hangs_at_version_is_skipped_and_ended(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file system that hangs."""
@@ -178,12 +176,12 @@ def test_a_python_that_does_not_tell_its_version_is_passed_over_and_ended(
 
 
 @pytest.mark.parametrize("path", ["a'b", 'a"b', "a$b", "a`b", "a\\b", "a!b", "a\nb", ""])
-def test_a_path_that_no_quoting_suits_all_shells_is_bad_usage(path: str) -> None:
+def test_path_that_can_not_be_quoted_for_all_shells_is_bad_usage(path: str) -> None:
     with pytest.raises(BadUsage, match=r"--remote-python .*: must not have a quote"):
         python_candidates(path)
 
 
-def test_nothing_secret_and_nothing_long_is_on_the_command_line() -> None:
+def test_command_line_is_short_and_has_no_secret() -> None:
     assert len(agent_command(python_candidates(None), 20_000, 60)) < 700
 
 
@@ -222,7 +220,7 @@ def test_the_bundle_stays_small(is_near: bool, limit: int) -> None:
     assert len(bundle(CONFIG, is_near=is_near)) < limit
 
 
-def test_compiled_code_is_less_its_docstrings_and_else_as_it_was() -> None:
+def test_compiled_code_loses_only_its_docstrings() -> None:
     text = '"""Words."""\n__all__ = ["f"]\ndef f():\n    """Words."""\n    return ["a" for _ in "b"], (lambda: "c")()\ndef g():\n    return "d"\n'
     text += 'class C:\n    """Words."""\n    x = "e"\n    """Words."""\n    def h(self): return "i"\n'
     text += 'class D:\n    y = "j"\n'
@@ -250,7 +248,7 @@ def shape(text: str) -> str:
     return columns.sub("", ast.dump(tree, include_attributes=True))
 
 
-def test_what_travels_is_the_modules_less_their_words() -> None:
+def test_sent_modules_lose_only_docstrings_and_comments() -> None:
     for file in Path(agent_package.__file__).parent.rglob("*.py"):
         text = file.read_text()
         sent = bundles.without_words(text)
@@ -260,12 +258,12 @@ def test_what_travels_is_the_modules_less_their_words() -> None:
 
 
 @pytest.mark.parametrize("is_near", [False, True])
-def test_the_compiled_code_is_for_pythons_that_take_our_files(is_near: bool) -> None:
+def test_compiled_code_is_used_by_the_same_python(is_near: bool) -> None:
     compiled = str(Path(agent_package.__file__).with_name("main.py"))
     assert (compiled in fault(bundle(WRONG, is_near=is_near))) is is_near
 
 
-def test_any_other_compiles_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_python_compiles_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "MAGIC_NUMBER", b"\0\0\r\n")
     assert "<hvlaunch.agent.main>" in fault(bundle(WRONG, is_near=True))
 
@@ -284,7 +282,7 @@ def test_frames_right_behind_the_bundle_are_not_swallowed(launch: Launch) -> Non
     assert b'"bye"' in out
 
 
-def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
+def test_bundle_in_small_pieces_is_read_whole() -> None:
     data = bundle(CONFIG, is_near=True) + encode({"type": "bye"})
     process = subprocess.Popen(
         ["/bin/sh", "-c", agent_command([sys.executable], len(data) - len(encode({"type": "bye"})), 60)],
@@ -301,7 +299,7 @@ def test_a_bundle_that_comes_in_drops_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize("sent", [0, 1000])
-def test_a_start_that_is_cut_ends_by_itself(sent: int) -> None:
+def test_start_without_the_rest_of_the_bundle_ends_by_itself(sent: int) -> None:
     """No lease is known before the bundle is there, and of a network that is cut nothing is heard."""
     data = bundle(CONFIG, is_near=False)
     process = subprocess.Popen(
@@ -314,7 +312,7 @@ def test_a_start_that_is_cut_ends_by_itself(sent: int) -> None:
         assert process.wait(60) == -signal.SIGALRM
 
 
-def test_the_timer_of_the_start_ends_where_the_agent_begins() -> None:
+def test_timer_of_the_start_is_cleared_once_the_agent_runs() -> None:
     code = (
         "import os, signal\nfrom hvlaunch.agent.guardian import watch_over\n"
         "signal.setitimer(signal.ITIMER_REAL, 3600)\n"
@@ -340,7 +338,7 @@ def test_a_guardian_that_may_not_fork_leaves_no_directory(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_hosts_own_modules_are_not_imported(launch: Launch, tmp_path: Path) -> None:
+def test_modules_of_the_host_are_not_imported(launch: Launch, tmp_path: Path) -> None:
     """Neither PYTHONPATH, nor the working directory, nor site-packages come before the standard library."""
     for name in ("json", "select", "selectors", "sitecustomize", "usercustomize", "hvlaunch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the host')")

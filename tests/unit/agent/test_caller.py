@@ -103,7 +103,7 @@ def test_the_drivers_program_runs_on_every_python_with_the_connection_for_its_pi
     call.socket.close()
 
 
-def test_its_connection_is_tried_again_each_second_as_the_drivers_is(driver: Driver) -> None:
+def test_lost_data_is_sent_again_each_second(driver: Driver) -> None:
     process = start(driver.where)
     call = driver.accept()
     with closing(call.socket):
@@ -118,7 +118,7 @@ def test_its_connection_is_tried_again_each_second_as_the_drivers_is(driver: Dri
     process.communicate()
 
 
-def test_who_has_another_certificate_is_told_nothing_and_runs_nothing(driver: Driver) -> None:
+def test_driver_with_another_certificate_gets_nothing_and_runs_nothing(driver: Driver) -> None:
     process = start(driver.where)
     call = driver.accept(Certificate())
     with closing(call.socket), pytest.raises(OSError, match=r"hung up|reset"):
@@ -128,7 +128,7 @@ def test_who_has_another_certificate_is_told_nothing_and_runs_nothing(driver: Dr
     assert stderr.decode().strip().endswith(f"port {driver.where.split()[1]}: that is not the driver")
 
 
-def test_who_speaks_no_tls_is_told_nothing(driver: Driver) -> None:
+def test_server_without_tls_gets_nothing(driver: Driver) -> None:
     process = start(driver.where)
     sock, _ = driver.listener.accept()
     with closing(sock):
@@ -139,7 +139,7 @@ def test_who_speaks_no_tls_is_told_nothing(driver: Driver) -> None:
     assert b"the other side does not speak TLS" in stderr
 
 
-def test_every_address_is_tried_and_all_failures_are_told(driver: Driver) -> None:
+def test_every_address_is_tried_and_each_failure_reported(driver: Driver) -> None:
     driver.close()
     process = start(driver.where, "127.0.0.1 1", "no-such-host.invalid 2")
     _, stderr = process.communicate(timeout=60)
@@ -150,7 +150,7 @@ def test_every_address_is_tried_and_all_failures_are_told(driver: Driver) -> Non
     assert "no-such-host.invalid port 2: " in text
 
 
-def test_the_first_that_answers_wins_and_the_next_is_not_told_who_calls(driver: Driver) -> None:
+def test_first_answering_address_wins_and_others_get_no_word(driver: Driver) -> None:
     with closing(Driver()) as silent:
         process = start(silent.where, driver.where)
         first = driver.accept()

@@ -50,7 +50,7 @@ def test_any_header_is_a_header_or_a_bad_frame(header: bytes) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1 << 21, 0), (2, 1 << 29), (0xFFFFFFFF, 0xFFFFFFFF), (0x53534820, 1)])
-def test_a_frame_of_a_hostile_size_is_refused_before_it_is_collected(lengths: tuple[int, int]) -> None:
+def test_huge_frame_is_refused_before_its_bytes_arrive(lengths: tuple[int, int]) -> None:
     with pytest.raises(BadFrame, match="a frame of"):
         decode_all(Decoder(), struct.pack("!II", *lengths))
 
@@ -70,18 +70,18 @@ def test_a_frame_of_a_hostile_size_is_refused_before_it_is_collected(lengths: tu
         b'{"type":' * 100_000,
     ],
 )
-def test_a_header_that_is_none_is_refused(header: bytes) -> None:
+def test_broken_header_is_refused(header: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_all(Decoder(), struct.pack("!II", len(header), 0) + header)
 
 
-def test_the_frames_before_a_bad_one_are_given() -> None:
+def test_frames_before_a_bad_frame_are_returned() -> None:
     frames = Decoder().feed(encode({"type": "ping"}) + b"\xff" * 8)
     assert next(frames) == ({"type": "ping"}, b"")
     with pytest.raises(BadFrame):
         next(frames)
 
 
-def test_lone_surrogates_are_carried_for_bytes_that_are_no_utf8() -> None:
+def test_bytes_that_are_not_utf8_travel_as_surrogates() -> None:
     header = {"type": "start", "name": b"\xff\xfe".decode("utf-8", "surrogateescape")}
     assert decode_all(Decoder(), encode(header)) == [(header, b"")]

@@ -57,7 +57,7 @@ def test_after_a_fork_bomb_under_a_limit_of_processes(launch: Launch, limited: G
     assert limited.pids() == []
 
 
-def test_who_loses_its_guardian_while_it_kills_leaves_no_files(
+def test_agent_that_loses_its_guardian_while_killing_leaves_no_files(
     launch: Launch, freezer: Group, hunt: Hunt, tmp_path: Path
 ) -> None:
     agent = launch(lease=9.0, env={**os.environ, "TMPDIR": str(tmp_path)})
@@ -80,7 +80,7 @@ def has_been_killed(pid: int) -> bool:
     return bool(int(status["ShdPnd"], 16) & 1 << signal.SIGKILL - 1)
 
 
-def test_a_frozen_worker_is_told_of(launch: Launch, freezer: Group, hunt: Hunt) -> None:
+def test_frozen_worker_is_reported(launch: Launch, freezer: Group, hunt: Hunt) -> None:
     agent = launch(lease=3.0)
     agent.hello()
     agent.start(["/bin/sh", "-c", "setsid sleep $0 & sleep $0", hunt.mark])
@@ -96,7 +96,7 @@ def test_a_frozen_worker_is_told_of(launch: Launch, freezer: Group, hunt: Hunt) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv")
-def test_another_users_process_is_told_of(launch: Launch, hunt: Hunt) -> None:
+def test_process_of_another_user_is_reported(launch: Launch, hunt: Hunt) -> None:
     """As with sudo: all ids of the process are root's, so its parent's user can't kill it."""
     become = ["setpriv", "--reuid", SOMEBODY, "--regid", SOMEBODY, "--clear-groups"]
     plain = shutil.which("python3", path="/usr/bin:/usr/local/bin")
@@ -116,7 +116,7 @@ def test_another_users_process_is_told_of(launch: Launch, hunt: Hunt) -> None:
 
 
 @pytest.mark.parametrize("name", ["python", "hvlaunch"])
-def test_who_kills_by_name_does_not_meet_guardian_and_agent(launch: Launch, hunt: Hunt, name: str) -> None:
+def test_kill_by_name_misses_guardian_and_agent(launch: Launch, hunt: Hunt, name: str) -> None:
     """As `pkill -9 python` does: it looks for a part of what the kernel calls them."""
     agent = launch()
     agent.hello()

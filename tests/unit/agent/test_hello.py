@@ -18,7 +18,7 @@ from tests.unit.agent.harness import AgentProcess, Hunt
 Launch = Callable[..., AgentProcess]
 
 
-def test_the_hello_tells_the_hosts_facts(launch: Launch) -> None:
+def test_hello_has_the_facts_of_the_host(launch: Launch) -> None:
     hello = launch().hello()
     facts = hello["facts"]
     assert hello["protocol"] == PROTOCOL
@@ -46,7 +46,7 @@ def test_the_addresses_are_those_of_the_interfaces(launch: Launch) -> None:
         assert set(found[name]) == expected - unusable
 
 
-def test_gpus_are_counted_where_asked(launch: Launch, tmp_path: Path) -> None:
+def test_gpus_are_counted_on_request(launch: Launch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771'\necho '1, NVIDIA H200, 143771'\n")
     tool.chmod(0o755)
@@ -91,7 +91,7 @@ def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("path", "error"), [("/no/such", "No such file or directory"), ("/etc/passwd", "Not a directory")]
 )
-def test_a_directory_that_cant_be_entered_is_told(launch: Launch, path: str, error: str) -> None:
+def test_directory_that_can_not_be_entered_is_reported(launch: Launch, path: str, error: str) -> None:
     assert launch().hello(cwd=path)["cwd_error"] == error
 
 
@@ -104,7 +104,7 @@ def test_the_workers_run_in_the_directory(launch: Launch, tmp_path: Path) -> Non
     assert f"PWD={tmp_path}" in out.decode().splitlines()
 
 
-def test_the_ports_are_free_and_the_masters_is_kept_for_who_listens_as_torch_does(launch: Launch) -> None:
+def test_ports_are_free_and_master_port_is_kept_for_torch(launch: Launch) -> None:
     agent = launch()
     hello = agent.hello()
     master = hello["master_port"]
@@ -119,7 +119,7 @@ def test_the_ports_are_free_and_the_masters_is_kept_for_who_listens_as_torch_doe
     socket.create_server(("", master)).close()  # with SO_REUSEADDR
 
 
-def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> None:
+def test_ports_are_in_the_range_of_the_driver(launch: Launch) -> None:
     with closing(free_port((10_000, 19_000))) as reserved:  # neither an agent nor the kernel chooses there
         low = reserved.getsockname()[1]
     for _ in range(3):
@@ -128,14 +128,14 @@ def test_the_ports_are_in_the_range_that_the_driver_names(launch: Launch) -> Non
         assert hello["beacon_port"] != hello["master_port"]
 
 
-def test_a_range_that_is_in_use_is_told(launch: Launch) -> None:
+def test_range_without_a_free_port_is_reported(launch: Launch) -> None:
     with closing(free_port()) as taken:
         port = taken.getsockname()[1]
         hello = launch().hello(ports=[port, port])
     assert (hello["beacon_port"], hello["master_port"]) == (None, None)
 
 
-def test_the_scratch_directory_is_ours_alone_and_goes(launch: Launch, tmp_path: Path) -> None:
+def test_scratch_directory_is_private_and_removed(launch: Launch, tmp_path: Path) -> None:
     agent = launch(env={"TMPDIR": str(tmp_path)})
     scratch = Path(agent.hello()["scratch"])
     assert scratch.parent == tmp_path
@@ -146,7 +146,7 @@ def test_the_scratch_directory_is_ours_alone_and_goes(launch: Launch, tmp_path: 
     assert not scratch.exists()
 
 
-def test_a_temporary_directory_that_is_missing_is_replaced(launch: Launch, tmp_path: Path) -> None:
+def test_missing_temporary_directory_is_replaced(launch: Launch, tmp_path: Path) -> None:
     agent = launch(env={"TMPDIR": str(tmp_path / "gone")})
     assert Path(agent.hello()["scratch"]).is_dir()
 
@@ -159,7 +159,7 @@ def test_pings_are_answered_with_the_hosts_clock(agent: AgentProcess) -> None:
         assert before <= header["at"] <= time.monotonic()
 
 
-def test_a_driver_that_speaks_something_else_is_told(launch: Launch) -> None:
+def test_driver_with_another_protocol_gets_a_fault(launch: Launch) -> None:
     agent = launch()
     agent.hello()
     agent.write(b"SSH-2.0-OpenSSH_9.2\r\n")
@@ -177,7 +177,7 @@ def test_a_fault_of_the_agent_itself_reaches_the_driver_with_its_traceback(launc
     assert agent.stderr() == "hvlaunch agent: ended with code 1\n"
 
 
-def test_a_relay_without_its_module_is_the_drivers_mistake(launch: Launch) -> None:
+def test_relay_without_its_module_is_a_fault_of_the_driver(launch: Launch) -> None:
     agent = launch()
     agent.greet(rendezvous={"candidates": [["10.0.0.100", 4711]], "key": "k", "relay": "always"})
     agent.send("modules")

@@ -30,7 +30,9 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
     is_over.set()
 
 
-def test_what_does_not_come_in_time(stuck: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_result_is_replaced_by_the_default(
+    stuck: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (family,):
         stuck(module)
     for module in (diagnosis, family):
@@ -46,7 +48,7 @@ def test_what_does_not_come_in_time(stuck: Callable[[Any], None], monkeypatch: p
         child.kill()
 
 
-def test_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_without_a_free_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under a limit of processes that is reached."""
 
     def refuse(*_: object) -> None:
@@ -56,5 +58,5 @@ def test_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_time(lambda: 1, 60.0, 2) == 2
 
 
-def test_what_comes_in_time() -> None:
+def test_result_in_time() -> None:
     assert in_time(lambda: 1, PATIENCE, 2) == 1

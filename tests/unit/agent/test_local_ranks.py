@@ -108,7 +108,7 @@ def close(worker: WorkerProcess, writes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("words", [b"", b"%8d" % 1, b"GET / HTTP/1.1\r\n\r\n\r\n"])
-def test_who_says_nothing_or_nonsense_holds_up_nobody(meet: Callable[[int], Meeting], words: bytes) -> None:
+def test_silent_or_broken_process_delays_no_other(meet: Callable[[int], Meeting], words: bytes) -> None:
     meeting = meet(2)
     meeting.come(words)
     meeting.come(hello(1))
@@ -119,7 +119,7 @@ def test_who_says_nothing_or_nonsense_holds_up_nobody(meet: Callable[[int], Meet
     assert meeting.parted == []
 
 
-def test_who_has_ended_is_no_process_that_has_come(meet: Callable[[int], Meeting]) -> None:
+def test_ended_process_is_not_counted(meet: Callable[[int], Meeting]) -> None:
     meeting = meet(1)
     for words in (b"", hello(1)[:5]):
         with socket.socket(socket.AF_UNIX) as process:
@@ -139,7 +139,7 @@ def test_who_has_ended_is_no_process_that_has_come(meet: Callable[[int], Meeting
         (hello(2)[:16] + b"\0\0\0\0", "a process of this host's that runs another Python than the first"),
     ],
 )
-def test_who_can_not_be_one_ends_the_host_with_its_cause(
+def test_impossible_process_ends_the_host_with_a_cause(
     meet: Callable[[int], Meeting], words: bytes, cause: str
 ) -> None:
     meeting = meet(2)
@@ -149,7 +149,7 @@ def test_who_can_not_be_one_ends_the_host_with_its_cause(
     assert not meeting.is_complete
 
 
-def test_workers_of_one_slot_have_their_own_pipes_each(met: Meeting) -> None:
+def test_each_worker_of_a_slot_has_its_own_pipes(met: Meeting) -> None:
     for text in (b"first", b"second"):
         met.order()
         writes = start(met.processes[0])
@@ -197,7 +197,7 @@ def test_a_worker_without_its_pipes(met: Meeting, count: int) -> None:
         met.ranks.started(1, "")
 
 
-def test_a_worker_whose_pipes_are_none(met: Meeting) -> None:
+def test_worker_with_descriptors_that_are_not_pipes(met: Meeting) -> None:
     met.order()
     with Path(os.devnull).open() as file:
         socket.send_fds(met.processes[0], [encode(STARTED)], [file.fileno()] * 2)
@@ -214,7 +214,7 @@ BREACHES = {
 
 
 @pytest.mark.parametrize(("data", "count", "trouble"), BREACHES.values(), ids=BREACHES)
-def test_what_may_not_come_from_a_process_with_a_worker(
+def test_unexpected_frame_of_a_process_with_a_worker(
     met: Meeting, data: bytes, count: int, trouble: str
 ) -> None:
     met.order()
@@ -232,9 +232,7 @@ def test_what_may_not_come_from_a_process_with_a_worker(
     close(worker, writes)
 
 
-def test_who_does_not_answer_is_not_waited_for_any_longer(
-    met: Meeting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_process_is_given_up(met: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_ranks, "_PATIENCE", 0.05)
     met.order()
     for _ in range(50):

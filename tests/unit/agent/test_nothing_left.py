@@ -89,7 +89,7 @@ def test_after_a_bye(job: Job) -> None:
     job.assert_nothing_left()
 
 
-def test_everything_is_gone_when_the_bye_is_told(job: Job) -> None:
+def test_every_process_is_gone_before_bye(job: Job) -> None:
     """The agent's last frame is a promise, which needs no guardian."""
     job.guardian.suspend()
     job.link.send("bye")
@@ -105,7 +105,7 @@ def test_after_the_driver_is_gone(job: Job) -> None:
     job.assert_nothing_left()
 
 
-def test_after_the_driver_is_gone_and_nobody_reads(job: Job) -> None:
+def test_after_the_driver_is_gone_without_reading(job: Job) -> None:
     """As when its machine is switched off: what the agent says goes nowhere."""
     job.link.start(["yes"], workers=2)
     job.link.expect("started", slot=1)
@@ -124,7 +124,7 @@ def test_after_a_lease_of_silence(launch: Launch, hunt: Hunt) -> None:
     job.assert_nothing_left()
 
 
-def test_pings_renew_the_lease_and_bytes_of_an_unfinished_frame_do(launch: Launch) -> None:
+def test_pings_and_partial_frames_renew_the_lease(launch: Launch) -> None:
     """A long start frame over a slow line is no silence."""
     lease = 4.0  # a busy machine may let us pause for seconds
     pinged, fed = launch(lease=lease), launch(lease=lease)
@@ -173,13 +173,13 @@ def test_after_a_signal_to(which: str, number: signal.Signals, job: Job) -> None
     job.assert_nothing_left()
 
 
-def test_after_a_frame_that_is_none(job: Job) -> None:
+def test_after_a_broken_frame(job: Job) -> None:
     job.link.write(b"\xff" * 100)
     assert job.link.status() == 0
     job.assert_nothing_left()
 
 
-def test_after_an_agent_that_is_stopped_and_loses_its_driver(launch: Launch, hunt: Hunt) -> None:
+def test_after_a_stopped_agent_loses_its_driver(launch: Launch, hunt: Hunt) -> None:
     """Nothing can wake it; the guardian sees the channel close, and waits no longer than grace and lease."""
     job = Job(launch(grace=0.2, lease=3.0), hunt)
     job.agent.suspend()
@@ -188,7 +188,7 @@ def test_after_an_agent_that_is_stopped_and_loses_its_driver(launch: Launch, hun
     job.assert_nothing_left()
 
 
-def test_after_an_agent_that_is_stopped_and_whose_channel_stays(launch: Launch, hunt: Hunt) -> None:
+def test_after_a_stopped_agent_whose_channel_stays(launch: Launch, hunt: Hunt) -> None:
     """As where the sshd of its first connection is stopped too, so that the channel never closes."""
     job = Job(launch(grace=0.2, lease=1.0), hunt)
     job.link.send("ping")
@@ -206,9 +206,7 @@ def test_after_a_stopped_worker(job: Job) -> None:
 
 
 @pytest.mark.parametrize("ending", ["bye", "agent", "guardian"])
-def test_after_a_chain_that_forks_and_exits_as_fast_as_it_can(
-    launch: Launch, tmp_path: Path, ending: str
-) -> None:
+def test_after_a_chain_of_forks_and_exits(launch: Launch, tmp_path: Path, ending: str) -> None:
     agent = launch()
     agent.hello()
     agent.start([*CHAIN, str(tmp_path / "held")])
@@ -236,7 +234,7 @@ def test_after_a_worker_that_ended_and_left_daemons(launch: Launch, hunt: Hunt) 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, and unshare")
 @pytest.mark.parametrize("ending", ["bye", "agent"])
-def test_where_proc_is_empty(launch: Launch, hunt: Hunt, ending: str) -> None:
+def test_with_an_empty_proc(launch: Launch, hunt: Hunt, ending: str) -> None:
     shell = ["unshare", "-m", "/bin/sh", "-c", 'mount -t tmpfs none /proc && exec /bin/sh -c "$0"']
     agent = launch(shell=shell)
     agent.hello()
@@ -261,7 +259,7 @@ def test_a_guardian_that_is_stopped_ends_with_its_agent(launch: Launch, hunt: Hu
 
 
 @pytest.mark.timeout(60)
-def test_processes_that_end_as_fast_as_they_are_reaped_hold_nobody_up() -> None:
+def test_endless_stream_of_ended_processes_does_not_block() -> None:
     code = """if True:
         import contextlib, os, signal
         from hvlaunch.agent import reaper
@@ -288,7 +286,7 @@ def test_processes_that_end_as_fast_as_they_are_reaped_hold_nobody_up() -> None:
     assert done.stdout == b"[]\n"
 
 
-def test_what_cannot_be_killed_is_named() -> None:
+def test_unkillable_process_is_named() -> None:
     code = """if True:
         import subprocess
         from hvlaunch.agent import reaper

@@ -62,7 +62,7 @@ def test_the_last_words_come_before_the_end(agent: AgentProcess) -> None:
         assert sizes == {"stdout": 65536, "stderr": 65536}
 
 
-def test_what_a_larger_pipe_holds_comes_before_the_end_too(agent: AgentProcess) -> None:
+def test_content_of_a_large_pipe_comes_before_the_end(agent: AgentProcess) -> None:
     """The worker has ended before the agent looks: all is still in the pipe."""
     code = """if True:
         import fcntl, os, signal
@@ -106,7 +106,7 @@ def assert_rests(agent: AgentProcess) -> None:
     until(lambda: {process.status() for _ in range(50)} == {"sleeping"}, "the agent to rest")
 
 
-def test_an_agent_with_nothing_to_do_rests(agent: AgentProcess, hunt: Hunt) -> None:
+def test_idle_agent_uses_no_processor(agent: AgentProcess, hunt: Hunt) -> None:
     assert_rests(agent)
     agent.start(["/bin/sh", "-c", "exec >&- 2>&-; exec sleep 1000"], stdin=True)
     agent.expect("output", stream="stdout")

@@ -73,7 +73,7 @@ def test_noise_within_a_piece_is_noticed(at: int) -> None:
         Ear().feed(data[:at] + b"backup: 1 of 5\n" + data[at:])
 
 
-def test_noise_is_told_as_it_comes() -> None:
+def test_noise_is_reported_as_it_comes() -> None:
     ear = Ear().feed(b"Connection", b" to n1\n")
     assert ear.noise == b"Connection to n1\n"
     assert ear.feed(START[:5]).noise == b"Connection to n1\n"

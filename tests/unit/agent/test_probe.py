@@ -114,7 +114,7 @@ def reached(
     return found
 
 
-def test_who_has_the_key_counts_and_nobody_else() -> None:
+def test_only_a_target_with_the_key_counts() -> None:
     with (
         right() as good,
         right(key="wrong") as wrong,
@@ -131,14 +131,14 @@ def test_an_answer_in_pieces_counts() -> None:
         assert reached([("127.0.0.1", port)], timeout=20) == [0]
 
 
-def test_a_question_shows_nothing_of_the_key_and_no_two_are_alike() -> None:
+def test_questions_differ_and_do_not_show_the_key() -> None:
     with saying(b"") as (port, asked):
         assert reached([("127.0.0.1", port)] * 3, timeout=20) == []
     assert len(set(asked)) == 3
     assert not [data for data in asked if b"right" in data]
 
 
-def test_what_a_stranger_with_the_same_address_passes_on_is_not_answered() -> None:
+def test_question_passed_on_by_a_stranger_with_the_same_address_is_not_answered() -> None:
     """docker0 has the same address everywhere: who is there hands the question to the right host, at its own address."""
     with right("127.0.0.2") as port:
 
@@ -153,7 +153,7 @@ def test_what_a_stranger_with_the_same_address_passes_on_is_not_answered() -> No
         assert reached([("127.0.0.2", port)], timeout=20) == [0]
 
 
-def test_an_answer_that_was_recorded_is_no_answer() -> None:
+def test_recorded_answer_is_refused() -> None:
     recorded: list[bytes] = []
     prover = Prover("right", "host t")
 
@@ -169,33 +169,33 @@ def test_an_answer_that_was_recorded_is_no_answer() -> None:
         assert reached([("127.0.0.1", port)], timeout=20) == []
 
 
-def test_refused_is_known_at_once() -> None:
+def test_refused_connection_is_noticed_at_once() -> None:
     began = time.monotonic()
     assert reached([("127.0.0.1", refused())] * 3, timeout=60) == []
     assert time.monotonic() - began < 30
 
 
-def test_an_address_that_drops_is_given_up_in_time_and_delays_nobody() -> None:
+def test_dead_address_is_given_up_in_time_and_delays_no_other() -> None:
     with blackhole() as hole, right() as port:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole), ("127.0.0.1", port)], timeout=3.0) == [1]
         assert time.monotonic() - began >= 3.0
 
 
-def test_where_no_address_takes_the_connection_less_patience_is_enough() -> None:
+def test_without_any_connection_the_wait_is_shorter() -> None:
     with blackhole() as hole:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole)], timeout=60, connect_timeout=0.1) == []
         assert time.monotonic() - began < 30
 
 
-def test_who_took_the_connection_may_answer_later_than_that() -> None:
+def test_connected_target_may_answer_later() -> None:
     with blackhole() as hole, right(pause=0.02) as port:
         targets = [("127.0.0.1", hole), ("127.0.0.1", port)]
         assert reached(targets, timeout=60, settle=0.0, connect_timeout=0.1) == [1]
 
 
-def test_who_answered_in_time_counts_though_we_had_no_turn_until_later(
+def test_answer_in_time_counts_even_if_read_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with listener() as one:
@@ -218,24 +218,24 @@ def test_who_answered_in_time_counts_though_we_had_no_turn_until_later(
         peers[0].close()
 
 
-def test_after_a_first_answer_the_rest_have_a_moment() -> None:
+def test_after_a_first_answer_others_have_a_moment() -> None:
     with blackhole() as hole, right() as port:
         began = time.monotonic()
         assert reached([("127.0.0.1", hole), ("127.0.0.1", port)], timeout=60.0, settle=0.1) == [1]
         assert time.monotonic() - began < 30
 
 
-def test_one_who_talks_without_end_is_cut_off() -> None:
+def test_endless_answer_is_cut_off() -> None:
     with saying(b"x" * (1 << 20)) as (port, _):
         assert reached([("127.0.0.1", port)], timeout=20) == []
 
 
-def test_what_is_no_address_is_passed_over() -> None:
+def test_invalid_address_is_skipped() -> None:
     with right() as port:
         assert reached([("no.such.host", 1), ("", 1), ("::zz", 1), ("127.0.0.1", port)], timeout=20) == [3]
 
 
-def test_enough_is_enough() -> None:
+def test_probing_stops_once_the_caller_is_satisfied() -> None:
     with right() as port:
         calls = []
 
@@ -247,7 +247,7 @@ def test_enough_is_enough() -> None:
     assert calls == [0]
 
 
-def test_no_target_is_no_wait() -> None:
+def test_without_targets_probing_returns_at_once() -> None:
     assert reached([], timeout=60) == []
 
 
@@ -274,7 +274,7 @@ def beacon(known_as: str | None = None) -> Iterator[Beacon]:
         one.close()
 
 
-def test_a_beacon_proves_whose_it_is_in_both_families() -> None:
+def test_beacon_proves_its_host_by_ipv4_and_ipv6() -> None:
     with beacon() as one:
         addresses = ["127.0.0.1", *(["::1"] if has_ipv6() else [])]
         targets = [(address, one.port) for address in addresses]
@@ -282,7 +282,7 @@ def test_a_beacon_proves_whose_it_is_in_both_families() -> None:
         assert reached(targets, key="other", timeout=20) == []
 
 
-def test_a_beacon_tells_nothing_to_who_has_no_key() -> None:
+def test_beacon_does_not_answer_without_the_key() -> None:
     with beacon() as one:
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"x" * QUESTION_SIZE, b"\x01hvl" + b"x" * 64):
             with socket.create_connection(("127.0.0.1", one.port), 20) as stranger:
@@ -291,14 +291,14 @@ def test_a_beacon_tells_nothing_to_who_has_no_key() -> None:
                 assert stranger.recv(100) == b""
 
 
-def test_a_beacon_has_room_though_strangers_keep_silent() -> None:
+def test_beacon_has_room_despite_silent_strangers() -> None:
     with beacon() as one, ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", one.port), 20)))
         assert reached([("127.0.0.1", one.port)], timeout=20) == [0]
 
 
-def test_a_beacon_answers_for_the_address_that_others_know_it_by() -> None:
+def test_beacon_answers_for_its_address_behind_nat() -> None:
     with beacon("192.0.2.7") as one, socket.create_connection(("127.0.0.1", one.port), 20) as other:
         question = Question("right", "host t", "192.0.2.7", one.port)
         other.sendall(question.data)
@@ -410,7 +410,7 @@ class TestAgents:
 
 
 @pytest.mark.parametrize("address", ["\u00e9", "", "b", "0x7f.1", "127.1", "x" * 300])
-def test_what_is_no_address_leads_nowhere(address: str) -> None:
+def test_invalid_address_leads_nowhere(address: str) -> None:
     reach([(address, 9)], "k", "host b", 5.0, lambda _: pytest.fail("it was reached"))
 
 

@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_json_is_what_the_whole_module_makes_and_reads(value: object) -> None:
+def test_json_equals_that_of_the_standard_module(value: object) -> None:
     text = quick.dumps(value)
     assert text == json.dumps(value, separators=(",", ":"))
     assert quick.loads(text) == value
@@ -35,17 +35,17 @@ def test_json_is_what_the_whole_module_makes_and_reads(value: object) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "nul", "{", '{"a":}', "[1", '"a', "1 2", "NaN", "-Infinity", "{}x", '{"a" 1}', "\x00"]
 )
-def test_what_is_no_json_is_a_value_error(text: str) -> None:
+def test_broken_json_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         quick.loads(text)
 
 
-def test_what_json_has_no_words_for_is_refused() -> None:
+def test_value_without_a_json_form_is_refused() -> None:
     with pytest.raises(TypeError, match="no JSON for"):
         quick.dumps({"a": b"bytes"})
 
 
-def test_what_is_nested_without_end_is_a_recursion_error() -> None:
+def test_deep_nesting_is_a_recursion_error() -> None:
     with pytest.raises(RecursionError):
         quick.loads("[" * 1_000_000)
 
@@ -55,7 +55,7 @@ def test_what_is_nested_without_end_is_a_recursion_error() -> None:
     ["None", "type(sys)('_json')", "type('_json', (), dict.fromkeys(JSON_HAS, staticmethod(lambda: None)))"],
     ids=["missing", "without what we need", "other arguments"],
 )
-def test_another_python_has_the_whole_modules(json_below: str) -> None:
+def test_python_without_private_names_uses_the_standard_modules(json_below: str) -> None:
     program = (
         "import sys\n"
         "JSON_HAS = ['make_encoder', 'make_scanner', 'encode_basestring_ascii']\n"
@@ -90,7 +90,7 @@ def test_signals_have_names(number: int, name: str) -> None:
     assert quick.signal_name(number) == name
 
 
-def test_prctl_tells_what_is_wrong() -> None:
+def test_prctl_returns_the_error() -> None:
     assert quick.prctl(-1, 0) == "prctl: Invalid argument"
 
 
@@ -98,7 +98,7 @@ SOME_JSON = [None, True, -1, 1e300, "", "\x00\x7fé\u2028😀", [], {}, {"a": [1
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"])
-def test_every_python_from_the_oldest_promised_has_the_quick_ways_and_they_work(version: str) -> None:
+def test_quick_replacements_work_on_every_supported_python(version: str) -> None:
     program = Path(__file__).with_name("on_a_host.py")
     done = subprocess.run(
         [interpreter(version), "-I", "-S", "-X", "utf8", str(program), str(ROOT)],
@@ -123,7 +123,7 @@ def private_names(module: Path) -> set[str]:
     return {name for name in found if name.startswith("_") and not name.startswith("__")}
 
 
-def test_the_private_names_of_cpython_are_here_alone() -> None:
+def test_private_names_of_cpython_are_only_in_quick() -> None:
     files = (ROOT / "hvlaunch" / "agent").rglob("*.py")
     found = {
         file.name: private_names(file) for file in files if file.parent.name not in ("observer", "errands")
@@ -152,7 +152,7 @@ for text in sys.argv[2:]:
 """
 
 
-def test_what_is_no_json_is_a_value_error_where_the_whole_module_was_never_imported() -> None:
+def test_broken_json_is_a_value_error_without_the_standard_module() -> None:
     command = [sys.executable, "-I", "-S", "-c", WITHOUT_JSON, str(ROOT), *NO_JSON]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["refused"] * len(NO_JSON), "")

@@ -123,7 +123,7 @@ def numbers(count: int) -> bytes:
     return b"".join(b"%d\n" % number for number in range(count))
 
 
-def test_a_session_goes_on_where_it_was(meet: Callable[..., Met]) -> None:
+def test_session_continues_over_another_connection(meet: Callable[..., Met]) -> None:
     met = meet(acks=False)
     met.agent.start(python(COUNT, "20"))
     met.expect("started")
@@ -137,7 +137,7 @@ def test_a_session_goes_on_where_it_was(meet: Callable[..., Met]) -> None:
         assert driver.until("bye")[-1][0]["left"] == 0
 
 
-def test_what_the_driver_has_does_not_come_again(meet: Callable[..., Met]) -> None:
+def test_acknowledged_frames_are_not_sent_again(meet: Callable[..., Met]) -> None:
     met = meet()
     met.agent.start(python("print('once')"))
     met.expect("started")
@@ -151,7 +151,7 @@ def test_what_the_driver_has_does_not_come_again(meet: Callable[..., Met]) -> No
         assert [header["type"] for header, _ in driver.until("bye")] == ["bye"]
 
 
-def test_a_newer_connection_replaces_one_that_is_half_open(meet: Callable[..., Met]) -> None:
+def test_newer_connection_replaces_a_half_open_connection(meet: Callable[..., Met]) -> None:
     met = meet()
     with closing(met.again()) as first, closing(met.again()) as second:
         assert first.resume(met.have)[0]["type"] == "resumed"
@@ -163,7 +163,7 @@ def test_a_newer_connection_replaces_one_that_is_half_open(meet: Callable[..., M
         second.until("bye")
 
 
-def test_nobody_gets_in_without_the_key(meet: Callable[..., Met]) -> None:
+def test_connection_without_the_key_is_refused(meet: Callable[..., Met]) -> None:
     met = meet()
     with closing(met.again()) as stranger:
         assert stranger.resume(met.have, key="another") is None
@@ -175,7 +175,7 @@ def test_nobody_gets_in_without_the_key(meet: Callable[..., Met]) -> None:
     assert met.agent.bye()[1] == 0
 
 
-def test_a_driver_that_another_has_taken_over_from_is_refused(meet: Callable[..., Met]) -> None:
+def test_former_driver_is_refused(meet: Callable[..., Met]) -> None:
     met = meet()
     with closing(met.again()) as newer, closing(met.again()) as older:
         assert newer.resume(met.have, epoch=2)[0]["type"] == "resumed"
@@ -184,7 +184,7 @@ def test_a_driver_that_another_has_taken_over_from_is_refused(meet: Callable[...
         newer.until("bye")
 
 
-def test_frames_that_were_never_sent_can_not_be_had(meet: Callable[..., Met]) -> None:
+def test_count_beyond_the_sent_frames_is_refused(meet: Callable[..., Met]) -> None:
     met = meet()
     with closing(met.again()) as driver:
         assert driver.resume([99, 0])[0]["type"] == "refused"
@@ -192,9 +192,7 @@ def test_frames_that_were_never_sent_can_not_be_had(meet: Callable[..., Met]) ->
 
 
 @pytest.mark.parametrize("spill", [1 << 20, 0])
-def test_output_waits_in_a_file_while_nobody_takes_it(
-    meet: Callable[..., Met], tmp_path: Any, spill: int
-) -> None:
+def test_output_waits_in_a_file_without_a_driver(meet: Callable[..., Met], tmp_path: Any, spill: int) -> None:
     """The worker gets to its end only where there may be a file; either way, all its lines come, in order."""
     mark = tmp_path / "done"
     met = meet(acks=False, window=4096, spill=spill)
@@ -221,7 +219,7 @@ def test_output_waits_in_a_file_while_nobody_takes_it(
         driver.until("bye")
 
 
-def test_an_agent_waits_for_no_longer_than_it_was_told(launch: Launch) -> None:
+def test_agent_waits_only_as_long_as_configured(launch: Launch) -> None:
     met = Met(launch(reconnect=0.3))
     met.agent.start(python(WAIT))
     met.expect("started")
@@ -231,7 +229,7 @@ def test_an_agent_waits_for_no_longer_than_it_was_told(launch: Launch) -> None:
     assert time.monotonic() - began >= 0.3
 
 
-def test_an_agent_hears_how_long_to_wait(meet: Callable[..., Met]) -> None:
+def test_driver_can_change_how_long_the_agent_waits(meet: Callable[..., Met]) -> None:
     """For nobody can take the job over any more."""
     met = meet()  # which would wait for longer than this test
     met.agent.start(python(WAIT))
@@ -243,7 +241,7 @@ def test_an_agent_hears_how_long_to_wait(meet: Callable[..., Met]) -> None:
     assert met.agent.process.wait(PATIENCE / 2) == 0
 
 
-def test_an_agent_that_is_left_waits_for_nobody(meet: Callable[..., Met]) -> None:
+def test_agent_does_not_wait_after_leave(meet: Callable[..., Met]) -> None:
     met = meet()
     met.agent.send("leave")
     met.agent.expect("parting", cause="the driver has left")
@@ -260,7 +258,7 @@ def part(met: Met) -> None:
     met.agent.seen.clear()
 
 
-def test_an_agent_that_is_to_end_waits_until_the_driver_has_what_was_printed(
+def test_ending_agent_waits_until_the_driver_has_the_output(
     meet: Callable[..., Met],
 ) -> None:
     met = meet(acks=False)
@@ -275,7 +273,7 @@ def test_an_agent_that_is_to_end_waits_until_the_driver_has_what_was_printed(
 
 
 @pytest.mark.parametrize("ending", ["leave", "end of file", "guardian"])
-def test_it_waits_for_no_longer_than_there_may_be_a_driver(launch: Launch, ending: str) -> None:
+def test_ending_agent_waits_no_longer_than_the_lease(launch: Launch, ending: str) -> None:
     met = Met(launch(acks=False, reconnect=0.3))
     part(met)
     agent = met.agent.agent
@@ -300,7 +298,7 @@ def run_carrier(scratch: str) -> "subprocess.Popen[bytes]":
     )
 
 
-def test_a_carrier_joins_a_connection_to_the_agent_and_ends_when_all_has_ended(
+def test_carrier_joins_a_connection_and_ends_with_the_agent(
     meet: Callable[..., Met],
 ) -> None:
     met = meet()
@@ -323,14 +321,14 @@ def test_a_carrier_joins_a_connection_to_the_agent_and_ends_when_all_has_ended(
         assert process.wait(PATIENCE) == 0
 
 
-def test_a_carrier_says_that_there_is_no_agent(tmp_path: Any) -> None:
+def test_carrier_reports_a_missing_agent(tmp_path: Any) -> None:
     with run_carrier(str(tmp_path)) as process:
         assert process.wait(PATIENCE) == EXIT_NO_AGENT
         assert process.stderr is not None
         assert b"no agent" in process.stderr.read()
 
 
-def test_a_guardian_ends_an_agent_that_is_stopped_after_its_second_connection(
+def test_guardian_ends_a_stopped_agent_after_its_second_connection(
     meet: Callable[..., Met],
 ) -> None:
     met = meet(lease=1.0, reconnect=1.0, grace=0.1)
@@ -343,9 +341,7 @@ def test_a_guardian_ends_an_agent_that_is_stopped_after_its_second_connection(
     met.agent.process.wait(PATIENCE)
 
 
-def test_a_carrier_finds_the_agent_however_long_its_directorys_name_is(
-    meet: Callable[..., Met], tmp_path: Path
-) -> None:
+def test_carrier_finds_an_agent_in_a_long_directory(meet: Callable[..., Met], tmp_path: Path) -> None:
     base = tmp_path / ("x" * 100) / ("y" * 100)
     base.mkdir(parents=True)
     met = meet(env={**os.environ, "TMPDIR": str(base)})

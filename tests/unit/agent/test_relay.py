@@ -82,7 +82,7 @@ def test_always_relays_without_trying(rig: Rig) -> None:
     assert rig.reached == {"type": "reached", "address": "127.0.0.1", "tried": [], "relay_port": port}
 
 
-def test_auto_relays_where_no_address_answers(launch: Launch) -> None:
+def test_auto_relays_if_no_address_answers(launch: Launch) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         port = unheard.getsockname()[1]
@@ -120,7 +120,7 @@ def test_each_side_may_end_first_and_still_read(rig: Rig) -> None:
     driver.expect("end")
 
 
-def test_a_reset_is_told_and_late_frames_are_nothing(rig: Rig) -> None:
+def test_reset_is_reported_and_late_frames_are_ignored(rig: Rig) -> None:
     connection = rig.connect()
     connection.reset()
     connection.expect("close")
@@ -132,7 +132,7 @@ def test_a_reset_is_told_and_late_frames_are_nothing(rig: Rig) -> None:
     rig.agent.expect("pong")
 
 
-def test_a_worker_that_is_not_read_from_blocks(rig: Rig) -> None:
+def test_worker_blocks_while_the_relay_does_not_read(rig: Rig) -> None:
     """It fills its window and the kernel's buffers, and not the agent's memory."""
     connection = rig.connect()
     connection.socket.setblocking(False)
@@ -163,7 +163,7 @@ def test_a_worker_that_does_not_read_holds_its_credit(rig: Rig) -> None:
     assert reader.read() == data[WINDOW // 2 :]
 
 
-def test_a_driver_that_does_not_read_makes_no_memory_grow(rig: Rig) -> None:
+def test_memory_does_not_grow_while_the_driver_does_not_read(rig: Rig) -> None:
     """30 connections have 7.5 MB of credit, and all of it is there to be read."""
     connections = [rig.connect() for _ in range(30)]
     before = rig.agent.agent.memory_info().rss
@@ -183,7 +183,7 @@ def test_a_driver_that_does_not_read_makes_no_memory_grow(rig: Rig) -> None:
         assert len(connection.read(WINDOW)) == WINDOW
 
 
-def test_who_comes_and_goes_waits_for_a_driver_that_does_not_read(rig: Rig) -> None:
+def test_short_connections_wait_while_the_driver_does_not_read(rig: Rig) -> None:
     """The pipe and the listening socket hold a thousand of them, and the agent's memory a few."""
     where = rig.reached["address"], rig.reached["relay_port"]
     count = 0
@@ -197,7 +197,7 @@ def test_who_comes_and_goes_waits_for_a_driver_that_does_not_read(rig: Rig) -> N
     rig.connect()
 
 
-def test_output_is_not_delayed_by_what_is_relayed(rig: Rig, tmp_path: Path) -> None:
+def test_output_is_not_delayed_by_relayed_data(rig: Rig, tmp_path: Path) -> None:
     connections = [rig.connect() for _ in range(20)]
     for connection in connections:
         connection.socket.setblocking(False)

@@ -56,7 +56,7 @@ def kill(agent: AgentProcess, slot: int, start: int) -> None:
     agent.expect("exited", slot=slot, start=start)
 
 
-def test_the_second_worker_of_a_slot_is_told_from_the_first(elastic):
+def test_second_worker_of_a_slot_is_distinct_from_the_first(elastic):
     elastic.start(["sh", "-c", "echo one; exit 1"])
     assert elastic.expect("exited", slot=0)[0]["start"] == 0
     elastic.start(["sh", "-c", "echo two; exit 2"], round_number=1)
@@ -68,7 +68,7 @@ def test_the_second_worker_of_a_slot_is_told_from_the_first(elastic):
     assert outputs == [(0, b"one\n"), (1, b"two\n")]
 
 
-def test_what_a_round_detached_is_gone_before_the_next_starts(elastic, tmp_path):
+def test_detached_processes_of_a_round_are_gone_before_the_next(elastic, tmp_path):
     pid = detached(elastic, tmp_path / "pid", 0, 0)
     kill(elastic, 0, 0)
     assert not is_gone(pid)
@@ -77,7 +77,7 @@ def test_what_a_round_detached_is_gone_before_the_next_starts(elastic, tmp_path)
     assert is_gone(pid)
 
 
-def test_where_others_live_only_what_the_slots_last_worker_detached_goes(elastic, tmp_path):
+def test_beside_live_workers_only_leftovers_of_the_slot_are_killed(elastic, tmp_path):
     own = detached(elastic, tmp_path / "own", 0, 0)
     others = detached(elastic, tmp_path / "others", 1, 0)
     kill(elastic, 0, 0)
@@ -95,7 +95,7 @@ def test_only_the_worker_that_lives_in_a_slot_is_stopped(elastic):
     kill(elastic, 0, 1)
 
 
-def test_a_worker_that_is_stopped_for_long_is_told_of_once(elastic):
+def test_long_suspension_is_reported_once(elastic):
     elastic.start(["sleep", "1000"])
     pid = elastic.expect("started")[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -106,7 +106,7 @@ def test_a_worker_that_is_stopped_for_long_is_told_of_once(elastic):
     assert not [one for one, _ in elastic.seen if one["type"] == "suspended"]
 
 
-def test_in_a_static_job_nobody_is_told_of_a_stopped_worker(agent):
+def test_static_job_reports_no_suspension(agent):
     agent.hello()
     agent.start(["sleep", "1000"])
     pid = agent.expect("started")[0]["pid"]

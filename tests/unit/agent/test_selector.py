@@ -7,7 +7,7 @@ from contextlib import closing
 from hvlaunch.agent.quick import READ, WRITE, Selector
 
 
-def test_the_selector_tells_what_is_ready_and_for_what() -> None:
+def test_selector_returns_ready_files_with_their_events() -> None:
     with closing(Selector()) as selector:
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -26,7 +26,7 @@ def test_the_selector_tells_what_is_ready_and_for_what() -> None:
             assert selector.select(0.0) == []
 
 
-def test_the_end_of_the_other_side_wakes_whoever_waits() -> None:
+def test_end_of_the_other_side_wakes_the_selector() -> None:
     with closing(Selector()) as selector:
         read, write = os.pipe()
         selector.register(read, READ, "reader")

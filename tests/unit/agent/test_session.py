@@ -81,7 +81,7 @@ COUNTS = st.lists(st.integers(0, 12), min_size=2, max_size=2)
 
 
 @given(st.lists(st.sampled_from(sorted(BY_AGENT)), max_size=10), COUNTS, COUNTS)
-def test_what_is_taken_is_between_what_was_taken_and_what_was_sent(
+def test_acknowledged_count_is_between_the_last_one_and_the_sent_frames(
     kinds: list[str], first: list[int], second: list[int]
 ) -> None:
     session = Session(BY_AGENT, BY_DRIVER)

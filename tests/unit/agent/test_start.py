@@ -110,7 +110,7 @@ def script(path: Path, text: str, mode: int = 0o755) -> str:
     return str(path)
 
 
-def test_a_command_that_is_nowhere_is_127(agent: AgentProcess) -> None:
+def test_missing_command_is_127(agent: AgentProcess) -> None:
     assert not_started(agent, ["no-such-command"], env={"PATH": "/usr/bin:/bin"}) == (
         127,
         "no-such-command: command not found (PATH=/usr/bin:/bin)",
@@ -130,7 +130,7 @@ def test_a_file_that_cant_be_executed_is_126(agent: AgentProcess, tmp_path: Path
     assert not_started(agent, [empty]) == (126, f"{empty}: exec format error")
 
 
-def test_a_first_line_that_names_nothing_is_127(agent: AgentProcess, tmp_path: Path) -> None:
+def test_script_with_a_missing_interpreter_is_127(agent: AgentProcess, tmp_path: Path) -> None:
     path = script(tmp_path / "script", "#!/no/such/interpreter\n")
     assert not_started(agent, [path]) == (127, f"{path}: its interpreter (first line) was not found")
 
@@ -151,7 +151,7 @@ def test_a_program_is_found_from_the_working_directory(launch: Launch, tmp_path:
     assert agent.run(["here"], env={"PATH": ":/bin"})[1] == b"here\n"
 
 
-def test_one_string_that_is_too_long_is_named(agent: AgentProcess) -> None:
+def test_too_long_string_is_named(agent: AgentProcess) -> None:
     limit = 32 * resource.getpagesize()
     code, cause = not_started(agent, ["true"], env={"HUGE": "x" * limit})
     assert code == 126
@@ -162,7 +162,7 @@ def test_one_string_that_is_too_long_is_named(agent: AgentProcess) -> None:
     assert cause == f"argument 2 has {limit + 1} bytes; this kernel allows {limit} for one string (execve(2))"
 
 
-def test_too_much_together_is_told_with_its_size(agent: AgentProcess) -> None:
+def test_too_large_environment_is_reported_with_its_size(agent: AgentProcess) -> None:
     many = {f"V{number}": "x" * 100_000 for number in range(100)}
     code, cause = not_started(agent, ["true"], env=many)
     assert code == 126
@@ -171,21 +171,21 @@ def test_too_much_together_is_told_with_its_size(agent: AgentProcess) -> None:
 
 
 @pytest.mark.parametrize("word", ["nul\0inside", "\ud800"])
-def test_words_that_are_no_c_strings_are_told(agent: AgentProcess, word: str) -> None:
+def test_words_with_null_bytes_are_reported(agent: AgentProcess, word: str) -> None:
     code, cause = not_started(agent, ["true", word], env={"PATH": "/usr/bin:/bin"})
     assert code == 126
     assert cause.startswith("/usr/bin/true: ")
     assert agent.run(["true"])[0]["code"] == 0
 
 
-def test_a_worker_that_cant_start_does_not_keep_the_others_from_it(agent: AgentProcess) -> None:
+def test_failed_start_does_not_keep_other_workers_from_starting(agent: AgentProcess) -> None:
     agent.start(["true"], workers=3)
     for slot in range(3):
         agent.expect("started", slot=slot)
         assert agent.expect("exited", slot=slot)[0]["code"] == 0
 
 
-def test_a_host_out_of_files_says_so(launch: Launch) -> None:
+def test_host_without_free_descriptors_reports_it(launch: Launch) -> None:
     agent = launch(before="ulimit -n 40; ")
     agent.hello()
     agent.start(["sleep", "60"], workers=40)
@@ -235,7 +235,7 @@ def test_every_worker_has_a_session_of_its_own_and_no_terminal(agent: AgentProce
     assert agent.run(python(code))[1] == b"True\n"
 
 
-def test_started_tells_the_pid(agent: AgentProcess) -> None:
+def test_started_has_the_pid(agent: AgentProcess) -> None:
     agent.start(["/bin/sh", "-c", "echo $$"], round_number=7)
     header, _ = agent.expect("started", round=7, slot=0)
     agent.expect("exited", round=7)
@@ -253,7 +253,7 @@ def test_the_agents_umask_and_niceness_are_the_workers(launch: Launch) -> None:
     assert agent.run(["/bin/sh", "-c", "umask"])[1].strip() == b"0027"
 
 
-def test_a_worker_that_calls_a_function_has_a_pipe_for_what_it_returns(launch: Launch) -> None:
+def test_worker_that_calls_a_function_has_a_pipe_for_the_result(launch: Launch) -> None:
     """And the program that came for it, in parts."""
     agent = launch()
     scratch = agent.hello()["scratch"]
@@ -265,6 +265,6 @@ def test_a_worker_that_calls_a_function_has_a_pipe_for_what_it_returns(launch: L
     assert agent.output("result") == b"first, second"
 
 
-def test_no_other_worker_has_it(agent: AgentProcess) -> None:
+def test_other_workers_have_no_pipe_for_a_result(agent: AgentProcess) -> None:
     _, out, _ = agent.run(python("import os; print(os.path.exists('/proc/self/fd/3'))"))
     assert out == b"False\n"

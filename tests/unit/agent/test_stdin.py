@@ -47,7 +47,7 @@ def test_an_end_right_behind_the_data_loses_nothing(agent: AgentProcess) -> None
     assert taken(agent) == len(data)
 
 
-def test_each_worker_has_its_own(agent: AgentProcess) -> None:
+def test_each_worker_has_its_own_stdin(agent: AgentProcess) -> None:
     agent.start(["cat"], workers=3, stdin=True)
     for slot in range(3):
         feed(agent, b"for %d" % slot, slot)
@@ -57,7 +57,7 @@ def test_each_worker_has_its_own(agent: AgentProcess) -> None:
         assert agent.output("stdout", slot) == b"for %d" % slot
 
 
-def test_no_more_is_told_as_taken_than_the_workers_pipe_took(agent: AgentProcess) -> None:
+def test_taken_stdin_is_what_the_pipe_took(agent: AgentProcess) -> None:
     agent.start(["sleep", "1000"], stdin=True)
     agent.expect("started")
     feed(agent, b"x" * 300_000)
@@ -71,7 +71,7 @@ def test_no_more_is_told_as_taken_than_the_workers_pipe_took(agent: AgentProcess
     assert taken(agent) == 300_000
 
 
-def test_a_slow_reader_gets_everything(agent: AgentProcess) -> None:
+def test_slow_reader_gets_the_whole_stdin(agent: AgentProcess) -> None:
     code = "import sys, time\nn = 0\nwhile d := sys.stdin.buffer.raw.read(20000): n += len(d); time.sleep(.001)\nprint(n)"
     agent.start(python(code), stdin=True)
     feed(agent, b"x" * 1_000_000)
@@ -101,6 +101,6 @@ def test_a_worker_that_closes_its_stdin_and_lives_on_is_no_trouble(agent: AgentP
     wait_taken(agent, 101_000)
 
 
-def test_stdin_for_a_slot_that_has_none_is_dropped(agent: AgentProcess) -> None:
+def test_stdin_for_a_slot_without_stdin_is_dropped(agent: AgentProcess) -> None:
     feed(agent, b"nobody", slot=5)
     assert agent.run(["true"])[0]["code"] == 0

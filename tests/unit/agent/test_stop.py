@@ -74,7 +74,7 @@ def test_a_later_stop_can_also_give_more_time(agent: AgentProcess) -> None:
     assert agent.expect("exited")[0]["at"] - began >= 0.5
 
 
-def test_only_the_slots_that_are_meant_stop(agent: AgentProcess) -> None:
+def test_only_the_named_slots_stop(agent: AgentProcess) -> None:
     stubborn(agent, workers=3)
     stop(agent, (signal.SIGKILL, 0.0), slots=[1])
     agent.expect("exited", slot=1, signal=signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_signals_for_workers_that_have_ended_are_no_trouble(agent: AgentProcess)
     assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)
 
 
-def test_an_agent_that_ends_starts_nobody(launch: Launch) -> None:
+def test_ending_agent_starts_no_worker(launch: Launch) -> None:
     """The driver may have sent the order before it knew."""
     agent = launch(grace=1000.0)
     agent.hello()

@@ -59,7 +59,7 @@ def test_names_may_be_aliases():
         (("b", 0), "put the ranks of host a on host b"),
     ],
 )
-def test_ranks_that_are_not_what_was_asked_for(came, error):
+def test_unexpected_ranks_are_errors(came, error):
     arrivals = arrivals_of(("a", 2), ("b", 2))
     arrivals.add(caller(*came))
     with pytest.raises(AgentFailed, match=error) as caught:
@@ -79,7 +79,7 @@ def test_two_processes_of_one_rank(hosts):
     assert arrivals.trouble is not None
 
 
-def test_who_waits_gets_the_agent_when_the_last_has_come():
+def test_waiting_thread_gets_the_agent_after_the_last_arrival():
     arrivals = arrivals_of(("a", 1), ("b", 1))
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(arrivals.agent_of("b", 30)))
@@ -109,7 +109,7 @@ def test_the_end_of_the_launcher_ends_the_waiting():
     assert early.connection.socket.fileno() == -1
 
 
-def test_not_all_come_in_time():
+def test_missing_agent_is_a_start_timeout():
     arrivals = arrivals_of(("a", 2), ("b", 1))
     arrivals.add(caller("a", 0))
     with pytest.raises(StartTimeout, match=r"the agents of only 1 of 2 hosts were connected within 0.01 s"):

@@ -104,7 +104,7 @@ def test_an_agent_calls_again_by_a_word_of_its_own(callers):
         assert returns.next(b"another's", 0) is None
 
 
-def test_of_many_calls_of_one_agent_the_newest_counts():
+def test_newest_call_of_an_agent_counts():
     returns = ReturnCalls()
     word = returns.expect(lambda: None)
     pairs = [socket.socketpair() for _ in range(4)]
@@ -126,7 +126,7 @@ def test_a_caller_with_another_word_is_not_let_in(listener, callers):
     assert callers.empty()
 
 
-def test_a_driver_with_another_certificate_is_told_nothing(listener, callers):
+def test_driver_with_another_certificate_gets_nothing(listener, callers):
     process = boot("the word", f"127.0.0.1 {listener.port}", certificate=Certificate())
     _, said = process.communicate(timeout=60)
     assert b"can't reach the driver: 127.0.0.1 port" in said
@@ -163,7 +163,7 @@ def test_a_caller_that_gets_no_program_ends_by_itself(listener, callers):
     assert process.returncode == -signal.SIGALRM
 
 
-def test_a_host_without_a_python_is_told_of():
+def test_host_without_a_python_is_reported():
     words = caller_command(NAMES, "/nonexistent/python")
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (
@@ -172,7 +172,7 @@ def test_a_host_without_a_python_is_told_of():
     )
 
 
-def test_what_a_shim_prints_before_its_version_is_no_matter(tmp_path):
+def test_output_of_a_shim_before_the_version_is_ignored(tmp_path):
     shim = tmp_path / "python"
     shim.write_text(
         '#!/bin/sh\necho "pyenv: rehashing"\n[ "$1" = -V ] && echo "Python 3.11.7" || echo started\n'
@@ -182,13 +182,13 @@ def test_what_a_shim_prints_before_its_version_is_no_matter(tmp_path):
     assert (answer.returncode, answer.stdout) == (0, "pyenv: rehashing\nstarted\n")
 
 
-def test_nothing_secret_and_not_much_is_on_the_command_line():
+def test_launcher_command_line_is_short_and_has_no_secret():
     words = caller_command(NAMES)
     assert sum(map(len, words)) < 6000
     assert words[-2:] == ("python3", "python")
 
 
-def test_the_program_has_nothing_that_a_shell_or_a_launcher_could_change():
+def test_program_has_only_characters_that_shells_and_launchers_keep():
     program = caller_command(NAMES)[3]
     assert re.fullmatch(r"[A-Za-z0-9+/]+=*", program)
     text = zlib.decompress(binascii.a2b_base64(program)).decode()

@@ -81,13 +81,13 @@ def test_a_job(line, tmp_path):
     ]
 
 
-def test_its_first_failure(line):
+def test_first_failure_of_a_job(line):
     done = run(line(ALL, "-np", "2", "sh", "-c", "test $RANK = 1 && exit 7; exec sleep 3600"))
     assert done.returncode == 7
     assert "rank 1 of 2 on host localhost failed first" in done.stderr
 
 
-def test_the_launcher_starts_before_what_only_the_loop_needs_is_loaded():
+def test_launcher_starts_before_the_loop_is_loaded():
     script = "import sys, hvlaunch.mpi.controller; print('hvlaunch.driver.loop' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -110,7 +110,7 @@ def test_a_launcher_that_starts_too_few_in_time(line):
     assert "within 1 s" in done.stderr
 
 
-def test_a_launcher_that_tells_no_ranks(line):
+def test_launcher_without_ranks(line):
     body = "started = [subprocess.Popen(command) for _ in range(size)]"
     done = run(line(body, "-np", "2", "true"), OMPI_COMM_WORLD_RANK="", PMIX_RANK="")
     assert done.returncode == 69
@@ -127,7 +127,7 @@ def test_a_launcher_that_ends_its_processes_itself(line, tmp_path):
     assert "the launcher ended its processes, and then ended with exit code 5" in done.stderr
 
 
-def test_a_worker_has_what_the_launcher_gave_to_its_own_process(line):
+def test_worker_has_the_environment_and_descriptors_of_its_rank(line):
     """Variables, descriptors, processors: a host's workers are not all started by its agent."""
     body = (
         "def before(rank):\n"
@@ -155,7 +155,7 @@ def processes_with(mark):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_a_worker_leaves_running_is_ended(line, rank):
+def test_leftover_process_of_a_worker_is_ended(line, rank):
     mark = f"mark-{os.getpid()}-{rank}"
     script = f"test $RANK != {rank} || setsid sleep 3600 & test $RANK != {rank} || exit 3; exec sleep 3600"
     done = run(line(ALL, "-np", "2", "-x", f"MARK={mark}", "sh", "-c", script))
@@ -185,7 +185,7 @@ def test_a_guardian_that_is_killed_when_its_worker_has_ended_leaves_nothing(line
     assert processes_with(f"MARK={mark}\0") == []
 
 
-def test_a_command_that_is_not_there(line):
+def test_missing_command(line):
     done = run(line(ALL, "-np", "2", "/no/such/command"))
     assert done.returncode == 127
     assert "/no/such/command: command not found" in done.stderr

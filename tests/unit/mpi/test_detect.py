@@ -107,7 +107,7 @@ def test_its_name_for_people():
 @pytest.mark.parametrize(
     ("program", "shown"), [(None, "no mpirun on PATH"), ("/opt/m/mpirun", "no /opt/m/mpirun:")]
 )
-def test_missing_is_an_error_that_says_what_was_looked_for(program, shown):
+def test_missing_launcher_is_named(program, shown):
     with pytest.raises(NoLauncher, match=shown) as caught:
         detect(program, lambda _: None)
     assert caught.value.exit_code == 2
@@ -118,7 +118,7 @@ def test_missing_is_an_error_that_says_what_was_looked_for(program, shown):
     ("said", "shown"),
     [("\n  LAM 7.0.6\nmore", "'LAM 7.0.6'"), ("", "'nothing'"), ("x" * 999, "x" * 120 + "'")],
 )
-def test_unknown_is_an_error_that_says_what_was_found(said, shown):
+def test_unknown_launcher_is_an_error_with_its_answer(said, shown):
     with pytest.raises(UnknownLauncher) as caught:
         detect("mpirun", lambda _: said)
     assert shown in str(caught.value)

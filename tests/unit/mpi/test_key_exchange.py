@@ -27,11 +27,11 @@ def words(listed=DEBIAN_12, *, kind=Kind.OPEN_MPI, hosts=("a", "b"), flags=(), e
 
 
 @pytest.mark.parametrize("kind", [Kind.OPEN_MPI, Kind.MPICH, Kind.INTEL])
-def test_what_takes_long_comes_after_what_is_quick_and_nothing_is_added(kind):
+def test_quick_exchanges_come_first_and_none_is_added(kind):
     assert words(kind=kind) == QUICK
 
 
-def test_the_quick_one_that_holds_against_quantum_computers_is_the_first():
+def test_quick_post_quantum_exchange_is_first():
     listed = "sntrup761x25519-sha512,curve25519-sha256,mlkem768x25519-sha256"
     assert words(listed)[1] == (
         "KexAlgorithms=mlkem768x25519-sha256,curve25519-sha256,sntrup761x25519-sha512"
@@ -42,7 +42,7 @@ def test_the_quick_one_that_holds_against_quantum_computers_is_the_first():
     "listed",
     ["sntrup761x25519-sha512", "ecdh-sha2-nistp256", "mlkem768x25519-sha256,curve25519-sha256", "", None],
 )
-def test_the_configurations_own_order_stays_where_nothing_quicker_is_in_it(listed):
+def test_configured_order_stays_without_a_quicker_exchange(listed):
     assert words(listed) == ()
 
 
@@ -60,5 +60,5 @@ def test_hosts_with_settings_of_their_own_keep_them():
         {"flags": ("--mca", "plm_rsh_args", "-v")},
     ],
 )
-def test_nothing_is_said_where_the_launcher_may_not_call_ssh(more):
+def test_no_option_if_the_launcher_may_not_call_ssh(more):
     assert words(**more) == ()

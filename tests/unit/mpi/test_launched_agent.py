@@ -99,14 +99,14 @@ def test_the_agent_gets_the_program_and_then_frames(launched):
     assert launched.agent.hear() == ({"type": "ping"}, b"")
 
 
-def test_why_we_hung_up_is_the_end(launched):
+def test_error_of_the_driver_ends_the_frames(launched):
     launched.trouble = LauncherFailed("a stranger came", hint="ssh")
     launched.connection.close()
     with pytest.raises(AgentFailed, match="host a: a stranger came; try: ssh"):
         launched.frames(1)
 
 
-def test_what_it_says(launched):
+def test_properties_of_a_launched_agent(launched):
     output = {"type": "output", "slot": 1, "stream": "stdout", **ABOUT}
     launched.agent.say(HELLO)
     assert launched.frames(1) == [(HELLO, b"")]
@@ -127,7 +127,7 @@ def test_one_changed_byte_ends_the_connection(launched):
         launched.frames(1)
 
 
-def test_what_was_said_before_is_not_taken_twice(launched):
+def test_replayed_record_ends_the_connection(launched):
     record = launched.agent.sealed.seal(b"".join(PieceWriter().cut(encode(HELLO))))
     launched.agent.socket.sendall(record + record)
     with pytest.raises(OSError, match=r"(?i)bad record mac|decryption failed"):
@@ -162,7 +162,7 @@ def test_an_agent_that_calls_again_goes_on_over_the_new_connection(launched):
     agent.theirs.socket.close()
 
 
-def test_one_that_does_not_call_is_waited_for_and_hears_that_it_should(launched):
+def test_silent_agent_is_waited_for_and_disconnected(launched):
     launched.agent.program()
     with pytest.raises(StartTimeout, match=r"host a: its agent has not called within 0\.1 s"):
         launched.connection.rejoin(launched.program, Host("a"), "", launched.listener, 0.1)
@@ -173,13 +173,13 @@ def test_one_that_does_not_call_is_waited_for_and_hears_that_it_should(launched)
     assert launched.connection.can_rejoin
 
 
-def test_none_is_waited_for_whose_launcher_has_ended():
+def test_agent_of_an_ended_launcher_is_not_waited_for():
     with closing(Launched(5)) as launched, pytest.raises(HostLost, match="its launcher has ended"):
         launched.connection.rejoin(launched.program, Host("a"), "", launched.listener, 60)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="needs Linux")
-def test_a_reset_is_no_end_though_a_send_has_taken_its_error(launched):
+def test_reset_is_a_loss_even_after_a_failed_send(launched):
     launched.agent.program()
     launched.agent.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     launched.agent.socket.close()
@@ -206,7 +206,7 @@ FAILED = {**EXITED, "slot": 1, "code": 3, "signal": None}
 @pytest.mark.parametrize(
     ("status", "code", "said"), [(3, 3, ", and then ended with exit code 3"), (None, 69, ""), (0, 69, "")]
 )
-def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code, said):
+def test_end_by_the_launcher_comes_after_earlier_frames(status, code, said):
     with closing(Launched(status)) as launched:
         output = {"type": "output", "slot": 0, "stream": "stderr", **ABOUT}
         launched.agent.say(PARTING)
@@ -220,7 +220,7 @@ def test_the_end_by_the_launcher_comes_behind_what_was_said_before(status, code,
         assert caught.value.exit_code == code
 
 
-def test_an_agent_that_is_gone_after_its_launcher_ended_it_is_no_host_that_is_lost():
+def test_agent_ended_by_its_launcher_is_no_lost_host():
     with closing(Launched(5)) as launched:
         launched.agent.say(PARTING)
         launched.agent.socket.close()
@@ -231,7 +231,7 @@ def test_an_agent_that_is_gone_after_its_launcher_ended_it_is_no_host_that_is_lo
 @pytest.mark.parametrize(
     "cause", ["got SIGTERM", "its guardian was killed", "the launcher's process of its slot 1 is gone"]
 )
-def test_a_worker_that_fails_while_the_launcher_ends_all_is_told(cause):
+def test_worker_that_fails_while_the_launcher_ends_is_reported(cause):
     end = LauncherEnd(2)
     assert not end.concerns_driver({"type": "parting", "cause": cause})
     assert end.concerns_driver(FAILED)
@@ -240,7 +240,7 @@ def test_a_worker_that_fails_while_the_launcher_ends_all_is_told(cause):
     assert end.is_over
 
 
-def test_a_worker_that_the_launcher_lets_nobody_start_has_not_failed():
+def test_worker_that_the_launcher_prevented_has_not_failed():
     end = LauncherEnd(2)
     not_started = {"type": "not_started", **ABOUT, "slot": 1, "code": 126, "cause": "it is gone"}
     assert end.concerns_driver(not_started)
@@ -256,7 +256,7 @@ def test_an_end_before_the_workers_start_is_the_launchers():
     assert end.is_over
 
 
-def test_other_ends_are_the_drivers():
+def test_other_ends_are_reported_to_the_driver():
     end = LauncherEnd(1)
     assert end.concerns_driver({"type": "parting", "cause": "heard nothing from the driver for 30 seconds"})
     assert end.concerns_driver(TERMINATED)
@@ -274,7 +274,7 @@ def test_other_ends_are_the_drivers():
         ([], 2.0),
     ],
 )
-def test_a_launcher_that_waits_for_a_lost_host_is_not_waited_for_as_long(launched, said, patience):
+def test_launcher_of_a_lost_host_gets_less_time(launched, said, patience):
     for header in said:
         launched.agent.say(header)
     launched.agent.program()

@@ -8,7 +8,7 @@ from hvlaunch.mpi.builders import LauncherCommand
 from hvlaunch.mpi.process import LauncherProcess
 
 
-def test_a_launcher_that_is_stopped_is_not_listened_to_as_long_as_its_ssh_holds_its_pipes(monkeypatch):
+def test_killed_launcher_whose_ssh_holds_its_pipes_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(module, "_LAST_WORDS", 1000.0)
     ended: list[int] = []
     is_there = threading.Event()

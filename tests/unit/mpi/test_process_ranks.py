@@ -54,7 +54,7 @@ BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
         (Kind.OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "-1"}, None),
     ],
 )
-def test_who_a_process_is(kind, environ, expected):
+def test_ranks_of_a_process(kind, environ, expected):
     assert ranks_of(kind, environ) == expected
     assert ranks_of(kind, {name: value for name, value in environ.items() if name in ALL_NAMES}) == expected
 
@@ -63,7 +63,7 @@ def test_who_a_process_is(kind, environ, expected):
     ("kind", "environ"),
     [(Kind.OPEN_MPI, OPEN_MPI), (Kind.MPICH, HYDRA), (Kind.MVAPICH, MVAPICH), (Kind.JSRUN, JSM)],
 )
-def test_a_shell_alone_can_tell_torch(kind, environ):
+def test_shell_shim_sets_the_variables_of_torch(kind, environ):
     words = [
         *shell_shim(kind),
         "sh",

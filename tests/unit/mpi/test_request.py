@@ -51,7 +51,7 @@ def test_a_schedulers_launcher_gets_the_hosts_in_use():
     assert "--nodelist a" in " ".join(build(srun, asked).argv)
 
 
-def test_all_that_was_said():
+def test_request_has_every_option():
     job = spec(
         Host("a", slots=2, port=7),
         Host("b", slots=2, port=7),
@@ -83,7 +83,7 @@ def test_all_that_was_said():
         ({"identity": "/k"}, {}, "one identity for all hosts, and theirs differ"),
     ],
 )
-def test_what_holds_for_one_host_alone_is_an_error(one, other, what):
+def test_option_of_a_single_host_is_an_error(one, other, what):
     with pytest.raises(BadUsage, match=what):
         ask(spec(Host("a", slots=1, **one), Host("b", slots=1, **other)))
     srun = LauncherProgram(Kind.SRUN, (22, 5), "srun")
@@ -93,7 +93,7 @@ def test_what_holds_for_one_host_alone_is_an_error(one, other, what):
     assert request_of(job, MPIOptions(), srun, (), ()).hosts == (("a", 1),)
 
 
-def test_an_address_is_an_error_that_says_how_else():
+def test_address_is_an_error_with_a_hint():
     with pytest.raises(BadUsage, match=r"HostName 10\.0\.0\.1 in ~/.ssh/config"):
         ask(spec(Host("a", slots=1, address="10.0.0.1")))
 
