@@ -1,4 +1,4 @@
-"""Histories of elastic jobs: how they come to where a test begins, and what is read off their actions."""
+"""Histories of elastic jobs: common beginnings, and summaries of actions."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def elastic(text: str, np: int | None = None, **options: Any) -> History:
 
 
 def arrive(job: History, *names: str) -> list[do.Action]:
-    """The hosts get ready, and find each other."""
+    """Let the hosts get ready, and reach each other."""
     new: list[do.Action] = []
     for name in names:
         new += job.play(*ready(name, ord(name[-1]) % 32))
@@ -38,21 +38,29 @@ def discovered(text: str) -> on.HostsDiscovered:
 
 
 def places(actions: list[do.Action]) -> dict[str, int]:
-    """Who got which rank."""
+    """Return the worker of each rank."""
     return {
-        f"{one.launch.host}/{one.launch.slot}": one.launch.place.rank
-        for one in actions
-        if isinstance(one, do.Assign)
+        f"{action.launch.host}/{action.launch.slot}": action.launch.place.rank
+        for action in actions
+        if isinstance(action, do.Assign)
     }
 
 
 def started(actions: list[do.Action]) -> list[str]:
-    return [f"{one.host}/{slot}" for one in actions if isinstance(one, do.Start) for slot, *_ in one.launches]
+    return [
+        f"{action.host}/{slot}"
+        for action in actions
+        if isinstance(action, do.Start)
+        for slot, *_ in action.launches
+    ]
 
 
 def excluded(job: History) -> list[tuple[str, float | None, str]]:
-    """Each host that was, for how long, and the kind of cause."""
-    return [(one.host, one.seconds, type(one.cause).__name__) for one in job.of(tell.HostExcluded)]
+    """Return each excluded host, its seconds, and the kind of cause."""
+    return [
+        (exclusion.host, exclusion.seconds, type(exclusion.cause).__name__)
+        for exclusion in job.of(tell.HostExcluded)
+    ]
 
 
 def states(job: History) -> list[str]:
@@ -60,7 +68,7 @@ def states(job: History) -> list[str]:
 
 
 def training(text: str = "a:2,b:2", **options: Any) -> History:
-    """Round 0 has a worker in every slot, and all have commit 5."""
+    """Begin round 0 with a worker in every slot, and commit 5."""
     job = elastic(text, **options)
     arrive(job, *(host.name for host in hosts(text)))
     for name, slot in everyone(job):
@@ -78,7 +86,7 @@ def everyone(job: History) -> list[tuple[str, int]]:
 
 
 def pool(text: str, **options: Any) -> History:
-    """As training(), with a pool that a script finds."""
+    """Like training(), with discovered hosts."""
     values: dict[str, Any] = {"min_np": 1, "discovery_script": "x"} | options
     job = History(spec("a", elastic=ElasticOptions(**values)))
     job.play(on.Began(), discovered(text))

@@ -1,6 +1,6 @@
-"""Plays histories of events to an engine, and keeps what it wanted done.
+"""Play histories of events to an engine, and keep its actions.
 
-After each test all of its histories are replayed from their journals (conftest.py).
+After each test conftest.py replays the journals of its histories.
 """
 
 import signal
@@ -23,7 +23,7 @@ AT_ONCE = (Step(signal.SIGKILL, 0.0),)
 
 
 def hosts(text: str) -> tuple[Host, ...]:
-    """`a:2,b:2`; without slots, they are not known."""
+    """Parse `a:2,b:2`; hosts without slots have an unknown number."""
     pairs = [item.partition(":") for item in text.split(",")]
     return tuple(Host(name, slots=int(slots) if slots else None) for name, _, slots in pairs)
 
@@ -33,7 +33,7 @@ def spec(text: str, **changes: object) -> JobSpec:
 
 
 def facts(number: int, **changes: object) -> on.HostFacts:
-    """Of the host 10.0.0.<number>."""
+    """Return facts of the host 10.0.0.<number>."""
     values: dict[str, object] = {
         "addresses": {"lo": ("127.0.0.1",), "eth0": (f"10.0.0.{number}",)},
         "cpus": 8,
@@ -47,7 +47,7 @@ def facts(number: int, **changes: object) -> on.HostFacts:
 
 
 def ready(name: str, number: int) -> list[on.Event]:
-    """The host 10.0.0.<number> is connected, and reaches the rendezvous."""
+    """Return the events of the host 10.0.0.<number> until it reaches the rendezvous."""
     return [
         on.HostConnected(name),
         on.HostReady(name, facts(number)),
@@ -60,25 +60,25 @@ def lost(host: str) -> on.HostGone:
 
 
 def _is_delayed(action: do.Action, takes: Sequence[do.TakeStacks]) -> bool:
-    """Whether it asks for stacks, or is an order that another replaces when they are there."""
+    """True for a request for stacks, and for an order that is repeated after the stacks."""
     if not isinstance(action, do.Stop | do.TakeStacks):
         return False
     return any((action.host, action.slots) == (take.host, take.slots) for take in takes)
 
 
 class Wanted(list[do.Action]):
-    """Actions, which are equal only if their classes are: named tuples alone would not care."""
+    """Actions that are equal only with equal classes, unlike plain named tuples."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, list) and [(type(one), one) for one in self] == [
-            (type(one), one) for one in other
+        return isinstance(other, list) and [(type(action), action) for action in self] == [
+            (type(action), action) for action in other
         ]
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __contains__(self, action: object) -> bool:
-        return any(type(one) is type(action) and one == action for one in self)
+        return any(type(member) is type(action) and member == action for member in self)
 
     __hash__ = None
 
@@ -87,10 +87,10 @@ Self = TypeVar("Self", bound="History")
 
 
 class History:
-    """An engine, its clock, and all actions so far."""
+    """An engine, its clock, and its actions so far."""
 
     all: ClassVar[list["History"]] = []
-    """Of this test."""
+    """Histories of the current test."""
 
     def __init__(self, job: JobSpec) -> None:
         self.now = 100.0
@@ -99,27 +99,29 @@ class History:
         self.names = [host.name for host in job.hosts]
         self.journal = [begin_entry("0", "j0b", job, PORT)]
         self.is_journal_whole = True
-        """Whether the engine has been told nothing else."""
+        """True if the journal has every event of the engine."""
         self.has_stacks = True
-        """Whether every host that is asked for stacks has them at once: then nothing is said of what that replaces."""
+        """True if hosts send stacks at once; the delayed orders are then left out."""
         self.all.append(self)
 
     def play(self, *events: on.Event) -> Wanted:
-        """Handle the events now; what the engine wants done about them."""
+        """Give the events to the engine now, and return its actions."""
         new, queue = Wanted(), [*events]
         while queue:
             event = queue.pop(0)
             actions = self.engine.handle(event, self.now)
             self.journal.append(turn_entry(event, actions, self.now))
-            takes = [one for one in actions if isinstance(one, do.TakeStacks)] if self.has_stacks else []
-            queue[:0] = [on.StacksTaken(one.host, one.number) for one in takes]
-            delayed = [one for one in actions if _is_delayed(one, takes)]
-            new += [one for one in actions if one not in delayed]
+            takes = (
+                [action for action in actions if isinstance(action, do.TakeStacks)] if self.has_stacks else []
+            )
+            queue[:0] = [on.StacksTaken(take.host, take.number) for take in takes]
+            delayed = [action for action in actions if _is_delayed(action, takes)]
+            new += [action for action in actions if action not in delayed]
         self.actions += new
         return new
 
     def wait(self) -> Wanted:
-        """Let the time pass until the engine's deadline."""
+        """Let time pass until the engine's deadline."""
         assert self.engine.deadline is not None, "the engine waits for nothing"
         self.now = self.engine.deadline
         return self.play(on.Tick())
@@ -134,7 +136,7 @@ class History:
         return new
 
     def wire(self) -> Wanted:
-        """Let all hosts reach the rendezvous, and all probes get through."""
+        """Let the hosts reach the rendezvous, and each other."""
         new = self.play(*(on.RendezvousReached(name, "10.0.0.100") for name in self.names))
         for probe in [action for action in self.actions if isinstance(action, do.Probe)]:
             for address in probe.addresses:
@@ -158,7 +160,7 @@ class History:
         look: Look = "silent",
         port_taken_by: int | None = None,
     ) -> Wanted:
-        """A slot's newest worker ends, `after` seconds from now by its host's clock, and the news comes at once."""
+        """End a slot's newest worker, `after` seconds from now by its host's clock; the news comes at once."""
         number, start = self.born(host, slot)
         at = self.now + after
         return self.play(
@@ -176,26 +178,26 @@ class History:
         )
 
     def born(self, host: str, slot: int) -> tuple[int, int]:
-        """For which round a slot's newest worker was started, and as which one."""
-        found = [
+        """Return round and number of a slot's newest worker."""
+        births = [
             (start.round, launch.start)
             for start in self.of(do.Start)
             for launch in start.launches
             if launch.seat == (host, slot)
         ]
-        return found[-1] if found else (0, 0)
+        return births[-1] if births else (0, 0)
 
     def ask(
         self, host: str, slot: int, last_round: int = -1, commit: int = -1, cause: str | None = None
     ) -> Wanted:
-        """A slot's newest worker asks for a place."""
+        """Let a slot's newest worker ask for a place."""
         return self.play(on.WorkerAsked(host, slot, self.born(host, slot)[1], last_round, commit, cause))
 
     def beat(self, host: str, slot: int, commit: int) -> Wanted:
         return self.play(on.WorkerBeat(host, slot, self.born(host, slot)[1], commit))
 
     def close(self) -> Wanted:
-        """Every released host closes."""
+        """Close every released host."""
         return self.play(*(on.HostClosed(action.host) for action in self.of(do.Release)))
 
     def of(self, kind: type[A], actions: Sequence[do.Action] | None = None) -> list[A]:
@@ -210,7 +212,7 @@ class History:
 
     @property
     def problem(self) -> Problem:
-        """What else than a worker's failure ended the job."""
+        """The error that ended the job, other than a worker's failure."""
         problem = self.result.error
         assert problem is not None
         return problem

@@ -1,4 +1,4 @@
-"""All events, all actions and what a job begins with: what is decoded from JSON is what was encoded."""
+"""Encoding and decoding of events, actions and job specifications: both directions are exact."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from .history import facts
 EVENTS, ACTIONS = get_args(on.Event), get_args(do.Action)
 KINDS = [*((on.Event, kind) for kind in EVENTS), *((do.Action, kind) for kind in ACTIONS), (JobSpec, JobSpec)]
 ODD = "\udcff"
-"""What Python makes of a byte that is no UTF-8."""
+"""Python's text for a byte outside of UTF-8."""
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(str, st.text(max_size=8) | st.just(ODD))
@@ -44,21 +44,21 @@ def through_json(kind: Any, value: object) -> Any:
     return decode(kind, json.loads(json.dumps(encode(kind, value), allow_nan=False)))
 
 
-def are_alike(one: object, other: object) -> bool:
-    """Equal, of the same classes, all the way down: 1 is not 1.0, nor a tuple a list or another tuple."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return list(one) == list(other) and all(map(are_alike, one.values(), other.values()))
-    if one.__class__ is not other.__class__:
+def are_alike(first: object, second: object) -> bool:
+    """True for equal values of the same classes at every level: 1 differs from 1.0, and a tuple from a list."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return list(first) == list(second) and all(map(are_alike, first.values(), second.values()))
+    if first.__class__ is not second.__class__:
         return False
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(are_alike, one, other))
-    if hasattr(one, "__slots__") and hasattr(one, "__dataclass_fields__"):
-        names = one.__dataclass_fields__
-        return all(are_alike(getattr(one, name), getattr(other, name)) for name in names)
-    return one == other
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(are_alike, first, second))
+    if hasattr(first, "__slots__") and hasattr(first, "__dataclass_fields__"):
+        names = first.__dataclass_fields__
+        return all(are_alike(getattr(first, name), getattr(second, name)) for name in names)
+    return first == second
 
 
-def test_these_are_all_that_there_are():
+def test_examples_cover_every_event_and_action():
     classes = {
         thing
         for module in (on, do, tell)
@@ -75,18 +75,18 @@ def test_these_are_all_that_there_are():
 
 
 @pytest.mark.parametrize(("union", "kind"), KINDS)
-def test_what_is_decoded_is_what_was_encoded(union: Any, kind: type) -> None:
+def test_decoding_reverses_encoding(union: Any, kind: type) -> None:
     @settings(max_examples=30)
     @given(st.from_type(kind))
     def check(value: object) -> None:
-        found = through_json(union, value)
-        assert found == value
-        assert are_alike(found, value)
+        decoded = through_json(union, value)
+        assert decoded == value
+        assert are_alike(decoded, value)
 
     check()
 
 
-def test_a_job_with_all_that_there_may_be():
+def test_a_job_with_every_option():
     spec = JobSpec(
         command=("train", ODD),
         hosts=(Host("a", slots=2, user="me", port=22, identity="~/key", python="py", address="::1"),),
@@ -97,24 +97,24 @@ def test_a_job_with_all_that_there_may_be():
         events=Path("e"),
         worker_ports=(1, 2),
     )
-    found = through_json(JobSpec, spec)
-    assert found == spec
-    assert list(found.env) == ["B", "A"]
+    decoded = through_json(JobSpec, spec)
+    assert decoded == spec
+    assert list(decoded.env) == ["B", "A"]
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, 0.1, 1e300])
-def test_every_number_has_its_way(number: float) -> None:
+def test_special_numbers_survive(number: float) -> None:
     assert through_json(do.Action, do.Stop("a", (do.Step(9, number),))).steps[0].after == number
 
 
-def test_no_number_stays_none():
+def test_nan_survives():
     assert math.isnan(through_json(tell.Interrupting, tell.Interrupting(2, math.nan)).grace)
 
 
-def test_the_number_of_an_enum_is_a_number():
-    found = through_json(on.Event, on.Interrupted(signal.SIGINT))
-    assert found == on.Interrupted(2)
-    assert type(found.signal) is int
+def test_an_enums_number_is_a_number():
+    decoded = through_json(on.Event, on.Interrupted(signal.SIGINT))
+    assert decoded == on.Interrupted(2)
+    assert type(decoded.signal) is int
     assert type(through_json(do.Step, do.Step(9, 1)).after) is float
 
 
@@ -149,7 +149,7 @@ BEAT = {
         ({"is": "HostClosed", "host": "a", "left": None, "pids": []}, "left: None is no int"),
     ],
 )
-def test_what_is_no_event_is_refused(data: object, text: str) -> None:
+def test_other_data_than_events_is_refused(data: object, text: str) -> None:
     with pytest.raises(BadData, match=text):
         decode(on.Event, data)
 
@@ -174,7 +174,7 @@ def test_what_is_no_event_is_refused(data: object, text: str) -> None:
         (int | None, "1"),
     ],
 )
-def test_what_is_of_another_type_is_refused(kind: Any, data: object) -> None:
+def test_fields_of_another_type_are_refused(kind: Any, data: object) -> None:
     with pytest.raises(BadData):
         decode(kind, data)
 
@@ -195,7 +195,7 @@ def test_what_is_of_another_type_is_refused(kind: Any, data: object) -> None:
         (on.HostFacts, do.Abandon("a"), "is no HostFacts"),
     ],
 )
-def test_what_is_no_such_thing_is_not_encoded(kind: Any, value: object, text: str) -> None:
+def test_values_of_another_type_are_not_encoded(kind: Any, value: object, text: str) -> None:
     with pytest.raises(BadData, match=text):
         encode(kind, value)
 
@@ -204,7 +204,7 @@ class WithCallable(NamedTuple):
     call: Any
 
 
-def test_a_type_that_nobody_can_write_down_is_a_mistake_of_ours():
+def test_an_unknown_type_is_a_programming_error():
     with pytest.raises(TypeError, match="nothing is known of"):
         encode(WithCallable, WithCallable(print))
 
@@ -217,7 +217,7 @@ class Outer(NamedTuple):
     inner: tuple[Inner, ...]
 
 
-def test_what_was_prepared_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_types_are_inspected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
 
     def hints(kind: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Replaying journals. That those of all other histories here replay, each test makes sure of by itself (conftest.py)."""
+"""Replaying journals. The fixture in conftest.py replays those of all other histories."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ def ended() -> History:
     return job
 
 
-def test_the_engine_is_as_it_was_after_any_of_the_entries() -> None:
+def test_replay_restores_the_state_after_each_entry() -> None:
     job = ended()
     phases = [replay(job.journal[:count]).phase for count in range(1, len(job.journal) + 1)]
     assert phases[0] is Phase.CONNECTING
@@ -34,7 +34,7 @@ def test_the_engine_is_as_it_was_after_any_of_the_entries() -> None:
     assert sorted(phases, key=list(Phase).index) == phases
 
 
-def test_an_engine_that_was_replayed_goes_on() -> None:
+def test_a_replayed_engine_continues() -> None:
     job = History(spec("a:1,b:1")).start()
     engine = replay(job.journal)
     event = on.Interrupted(signal.SIGTERM)
@@ -42,7 +42,7 @@ def test_an_engine_that_was_replayed_goes_on() -> None:
     assert engine.deadline == job.engine.deadline
 
 
-def test_what_the_journal_begins_with() -> None:
+def test_the_first_entry() -> None:
     job = History(spec("a:1", env={"A": "1"}))
     assert job.journal == [
         encode(journal.Begin, journal.Begin(journal.FORMAT, "0", "j0b", spec("a:1", env={"A": "1"}), PORT))
@@ -50,14 +50,14 @@ def test_what_the_journal_begins_with() -> None:
 
 
 def changed(job: History, **fields: object) -> list[journal.Entry]:
-    """The journal with another last turn that wanted something done."""
+    """Return the journal with other actions in its last turn with actions."""
     number = max(number for number, entry in enumerate(job.journal) if entry.get("actions"))
     entries = [*job.journal]
     entries[number] = {**entries[number], **fields}
     return entries
 
 
-def test_other_actions_than_before_are_told() -> None:
+def test_different_actions_are_reported() -> None:
     job = ended()
     with pytest.raises(journal.Diverged) as caught:
         replay(changed(job, actions=[]))
@@ -72,12 +72,12 @@ def test_other_actions_than_before_are_told() -> None:
         replay(changed(job, actions=finish * 2))
 
 
-def test_an_action_of_another_class_is_another_one() -> None:
-    """Named tuples are equal where their fields are."""
-    one, other = tell.JobEnding(why.NoProgress(5)), tell.JobEnding(why.StartsFailed(5))
-    assert one == other
-    turn = journal.Turn(0.0, on.Tick(), (one,))
-    assert "the journal has JobEnding(cause=NoProgress(" in str(journal.Diverged(0, turn, [other]))
+def test_an_action_of_another_class_is_different() -> None:
+    """Named tuples are equal if their fields are."""
+    first, second = tell.JobEnding(why.NoProgress(5)), tell.JobEnding(why.StartsFailed(5))
+    assert first == second
+    turn = journal.Turn(0.0, on.Tick(), (first,))
+    assert "the journal has JobEnding(cause=NoProgress(" in str(journal.Diverged(0, turn, [second]))
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_an_action_of_another_class_is_another_one() -> None:
         ([{"format": 1}], "has not the fields of Begin"),
     ],
 )
-def test_what_is_no_journal(entries: list[journal.Entry], text: str) -> None:
+def test_malformed_journals(entries: list[journal.Entry], text: str) -> None:
     with pytest.raises(BadData, match=text):
         replay(entries)
 
 
-def test_what_is_no_turn() -> None:
+def test_malformed_turns() -> None:
     job = ended()
     with pytest.raises(BadData, match="has not the fields of Turn"):
         replay([job.journal[0], job.journal[0]])
@@ -102,7 +102,7 @@ def test_what_is_no_turn() -> None:
         replay(changed(job, event={"is": "Bang"}))
 
 
-def test_another_state_wants_other_actions() -> None:
+def test_another_state_leads_to_other_actions() -> None:
     job = History(spec("a:1,b:1"))
     job.connect({"b": facts(2, cwd_error="none")})
     event = on.HostGone("a", HostLost("lost", host="a").problem)
@@ -112,7 +112,7 @@ def test_another_state_wants_other_actions() -> None:
         replay(job.journal[:1] + job.journal[2:])
 
 
-def test_nothing_of_it_is_imported_before_it_is_needed() -> None:
+def test_replay_is_imported_on_first_use() -> None:
     script = (
         "import sys, hvlaunch.gloo.controller\n"
         "assert not {name for name in sys.modules if name.endswith(('.codec', '.entries', '.journal', '.sentences'))}\n"
@@ -122,7 +122,7 @@ def test_nothing_of_it_is_imported_before_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_the_engine_exports_nothing_else() -> None:
+def test_the_engine_exports_replay_alone() -> None:
     import hvlaunch.engine
 
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):

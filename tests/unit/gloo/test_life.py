@@ -1,4 +1,4 @@
-"""The table of a worker's life, and what comes of a step that it does not have."""
+"""The tables of a worker's and a round's states, and the consequences of a missing transition."""
 
 import pytest
 
@@ -13,12 +13,12 @@ from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec
 
 
 def break_table(monkeypatch: pytest.MonkeyPatch, state: State, *causes: Trigger) -> None:
-    """The table lacks these transitions from now on."""
+    """Remove these transitions from the table."""
     left = {cause: after for cause, after in TRANSITIONS[state].items() if cause not in causes}
     monkeypatch.setitem(TRANSITIONS, state, left)
 
 
-def test_every_state_is_in_the_table_and_can_be_reached_and_left() -> None:
+def test_every_state_can_be_reached_and_left() -> None:
     assert set(TRANSITIONS) == set(State)
     reached = {after for ways in TRANSITIONS.values() for after in ways.values()}
     assert reached == set(State)
@@ -27,7 +27,7 @@ def test_every_state_is_in_the_table_and_can_be_reached_and_left() -> None:
         assert TRANSITIONS[state][Trigger.ENDED] is State.ENDED
 
 
-def test_who_was_told_to_end_never_comes_back() -> None:
+def test_stopped_workers_never_work_again() -> None:
     for state in ENDING:
         assert set(TRANSITIONS[state].values()) <= {state, State.ENDED}
     assert not TRANSITIONS[State.ENDED]
@@ -35,7 +35,7 @@ def test_who_was_told_to_end_never_comes_back() -> None:
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("cause", Trigger)
-def test_only_what_the_table_has_can_happen(state: State, cause: Trigger) -> None:
+def test_transitions_outside_of_the_table_raise(state: State, cause: Trigger) -> None:
     life = Life("worker a/0/0", state, TRANSITIONS)
     after = TRANSITIONS[state].get(cause)
     if after is None:
@@ -74,7 +74,7 @@ def test_only_the_last_transitions_are_remembered() -> None:
 # A defect in a job
 
 
-def test_in_tests_a_defect_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_fails_the_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
     job = training("a:2")
     job.is_journal_whole = False
     break_table(monkeypatch, State.WORKING, Trigger.ENDED)
@@ -103,7 +103,7 @@ def test_in_a_job_a_defect_stops_the_workers_and_is_reported(monkeypatch: pytest
     assert "worker a/0/0 is WORKING, where ENDED can't come" in str(job.result.error)
 
 
-def test_a_defect_while_all_is_stopped_leaves_the_rest_to_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_during_the_end_leaves_workers_to_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     job = History(spec("a:2")).start()
     job.play(on.Interrupted(2))
     with monkeypatch.context() as broken:
@@ -113,7 +113,7 @@ def test_a_defect_while_all_is_stopped_leaves_the_rest_to_the_agents(monkeypatch
     assert job.result.error is not None
 
 
-def test_a_defect_in_how_workers_are_stopped_leaves_them_to_the_agents(
+def test_a_defect_in_stopping_leaves_workers_to_the_agents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = training("a:2")

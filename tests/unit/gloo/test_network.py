@@ -1,4 +1,4 @@
-"""The choice of addresses: which are tried, in which order, and which is taken."""
+"""The choice of addresses: candidates, their order, and the result."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_interfaces_are_found_by_address() -> None:
 
 
 def test_the_loopback_device_is_not_named_for_another_address() -> None:
-    """It may have the host's own address, where routing runs on the host; libraries would take 127.0.0.1 of it."""
+    """A routing host may have its own address on the loopback device; libraries would use 127.0.0.1 of that device."""
     addresses = {"lo": ("127.0.0.1", "10.9.0.1"), "eth0": ("10.0.0.1",)}
     assert interface_of(facts(1, addresses=addresses), "10.9.0.1") is None
     assert interface_of(facts(1, addresses=addresses), "127.0.0.1") == "lo"
@@ -52,7 +52,7 @@ def network(*numbers: int, only: tuple[str, ...] = ()) -> Network:
     return Network({"abcd"[number - 1]: facts(number) for number in numbers}, only)
 
 
-def test_everyone_tries_the_first_host_and_each_the_next() -> None:
+def test_every_host_probes_the_first_and_its_neighbour() -> None:
     assert sorted((host, target) for host, target, _ in network(1, 2, 3, 4).tries()) == [
         ("a", "b"),
         ("b", "a"),
@@ -63,7 +63,7 @@ def test_everyone_tries_the_first_host_and_each_the_next() -> None:
     ]
 
 
-def test_nobody_is_left_out_of_the_choice() -> None:
+def test_the_chosen_address_is_reachable_for_every_host() -> None:
     net = network(1, 2, 3)
     for host, target, addresses in net.tries():
         assert not net.is_enough
@@ -76,8 +76,8 @@ def test_nobody_is_left_out_of_the_choice() -> None:
     assert [net.interface(host) for host in "abc"] == ["eth0"] * 3
 
 
-def test_an_interface_that_leads_nowhere_is_not_chosen() -> None:
-    """eth0 of b comes first, and nobody gets there; docker0 has the same address on both."""
+def test_an_unreachable_interface_is_not_chosen() -> None:
+    """The interface eth0 of b comes first, but leads nowhere; docker0 has the same address on both hosts."""
     dead = {"eth0": ("192.168.9.2",), "eth1": ("10.0.0.2",), "docker0": ("172.17.0.1",)}
     good = {"eth5": ("10.0.0.1",), "docker0": ("172.17.0.1",)}
     net = Network({"a": facts(1, addresses=good), "b": facts(2, addresses=dead, peer_address=None)})
@@ -97,7 +97,7 @@ def test_ipv6_only() -> None:
     assert ("b", "a", ("fd00::1",)) in list(net.tries())
 
 
-def test_a_pair_that_cannot_is_named() -> None:
+def test_a_pair_without_a_path_is_named() -> None:
     net = network(1, 2)
     net.add("b", "a", "10.0.0.1")
     net.add("a", "b", None)
@@ -107,14 +107,14 @@ def test_a_pair_that_cannot_is_named() -> None:
     assert (problem.host, problem.other, list(problem.addresses)) == ("a", "b", ["10.0.0.2"])
 
 
-def test_a_host_with_nothing_but_loopback() -> None:
+def test_a_host_with_loopback_alone() -> None:
     net = Network({"a": facts(1), "b": facts(2, addresses={"lo": ("127.0.0.1",)}, peer_address=None)})
     net.add("a", "b", None)
     net.add("b", "a", "10.0.0.1")
     assert "none: it has only loopback addresses" in str(net.problem())
 
 
-def test_one_host_alone_needs_nobody() -> None:
+def test_a_single_host_uses_its_loopback() -> None:
     net = network(1)
     assert list(net.tries()) == []
     assert net.is_best

@@ -1,4 +1,4 @@
-"""The engine where workers fail only because another one has: the wait for the cause, and who is named and excluded."""
+"""Failures that are consequences of another: the wait for the cause, and the named and excluded ones."""
 
 import signal
 
@@ -13,12 +13,12 @@ from tests.unit.gloo.history import GENTLE, History, lost, spec
 
 
 def named(result: JobResult) -> tuple[int | None, int | None, int]:
-    """The ranks of the cause and of the first victim, and the exit code."""
+    """Return the ranks of the cause and of the first victim, and the exit code."""
     cause, victim = result.failure, result.first_victim
     return cause and cause.rank, victim and victim.rank, result.exit_code
 
 
-def test_a_cause_that_comes_while_a_consequence_waits_is_named_and_stops_the_others_at_once() -> None:
+def test_a_late_cause_is_named_and_ends_the_wait() -> None:
     job = History(spec("a:2,b:2")).start()
     assert job.exit("a", 0, 1, look="consequence") == []
     assert job.engine.deadline == job.now + 2.0
@@ -32,7 +32,7 @@ def test_a_cause_that_comes_while_a_consequence_waits_is_named_and_stops_the_oth
 
 
 @pytest.mark.parametrize("look", ["cause", "silent"])
-def test_a_failure_that_looks_like_a_cause_stops_the_others_at_once(look: Look) -> None:
+def test_a_cause_stops_the_others_at_once(look: Look) -> None:
     job = History(spec("a:1,b:1")).start()
     assert job.exit("b", 0, 7, look=look) == [do.Stop("a", GENTLE, (0,))]
     job.exit("a", 0, 1, look="consequence", after=0.1)
@@ -40,7 +40,7 @@ def test_a_failure_that_looks_like_a_cause_stops_the_others_at_once(look: Look) 
     assert named(job.result) == (1, None, 7)
 
 
-def test_where_no_cause_comes_in_time_the_first_failure_is_named() -> None:
+def test_without_a_cause_in_time_the_first_failure_is_named() -> None:
     job = History(spec("a:1,b:2")).start()
     job.exit("b", 0, 3, look="consequence")
     job.now += 1.0
@@ -51,7 +51,7 @@ def test_where_no_cause_comes_in_time_the_first_failure_is_named() -> None:
     assert named(job.result) == (1, None, 3)
 
 
-def test_where_all_have_ended_nothing_is_waited_for() -> None:
+def test_the_wait_ends_with_the_last_worker() -> None:
     job = History(spec("a:2")).start()
     job.exit("a", 0, 3, look="consequence")
     assert do.Release("a") in job.exit("a", 1, 4, look="consequence")
@@ -74,7 +74,7 @@ def test_an_unclear_failure_waits_and_comes_before_consequences() -> None:
     assert named(job.result) == (1, 0, 5)
 
 
-def test_a_cause_that_was_stopped_is_named_by_its_own_words_with_the_victims_code() -> None:
+def test_a_stopped_cause_is_named_with_the_victims_code() -> None:
     job = History(spec("a:3")).start()
     job.exit("a", 0, 4, look="consequence")
     job.wait()
@@ -84,7 +84,7 @@ def test_a_cause_that_was_stopped_is_named_by_its_own_words_with_the_victims_cod
     assert named(job.result) == (2, 0, 4)
 
 
-def test_the_words_of_stopped_workers_do_not_matter_where_the_first_failure_is_a_cause() -> None:
+def test_a_first_failure_with_a_cause_outweighs_stopped_workers() -> None:
     job = History(spec("a:2")).start()
     job.exit("a", 0, 4)
     job.exit("a", 1, None, signal.SIGTERM, after=0.1, look="cause")
@@ -92,8 +92,8 @@ def test_the_words_of_stopped_workers_do_not_matter_where_the_first_failure_is_a
     assert named(job.result) == (0, None, 4)
 
 
-def test_who_fails_without_a_word_after_it_was_told_to_end_is_no_cause() -> None:
-    """Programs may take SIGTERM, and exit with 1."""
+def test_a_silent_failure_after_a_stop_is_not_the_cause() -> None:
+    """Programs may catch SIGTERM, and exit with 1."""
     job = History(spec("a:2")).start()
     job.exit("a", 0, 4, look="consequence")
     job.wait()
@@ -102,7 +102,7 @@ def test_who_fails_without_a_word_after_it_was_told_to_end_is_no_cause() -> None
     assert named(job.result) == (0, None, 4)
 
 
-def test_a_host_that_is_lost_meanwhile_is_the_cause() -> None:
+def test_a_host_lost_during_the_wait_is_the_cause() -> None:
     job = History(spec("a:1,b:1")).start()
     job.exit("a", 0, 1, look="consequence")
     job.play(lost("b"))
@@ -139,7 +139,7 @@ def test_the_host_of_the_cause_is_excluded_not_the_victims() -> None:
     assert [host for host, *_ in excluded(job)] == ["c"]
 
 
-def test_so_is_that_of_a_cause_that_was_stopped() -> None:
+def test_the_host_of_a_stopped_cause_is_excluded() -> None:
     job = unmodified()
     for _ in (1, 2):
         job.exit("a", 0, 1, look="consequence")
@@ -149,7 +149,7 @@ def test_so_is_that_of_a_cause_that_was_stopped() -> None:
     assert [host for host, *_ in excluded(job)] == ["c"]
 
 
-def test_without_a_cause_it_is_the_first_victims() -> None:
+def test_without_a_cause_the_first_victims_host_is_excluded() -> None:
     job = unmodified()
     for _ in (1, 2):
         job.exit("a", 0, 1, look="consequence")
@@ -176,8 +176,8 @@ def test_times_of_an_elastic_job_count_from_its_first_workers() -> None:
     assert [end.when for end in job.result.exits] == pytest.approx([27.0] * 3)
 
 
-def test_workers_that_ask_are_told_at_once_and_a_victims_host_has_no_strike() -> None:
-    """They are not stopped, so that the cause shows itself."""
+def test_asking_workers_break_off_at_once_and_a_victims_host_has_no_strike() -> None:
+    """The workers are not stopped, so the cause shows itself."""
     job = training("a:1,b:1,c:1", min_np=1)
     assert job.of(do.Break, job.exit("a", 0, 1, look="consequence"))
     job.exit("c", 0, 1, look="cause")

@@ -1,4 +1,4 @@
-"""Stacks of workers, taken before they are killed for a failure."""
+"""Stacks of workers before a kill for a failure."""
 
 import signal
 
@@ -17,7 +17,7 @@ def later(seconds: float, steps: tuple[Step, ...] = GENTLE) -> tuple[Step, ...]:
 
 
 def slow(job: History) -> History:
-    """Nobody has stacks but by the test."""
+    """A history whose hosts send stacks only on the test's command."""
     job.has_stacks = False
     return job
 
@@ -42,7 +42,7 @@ def test_workers_are_stopped_as_soon_as_all_stacks_are_there() -> None:
     assert job.play(on.StacksTaken("b", 1)) == [do.Stop("a", GENTLE, (0,)), do.Stop("b", GENTLE, (0,))]
 
 
-def test_who_has_ended_meanwhile_is_not_stopped_and_was_not_told() -> None:
+def test_a_worker_that_ended_before_the_stacks_was_not_stopped() -> None:
     job = failed()
     job.exit("b", 0, 1, look="consequence")
     job.play(on.StacksTaken("a", 1))
@@ -69,7 +69,7 @@ def test_an_interrupt_waits_for_no_stacks() -> None:
 
 
 @pytest.mark.parametrize("also", ["job ends", "goes on"])
-def test_a_worker_that_hangs_is_killed_half_a_second_later_whatever_becomes_of_the_job(also: str) -> None:
+def test_a_hanging_worker_is_killed_within_half_a_second(also: str) -> None:
     job = elastic("a:2,b:1", max_restarts=0 if also == "job ends" else 9)
     slow(job.start())
     job.now += 60.0
@@ -91,7 +91,7 @@ def test_a_worker_that_hangs_is_killed_half_a_second_later_whatever_becomes_of_t
     }
 
 
-def test_of_workers_that_ask_the_one_that_hangs_is_inspected() -> None:
+def test_of_asking_workers_only_the_hanging_one_has_its_stacks_taken() -> None:
     job = slow(training("a:2,b:1"))
     actions = job.play(on.WorkerSuspended("a", 0, 1))
     assert job.of(do.TakeStacks, actions) == [do.TakeStacks("a", 1, (1,))]
@@ -99,7 +99,7 @@ def test_of_workers_that_ask_the_one_that_hangs_is_inspected() -> None:
     assert job.play(on.StacksTaken("a", 1)) == [do.Stop("a", AT_ONCE, (1,))]
 
 
-def test_who_is_to_be_killed_meanwhile_is_inspected_until_the_same_time() -> None:
+def test_a_second_kill_shares_the_time_limit_for_stacks() -> None:
     job = slow(training("a:2,b:1"))
     job.play(on.WorkerSuspended("a", 0, 1))
     job.now += 0.2
@@ -109,12 +109,12 @@ def test_who_is_to_be_killed_meanwhile_is_inspected_until_the_same_time() -> Non
     assert step.after == pytest.approx(TIME - 0.2)
 
 
-def test_the_end_of_the_rank_that_is_the_job_is_no_failure() -> None:
+def test_no_stacks_after_the_end_of_the_last_rank() -> None:
     job = slow(History(spec("a:1,b:1", end_with_rank=0)).start())
     assert not job.of(do.TakeStacks, job.exit("a", 0))
 
 
-def test_a_planned_change_is_no_failure() -> None:
+def test_no_stacks_before_a_planned_change() -> None:
     job = slow(elastic("a:1,b:1", min_np=1, discovery_script="d"))
     job.play(on.HostsDiscovered(hosts("a:1,b:1")))
     job.start()
