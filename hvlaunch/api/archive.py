@@ -85,6 +85,7 @@ def _culprit(
             *((f"argument {name!r}", value) for name, value in kwargs.items()),
         ]
     )
+    # The error of cloudpickle does not say which value is at fault: try them one by one.
     for name, part in parts:
         try:
             cloudpickle.dumps(part)
@@ -105,6 +106,7 @@ def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
         "raises": raises,
     }
     with path.open("x+b") as file:
+        # The members that all calls share are compressed once for this process.
         file.write(_base())
         with zipfile.ZipFile(file, "a") as archive:
             archive.writestr("call.json", json.dumps(call))
@@ -141,6 +143,7 @@ def command(python: str | None) -> tuple[str, ...]:
     return ("/bin/sh", "-c", _FIND, "sh", *candidates)
 
 
+# The host's shell finds Python: its paths may differ from ours.
 _FIND = (
     'for p do if command -v "$p" >/dev/null 2>&1; then exec "$p" "$HVLAUNCH_SCRATCH/call"; fi; done; '
     'echo "hvlaunch: no Python here: $*" >&2; exit 127'
@@ -160,6 +163,7 @@ class CallDirectory:
         """Make the directory, and remove those of callers that were killed together with their drivers. Raises OSError."""
         for path in _left_over():
             shutil.rmtree(path, ignore_errors=True)
+        # A forked child has this object too, and must not remove its parent's files.
         self._pid = os.getpid()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self.program = self.path / "program"
@@ -184,6 +188,7 @@ def _left_over() -> Iterator[Path]:
         with suppress(OSError):
             status = path.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            # A young directory may not have its lock yet.
             if is_ours and status.st_mtime < time.time() - _MAKING_TIME and not _is_held(path / _LOCK):
                 yield path
 

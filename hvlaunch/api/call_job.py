@@ -42,6 +42,7 @@ class CallJob(Job[R]):
         self._directory = directory
         self._return_exceptions = return_exceptions
         _LEFT[child] = directory
+        # Not at exit: _end_all() does it then, in the right order.
         weakref.finalize(self, _when_ended, child).atexit = False
 
     @property
@@ -55,6 +56,7 @@ class CallJob(Job[R]):
             error = self.ended.exception()
             return f"exit code {_code(error) if error is not None else self.ended.result().exit_code}"
         state = super().state
+        # The driver is starting, or has just ended; its future decides.
         return "connecting" if state in ("no answer", "driver killed") else state
 
     @property
@@ -92,6 +94,7 @@ class CallJob(Job[R]):
 
     def stop_and_forget(self) -> None:
         """Stop the job if it runs, wait for its end, and remove its files. Ctrl-C meanwhile kills its workers."""
+        # Each Ctrl-C of an impatient user sends another stop, and the second kills.
         while self._child.is_ours and not self.ended.done():
             self._child.stop()
             with suppress(KeyboardInterrupt):
@@ -128,6 +131,7 @@ _LEFT: dict[Child, CallDirectory] = {}
 @atexit.register
 def _end_all() -> None:
     """Stop all jobs at the end of this process, and wait for their workers."""
+    # All jobs are told first, so that they end at the same time.
     children = [child for child in list(_LEFT) if child.is_ours]
     for child in children:
         child.stop()
@@ -162,6 +166,7 @@ def values(result: JobResult, directory: Path, *, return_exceptions: bool) -> li
 
     Raises WorkerFailed, JobFailed, JobStopped, ResultNotRead; with `return_exceptions` errors of single ranks are in the list.
     """
+    # The failure of the job; errors of single ranks come below.
     error = None if result.exit_code == 0 else error_of(result, directory)
     if error is not None and not (return_exceptions and result.size):
         raise error
@@ -203,6 +208,7 @@ def _value(result: JobResult, directory: Path, rank: int, error: Exception | Non
             unread = ResultNotRead(_one_line(cause), rank=rank)
             unread.__cause__ = cause
             return _Failure(unread)
+    # A job may end well although some workers were stopped, as the spare ones of an elastic job.
     if error is None and facts is None and end is not None and end.stopped:
         return None
     if facts is None and isinstance(error, JobFailed | JobStopped) and (end is None or end.stopped):
@@ -235,6 +241,7 @@ def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
 
 
 def _cause(end: WorkerExit | None, directory: Path, rank: int, *, has_returned: bool) -> str:
+    # The driver writes this file if it could not store the result.
     with suppress(OSError):
         return f"what it returned could not be kept: {(directory / f'{rank}{PROBLEM}').read_text()}"
     if end is None:
@@ -264,6 +271,7 @@ def _facts(path: Path) -> Mapping[str, Any] | None:
             end = file.seek(0, io.SEEK_END)
             file.seek(max(0, end - tail))
             last = file.read()
+            # The worker was killed while it wrote, or has exited without a result.
             if len(last) != tail or not last.endswith(MARK):
                 return None
             (size,) = SIZE.unpack_from(last)
@@ -271,6 +279,7 @@ def _facts(path: Path) -> Mapping[str, Any] | None:
             facts: Mapping[str, Any] = json.loads(file.read(size))
     except (OSError, ValueError):
         return None
+    # The sizes must add up: a worker may have printed into the pipe.
     return facts if facts["start"] + facts["size"] + size + tail == end else None
 
 
@@ -279,6 +288,7 @@ def _raised(path: Path, facts: Mapping[str, Any]) -> BaseException | None:
     with suppress(Exception), path.open("rb") as file:
         file.seek(facts["start"])
         error = pickle.loads(file.read(facts["size"]))  # noqa: S301 (as above)
+        # Unpickling runs the user's code, which may return anything.
         if isinstance(error, BaseException):
             return error
     return None

@@ -55,6 +55,7 @@ class Child:
                     outputs.append(_Output(number, text, null.fileno(), is_shown=is_shown))
                 streams = [null.fileno(), *(output.descriptor for output in outputs)]
                 self._process = _begin(streams, theirs.fileno())
+            # Sent by the socket, and not by the command line, which other users can read.
             send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
             for end in (ours, *(output.pipe for output in outputs)):
@@ -102,9 +103,11 @@ class Child:
                 else:
                     end = message
         self._show_status(None)
+        # The socket is at its end, so the driver ends now or has ended.
         code = self._process.wait()
         for thread in self._threads:
             thread.join()
+        # The fallback: a driver that was killed has sent no message.
         error: HvlaunchError = DriverGone(f"the driver of the job ended with status {code}")
         if isinstance(end, Refused):
             error = end.error
@@ -168,6 +171,7 @@ def _is_open(number: int) -> bool:
 
 def _is_own(text: TextIO, number: int) -> bool:
     with suppress(OSError, ValueError, AttributeError):
+        # The driver writes to the descriptor: our buffered text must come first.
         if text is (sys.__stdout__ if number == 1 else sys.__stderr__):
             text.flush()
             return text.fileno() == number
@@ -177,6 +181,7 @@ def _is_own(text: TextIO, number: int) -> bool:
 def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
     import codecs  # noqa: PLC0415 (where output is passed on)
 
+    # A read may end in the middle of a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with pipe:
         is_over = False

@@ -65,6 +65,7 @@ class Cluster:
         from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load)
 
         spec = spec_of({**self._options, "pool": ""}, ("true",), os.environ)
+        # Without hosts the pool would be empty, and each job would fail with a worse message.
         if not spec.hosts:
             raise BadUsage("a Cluster needs hosts", hint='hosts="a:4,b:4"')
         self._link, theirs = socket.socketpair()
@@ -108,6 +109,7 @@ class Cluster:
         if self._link is not None:
             self._link.close()
         if self._process is not None:
+            # The closed socket ends the pool too; the signal ends it while it still connects.
             self._process.terminate()
             try:
                 self._process.wait(_END_PATIENCE)
@@ -118,6 +120,7 @@ class Cluster:
 
 def _as_named(spec: JobSpec) -> JobSpec:
     """Give each host slots for all GPU numbers up to its highest visible one; each job then chooses its GPUs by number."""
+    # A job names GPUs by number, so a host needs as many slots as its highest number.
     counts = {name: max(numbers) + 1 for name, numbers in spec.visible_gpus.items()}
     hosts = [replace(host, slots=counts.get(host.name, host.slots)) for host in spec.hosts]
     return replace(spec, hosts=tuple(hosts))
@@ -130,6 +133,7 @@ def main(descriptor: int) -> NoReturn:
     request = receive(link)
     if request is None:
         os._exit(0)
+    # From here on messages come from several threads.
     caller = Caller(link)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
     from hvlaunch.pool.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)

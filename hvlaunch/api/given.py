@@ -55,6 +55,7 @@ def spec_of(given: Mapping[str, object], command: Sequence[str], environ: Mappin
         for setting in _settings(name, FIELDS[name], value)
     ]
     allowed = {option.name for option in FIELDS.values()}
+    # Files may set options that functions do not have, for command lines; they are ignored here.
     others = [
         [setting for setting in source.settings if setting.option.name in allowed]
         for source in other_sources(typed, environ, GROUPS, complain)
@@ -85,6 +86,7 @@ def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
     if option.value is None:
         if not isinstance(value, bool):
             raise BadValue("is neither True nor False")
+        # False is typed only for a flag with an opposite, such as --no-x.
         if value or option.opposites:
             yield ()
     elif len(option.value.metavars) > 1:
@@ -115,6 +117,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
         raise BadValue(f"{value!r} is of type {type(value).__name__}")
     text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+    # The operating system would cut the word at a NUL.
     if "\0" in text:
         raise BadValue("has a NUL byte")
     return text

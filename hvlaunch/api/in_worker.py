@@ -41,6 +41,7 @@ class ResultNotPickled(Exception):
 
 def main(read: Callable[[str], bytes]) -> NoReturn:
     """Call the function and end the process. `read` returns a member of the archive by name."""
+    # Programs that the function starts must not hold the pipe open.
     os.set_inheritable(_RESULT, False)
     call = json.loads(read("call.json").decode("ascii"))
     result = _Result(call["raises"])
@@ -49,6 +50,7 @@ def main(read: Callable[[str], bytes]) -> NoReturn:
         _check_python(call["python"])
         import cloudpickle  # noqa: PLC0415 (the one of the archive: the pickled call refers to its functions)
 
+        # Only after cloudpickle: a module of the user could hide it.
         sys.path[:] = _path(call["path"], archive)
         value = _call(cloudpickle, read("call.pickle"))
     except BaseException as error:  # noqa: BLE001 (the caller gets any error)
@@ -60,6 +62,7 @@ def _call(cloudpickle: Any, pickled: bytes) -> Any:
     try:
         function, args, kwargs = cloudpickle.loads(pickled)
     except ImportError as error:
+        # The message reaches the user without a traceback of this file.
         error.msg = f"{error.msg} ({_NOT_HERE})"
         raise
     return function(*args, **kwargs)
@@ -125,6 +128,7 @@ class _Result:
         if os.getpid() != self._pid:
             sys.exit(code)
         start = self._size
+        # The traceback as text goes along: the exception may not be picklable.
         self.write(_pickled(error))
         facts = {
             "kind": "error",

@@ -28,6 +28,7 @@ _EVENTS_WAIT = 30
 _STACKS_WAIT = 30.0
 
 
+# A job in a terminal that ended well leaves no directory, so its result is not on the disk.
 _GOOD_END: Mapping[str, Any] = {
     "exit_code": 0,
     **dict.fromkeys(("elapsed", "rank", "host", "first_victim", "interrupted", "error")),
@@ -69,6 +70,7 @@ class Job(Generic[R]):
     def state(self) -> str:
         """`connecting`, `running`, `finishing`, `stopping`, `closing`, `exit code 1`, …: the states of docs/jobs.md."""
         job = self._known()
+        # Read the directory anew: the job may have ended since this object was made.
         now = known_job(job.directory)
         if now is None:
             return "exit code 0"
@@ -117,16 +119,19 @@ class Job(Generic[R]):
             try:
                 page = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
             except DriverGone:
+                # A successor may have taken the job over; its control socket is there after a moment.
                 if await_driver(job):
                     time.sleep(_LOOK)
                     continue
                 break
             number = page["next"]
+            # The driver keeps a limited number of events, and this reader was too slow.
             if page["missed"]:
                 yield _event(job, time.time(), type="events_missed", missed=page["missed"])
             yield from page["events"]
             if any(event.get("type") == "job_ended" for event in page["events"]):
                 return
+        # The driver has gone before it sent its last event.
         yield _event(job, time.time(), type="events_missed", missed=None)
         yield _event(job, job.ended or time.time(), type="job_ended", **self._ending(job))
 
@@ -136,6 +141,7 @@ class Job(Generic[R]):
         Without `ranks` of all ranks; with `native` also the frames of C and C++, on hosts that have py-spy.
         Raises DriverGone, BadUsage.
         """
+        # No ranks at all: the driver would take an empty text for all ranks.
         numbers = None if ranks is None else _ranks(ranks)
         if numbers == "":
             return []
@@ -166,6 +172,7 @@ class Job(Generic[R]):
         job = self._known()
         deadline = None if timeout is None else time.monotonic() + timeout
         while not has_ended(job):
+            # The result is written before the driver's lock is released: ask for it again.
             if not await_driver(job) and not has_ended(job):
                 raise DriverGone(f"job {job.id}: its driver was killed")
             if deadline is not None and time.monotonic() >= deadline:
@@ -229,6 +236,7 @@ def _event(job: KnownJob, when: float, **fields: object) -> Mapping[str, Any]:
 def _ranks(ranks: Iterable[int]) -> str:
     """Format ranks for the driver. Raises BadUsage."""
     try:
+        # index() refuses floats, and takes the integers of numpy.
         numbers = [index(rank) for rank in ranks]
     except TypeError:
         numbers = [-1]

@@ -170,7 +170,9 @@ class Launcher(LauncherOptions):
         """Pickle the call now, and return a function that starts its job. Thread-safe."""
         from hvlaunch.api.given import spec_of  # noqa: PLC0415 (slow to load, and a wrong function comes first)
 
+        # Pickled first: an error here must come before anything is started.
         pickled = archive.pickled_call(fn, args, {} if kwargs is None else kwargs)
+        # asdict() would copy the values deeply.
         given = {field.name: getattr(self, field.name) for field in fields(LauncherOptions)}
         spec = spec_of(given, archive.command(self.python), os.environ)
 
@@ -186,9 +188,11 @@ class Launcher(LauncherOptions):
                     is_followed=is_followed,
                 )
                 on_status = notebook_bar() if is_shown else None
+                # Ctrl-C between the two lines would leave a driver that no object knows.
                 with uninterrupted():
                     child = Child(replace(spec, call=call), is_shown=is_shown, on_status=on_status)
                     job = CallJob(child, directory, return_exceptions=return_exceptions)
+            # KeyboardInterrupt too: neither job nor files may stay.
             except BaseException:
                 if job is not None:
                     job.stop_and_forget()
@@ -201,6 +205,7 @@ class Launcher(LauncherOptions):
 
 async def _shielded(beginning: "asyncio.Future[CallJob[Any]]") -> None:
     """Wait for the end of the job even if this coroutine is cancelled; a cancellation stops the job."""
+    # shield() alone would let the caller return before the workers have ended.
     ending = asyncio.ensure_future(_ended(beginning))
     while not ending.done():
         try:
@@ -271,6 +276,7 @@ def notebook_bar() -> Callable[[Status | None], None] | None:
 
     def show(status: Status | None) -> None:
         data = _displayed(status)
+        # The first status makes the display, later ones update it.
         if shown:
             shown[0].update(data, raw=True)
         elif status is not None:

@@ -90,6 +90,7 @@ class _UnixConnection(HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         deadline = time.monotonic() + (self.timeout or 0.0)
+        # Between two drivers the socket is missing for a moment.
         while not self._try_to_connect():
             if not has_driver(self._directory) or time.monotonic() > deadline:
                 raise ConnectionRefusedError

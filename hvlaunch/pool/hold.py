@@ -54,6 +54,7 @@ def hold_pool(
         remove(root / name)
     with suppress(OSError):
         remove(root / f"{IN_MAKING}{name}")
+    # This machine needs neither ssh nor a warm agent.
     hosts = [host for host in spec.hosts if not is_local(host)]
     with (
         _signals() as on_signal,
@@ -64,6 +65,7 @@ def hold_pool(
     ):
         on_signal(pool.stop)
         problems = list(pool.start(on_status))
+        # A pool without any host is of no use, whatever the options say.
         if problems and (not spec.skip_bad_hosts or len(problems) == len(spec.hosts)):
             raise HostsFailed(problems)
         on_ready(problems)

@@ -116,6 +116,7 @@ def host_rows(
     workers: dict[str, list[Mapping[str, Any]]] = {}
     for worker in job["workers"]:
         workers.setdefault(worker["host"], []).append(worker)
+    # Of a rank with two workers, during a change of rounds, the later one counts.
     progress = {
         worker["rank"]: RankProgress(*(report[name] for name in ("step", "total", "rate")))
         for worker in job["workers"]
@@ -140,6 +141,7 @@ def host_rows(
             for worker in workers.get(name, ())
         ]
         ranks.sort(key=lambda row: (row.severity, not row.is_slowest, row.rank))
+        # An excluded host may still be connected while its workers end.
         state = "excluded" if host["is_excluded"] else host["state"]
         # A host that was never used, or is excluded and empty, is of no interest.
         if ranks or host["is_listed"] or state not in ("none", "excluded"):
@@ -332,6 +334,7 @@ class Model:
             name=job.get("name"),
             command=tuple(str(word) for word in job.get("command") or ()),
             began=job["began"],
+            # The last event comes after the last answer of the driver.
             phase=job["phase"] if self.ending is None else "ended",
             round=current.get("number"),
             round_state=current.get("state"),

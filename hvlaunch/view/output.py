@@ -49,6 +49,7 @@ class Tails:
 
 def _shown(line: bytes) -> bytes:
     """Return the last state of a line that was overwritten, as a terminal shows it."""
+    # A progress bar may clear its line at the end.
     states = [state for state in line.split(b"\r") if state.strip()]
     return states[-1][:_LONGEST] if states else b""
 
@@ -96,6 +97,7 @@ def newest_lines_with(
             lines = [unfinished.pop(key)] if key in unfinished else []
         for line in lines:
             add(item, line)
+    # What has no line end yet may be what a reader looks for.
     for (rank, stream), line in unfinished.items():
         add(
             Stored(

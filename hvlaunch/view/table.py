@@ -115,6 +115,7 @@ def worst_ranks(view: View) -> list[RankRow]:
 
 def plain(view: View, width: int, few: int = FEW) -> str:
     """Return the table in lines of at most `width` letters. With more than `few` ranks, hosts are folded, and only the worst ranks shown."""
+    # A table longer than a screen helps nobody: the worst ranks are what people look for.
     is_folded = len(view.ranks) > few
     lines = [header(view), "", *_table(cells(view, is_folded=is_folded), width)]
     if is_folded:
@@ -124,12 +125,14 @@ def plain(view: View, width: int, few: int = FEW) -> str:
         lines.append("")
     for moment in view.moments[-_MOMENTS:]:
         when = datetime.fromtimestamp(moment.time).astimezone()
+        # In the time zone of the reader.
         lines.append(f"{when:%H:%M:%S}  {moment.text}"[:width])
     return "".join(f"{line}\n" for line in lines)
 
 
 def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
     """Align the rows; columns without any value are left out."""
+    # Jobs without GPUs, and workers that report no steps, have empty columns.
     kept = [
         number
         for number in range(len(COLUMNS))
@@ -152,6 +155,7 @@ def size(count: float | None) -> str:
     if count is None:
         return "-"
     unit = 0
+    # At 1000, and not at 1024: four digits are too wide for the column.
     while count >= 1000 and unit < len(_UNITS) - 1:  # noqa: PLR2004 (four digits are too many)
         count /= 1024
         unit += 1

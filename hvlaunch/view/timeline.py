@@ -65,6 +65,7 @@ class Timeline:
         when = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
         kind = record["type"]
         number = record.get("round")
+        # A round may begin by several events; the first of them counts.
         if kind in _BEGIN and isinstance(number, int):
             self._begin(number, when)
         if kind in _END:
@@ -81,6 +82,7 @@ class Timeline:
             self._moments.append(Moment(when, entry[0], visible(text), host, rank, number))
 
     def _begin(self, number: int, when: float) -> None:
+        # A late event of an earlier round must not begin it again.
         if not self._rounds or self._rounds[-1].number < number:
             self._end(when, None)
             self._rounds.append(RoundSpan(number, when))
@@ -95,6 +97,7 @@ class Timeline:
         last = self._rounds[-1]
         if last.number == record["round"]:
             count = len(record["ranks"]) if "ranks" in record else 1
+            # Elastic jobs place workers of a host one by one.
             last.hosts[record["host"]] = last.hosts.get(record["host"], 0) + count
 
 

@@ -35,7 +35,7 @@ def answer(process: "subprocess.Popen[bytes]") -> Any:
     return json.loads(out.splitlines()[-1])
 
 
-def test_results_come_by_rank_and_errors_with_their_story(cluster: TestHosts) -> None:
+def test_results_and_tracebacks_by_rank(cluster: TestHosts) -> None:
     places = [[rank, "abcd"[rank // 2], "abcd"[rank // 2]] for rank in range(8)]
     assert call(cluster, HOSTS, "places") == places
     rank, host, cause, story, ends = call(cluster, HOSTS, "fail")

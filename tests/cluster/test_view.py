@@ -184,7 +184,7 @@ def test_the_full_screen(job, tmp_path):
         screen.close()
 
 
-def test_metrics_go_on_where_another_driver_takes_over(job):
+def test_metrics_continue_with_a_successor(job):
     """At the same address, for the same token, and no counter goes back."""
     server = job.serve("metrics", "--scrape")
     url, token = server.line(), server.line()

@@ -66,6 +66,7 @@ class ControlDoor:
     def __call__(self, head: Head) -> Answer | Route:
         """Return the answer, or the function that takes the request's body: see RequestReader."""
         path, _, query = head.target.partition(b"?")
+        # Strict on purpose: an unknown word in the query is an error of the client.
         options = _QUERY.fullmatch(query)
         if options is None:
             return Answer(400, b"the query is not understood\n")
@@ -93,6 +94,7 @@ class ControlDoor:
 
         def begin(give: Give) -> CallOff:
             giver = _Giver(give)
+            # The state belongs to the driver's thread, so its loop is asked.
             self._post(Inquiry(lambda state: giver(Answer(200, _json({**self._about, **state})))))
             return giver.call_off
 
@@ -103,6 +105,7 @@ class ControlDoor:
 
         def page() -> Answer:
             records = self._history.since(number)
+            # Put together by hand: the records are JSON already.
             body = b'{"next": %d, "missed": %d, "events": [%s]}\n'
             return Answer(200, body % (records.next, records.missed, b", ".join(records.records)))
 
@@ -120,6 +123,7 @@ class ControlDoor:
 
     def _report(self, wait: float) -> Answer | Later:
         """Answer with the final report if it comes within `wait` seconds; without `wait`, with the report so far."""
+        # After the end the driver's loop does not answer any more.
         if (form := self._reports.final) is not None:
             return Answer(200, _json(form))
 
@@ -139,6 +143,7 @@ class ControlDoor:
             giver = _Giver(give)
 
             def ask(observation: "Observation") -> None:
+                # A client asks about once per second: sampling must not stop in between.
                 observation.keep_on(_SAMPLED_ON)
                 observation.when_fresh(
                     _FRESH_WITHIN, lambda: giver(Answer(200, _json(observation.as_json())))

@@ -69,6 +69,7 @@ class History:
         waiting: list[Callable[[], None]] = []
         with self._lock:
             self._unread.append((event, actions, now, self._wall()))
+            # A local job must not pay for records that no client reads.
             if self._waiting or len(self._unread) > _UNREAD:
                 before = self._count
                 self._read()
@@ -84,6 +85,7 @@ class History:
         with self._lock:
             self._read()
             first = self._count - len(self._records)
+            # Older records have been dropped: the client learns how many.
             begin = max(number, first)
             records = list(self._records)[begin - first : begin - first + _PAGE]
             self._given = max(self._given, begin + len(records))
@@ -111,6 +113,7 @@ class History:
     def close(self) -> None:
         """The job has ended: give a client that follows it some time to read the last records."""
         with self._lock:
+            # A job that is not followed ends at once.
             if self._asked_at is not None and self._clock() - self._asked_at < _FOLLOWING:
                 self._lock.wait_for(lambda: self._given >= self._count and not self._unread, _FOLLOWING)
 

@@ -39,7 +39,7 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Handle:
     return found
 
 
-def test_there_is_none_where_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bar_outside_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert notebook_bar() is None
     terminal: Any = ModuleType("IPython")

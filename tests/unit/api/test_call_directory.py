@@ -125,9 +125,7 @@ except KeyboardInterrupt:
         (signal.SIGINT, SIDE_BY_SIDE),
     ],
 )
-def test_when_a_signal_ends_the_caller_its_files_go(
-    number: int, calls: str, tmp_path: Path, place: Path
-) -> None:
+def test_files_go_when_a_signal_ends_the_caller(number: int, calls: str, tmp_path: Path, place: Path) -> None:
     mark = tmp_path / "mark"
     process = begin(tmp_path, ENDS.format(mark=str(mark)) + calls)
     wait_until(lambda: mark.exists() and mark.read_text(), "the worker runs")
@@ -139,14 +137,14 @@ def test_when_a_signal_ends_the_caller_its_files_go(
     assert not psutil.pid_exists(int(mark.read_text()))
 
 
-def test_when_the_caller_is_killed_before_the_job_has_begun_its_files_go(tmp_path: Path, place: Path) -> None:
+def test_files_go_when_the_caller_is_killed_before_the_job(tmp_path: Path, place: Path) -> None:
     killed = f"job = {STARTED}\nassert os.listdir({str(place)!r})\nos.kill(os.getpid(), 9)\n"
     process = begin(tmp_path, ENDS.format(mark=str(tmp_path / "mark")) + killed)
     process.communicate(timeout=DEADLINE)
     wait_until(lambda: not list(place.iterdir()), "nothing is left")
 
 
-def test_at_the_end_of_the_caller_a_job_that_nobody_has_kept_ends_too(tmp_path: Path, place: Path) -> None:
+def test_unreferenced_job_ends_with_the_caller(tmp_path: Path, place: Path) -> None:
     mark = tmp_path / "mark"
     text = ENDS.format(mark=str(mark)) + f"{STARTED}\nwhile not os.path.exists({str(mark)!r}): pass\n"
     process = begin(tmp_path, text)
@@ -166,7 +164,7 @@ sys.stdin.read()
 """
 
 
-def test_what_a_caller_left_that_was_killed_with_its_driver_goes_with_the_next_call(
+def test_files_of_a_killed_caller_are_removed_by_the_next_call(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     callers = [begin(tmp_path, KEPT) for _ in range(3)]

@@ -99,7 +99,7 @@ def test_its_own_hosts_come_before_those_of_a_file(
         assert cluster.run(rank) == ["0", "1"]
 
 
-def test_which_of_its_hosts_it_has_is_said_once(pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_of_hosts_is_reported_once(pools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = "localhost:1,127.0.0.2:1"
     with hvlaunch.Cluster(hosts=two, nnodes=2, quiet=True) as cluster:
         assert [host for host, _ in cluster.run(seen)] == ["localhost", "127.0.0.2"]

@@ -70,13 +70,13 @@ def test_a_wrong_value_is_named_as_it_is_in_python(given: dict[str, Any], text: 
     assert str(caught.value).startswith(text)
 
 
-def test_files_and_variables_count_but_not_what_functions_have_no_use_for() -> None:
+def test_files_and_variables_count_except_unusable_options() -> None:
     environ = {**ENVIRON, "HVLAUNCH_LEASE": "7", "HVLAUNCH_GRACE": "3", "HVLAUNCH_DETACH": "1"}
     spec = spec_of({"grace": 4.0}, ["work"], environ)
     assert (spec.lease, spec.grace, spec.detach) == (7.0, 4.0, "never")
 
 
-def test_what_the_projects_file_sets_is_told(
+def test_options_of_the_project_file_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

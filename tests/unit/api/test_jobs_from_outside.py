@@ -66,7 +66,7 @@ def answering(directory: JobDirectory, status: int, *bodies: Any, end: Callable[
 
 
 @pytest.mark.parametrize("result", [ENDED_BADLY, None])
-def test_a_driver_that_ends_need_not_keep_output(
+def test_ending_driver_need_not_keep_output(
     directory: JobDirectory, result: Mapping[str, Any] | None
 ) -> None:
     job = known(directory)
@@ -82,7 +82,7 @@ def test_a_driver_that_ends_need_not_keep_output(
     assert list(Job[Any](job).output()) == []
 
 
-def test_where_there_are_no_hosts_the_results_say_why() -> None:
+def test_results_name_the_cause_without_hosts() -> None:
     for _ in range(3):
         job = hvlaunch.Launcher(hosts="nohost.invalid:1", quiet=True).start(time.time)
         assert list(job.output()) == []
@@ -90,7 +90,7 @@ def test_where_there_are_no_hosts_the_results_say_why() -> None:
             job.results(DEADLINE)
 
 
-def test_events_that_are_not_kept_any_more_are_counted(directory: JobDirectory) -> None:
+def test_dropped_events_are_counted(directory: JobDirectory) -> None:
     pages = [
         {"next": 9, "missed": 7, "events": [{"type": "worker_started"}, {"type": "worker_exited"}]},
         {"next": 10, "missed": 0, "events": [{"type": "job_ended"}]},
@@ -103,9 +103,7 @@ def test_events_that_are_not_kept_any_more_are_counted(directory: JobDirectory) 
 
 
 @pytest.mark.parametrize("result", [ENDED_BADLY, None])
-def test_of_a_job_that_has_ended_the_end_is_an_event(
-    directory: JobDirectory, result: Mapping[str, Any] | None
-) -> None:
+def test_ended_job_has_its_end_as_an_event(directory: JobDirectory, result: Mapping[str, Any] | None) -> None:
     job = Job[Any](known(directory))
     if result is not None:
         directory.keep(result)
@@ -116,7 +114,7 @@ def test_of_a_job_that_has_ended_the_end_is_an_event(
     assert ended["rank"] == (1 if result else None)
 
 
-def test_that_a_driver_was_killed_is_no_end_of_the_events(tmp_path: Path) -> None:
+def test_killed_driver_does_not_end_the_events(tmp_path: Path) -> None:
     (tmp_path / ABOUT).write_text('{"pid": 1}')
     job = Job[Any](KnownJob(tmp_path.name, tmp_path, {}, None, has_driver=True))
     events = job.events()
@@ -125,7 +123,7 @@ def test_that_a_driver_was_killed_is_no_end_of_the_events(tmp_path: Path) -> Non
         next(events)
 
 
-def test_who_pauses_past_the_end_hears_of_it(tmp_path: Path) -> None:
+def test_client_that_pauses_past_the_end_gets_it(tmp_path: Path) -> None:
     def work() -> None:
         while not (tmp_path / "gate").exists():
             time.sleep(0.01)

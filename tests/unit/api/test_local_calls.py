@@ -91,7 +91,7 @@ def test_functions_of_any_kind_return_by_rank() -> None:
     assert launcher.run(os.path.join, ("a", "b")) == ["a/b", "a/b"]
 
 
-def test_what_a_worker_raises_is_raised_here_with_its_traceback() -> None:
+def test_exception_of_a_worker_is_raised_with_its_traceback() -> None:
     def fail(code: int) -> None:
         if rank() == 1:
             raise Custom(code)
@@ -132,7 +132,7 @@ def test_with_return_exceptions_no_rank_ends_another() -> None:
     assert "exit code 9" in str(ends[1])
 
 
-def test_of_a_very_long_error_the_ends_are_kept() -> None:
+def test_long_error_keeps_its_beginning_and_end() -> None:
     def fail() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (for as long as the process)
         raise ValueError("<" + "x" * 20_000_000 + ">")
@@ -146,7 +146,7 @@ def test_of_a_very_long_error_the_ends_are_kept() -> None:
     assert len(str(caught.value.__cause__)) == 20_000_002
 
 
-def test_what_a_fork_of_the_worker_returns_is_not_the_workers() -> None:
+def test_forked_child_of_a_worker_returns_no_result() -> None:
     def fork() -> str:
         if os.fork() == 0:
             return "child"
@@ -222,7 +222,7 @@ def test_a_result_that_cannot_be_read_here_is_named_with_its_rank() -> None:
         ((3, ()), "3 is not a function"),
     ],
 )
-def test_a_function_that_cannot_be_sent_is_refused_before_anything_starts(
+def test_unpicklable_function_is_refused_before_the_start(
     call: tuple[Any, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(hvlaunch.CallNotPickled, match=words):
@@ -240,7 +240,7 @@ def test_a_large_result_comes_whole() -> None:
     assert hvlaunch.run(large, np=2, quiet=True) == [bytes([number]) * (20 << 20) for number in range(2)]
 
 
-def test_what_workers_print_goes_where_this_process_prints() -> None:
+def test_output_goes_to_the_streams_of_this_process() -> None:
     def talk() -> None:
         sys.stdout.write("to stdout\n")
         sys.stderr.write("to stderr\n")
@@ -252,7 +252,7 @@ def test_what_workers_print_goes_where_this_process_prints() -> None:
     assert "[0]<stderr>: to stderr\n" in err.getvalue()
 
 
-def test_what_the_callers_stream_cannot_encode_is_written_in_another_way(tmp_path: Path) -> None:
+def test_unencodable_output_is_escaped(tmp_path: Path) -> None:
     def talk() -> None:
         sys.stdout.buffer.write("before\n→ and ü\nafter\ncut: ".encode() + b"\xe2\x86")
 
@@ -263,7 +263,7 @@ def test_what_the_callers_stream_cannot_encode_is_written_in_another_way(tmp_pat
 
 
 @pytest.mark.parametrize("how", ["none", "closed", "ascii"])
-def test_what_is_raised_comes_though_stderr_does_not_take_it(how: str) -> None:
+def test_exception_is_sent_although_stderr_is_unusable(how: str) -> None:
     def fail() -> None:
         if how == "none":
             sys.stderr = None
@@ -295,7 +295,7 @@ def test_a_worker_that_fails_after_it_has_returned_says_so() -> None:
     assert words in str(error)
 
 
-def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
+def test_job_has_state_and_results() -> None:
     def wait_for_signal() -> int:
         got = []
         signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
@@ -330,7 +330,7 @@ def test_a_job_tells_what_it_does_and_gives_its_results() -> None:
     assert [event["type"] for event in found.events()] == ["events_missed", "job_ended"]
 
 
-def test_of_an_elastic_job_the_last_round_returns() -> None:
+def test_elastic_job_returns_the_values_of_the_last_round() -> None:
     def in_the_second_round() -> tuple[int, str]:
         if os.environ["HVLAUNCH_ROUND"] == "0":
             if rank() == 1:
@@ -399,7 +399,7 @@ def test_nothing_is_left_of_many_calls(tmp_path: Path, count: int) -> None:
     assert len(list((tmp_path / "state/hvlaunch/jobs").iterdir())) == 1  # that which failed
 
 
-def test_asyncio_waits_for_several_and_stops_what_is_cancelled(tmp_path: Path) -> None:
+def test_asyncio_waits_for_several_calls_and_stops_cancelled_ones(tmp_path: Path) -> None:
     def mark_and_sleep() -> None:
         (tmp_path / "mark").write_text(str(os.getpid()))
         time.sleep(DEADLINE)

@@ -112,7 +112,7 @@ def test_output_errors_and_an_interrupt(tmp_path: Path) -> None:
     assert value(after) == "[('0', 1)]"
 
 
-def test_a_bar_while_hosts_are_waited_for(tmp_path: Path) -> None:
+def test_bar_is_shown_while_hosts_are_connecting(tmp_path: Path) -> None:
     cells = [nbformat.v4.new_code_cell(text) for text in (LINES, SLOW % str(tmp_path / "discover"))]
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3")

@@ -29,7 +29,7 @@ def ended(size: int, code: int = 0, **more: Any) -> JobResult:
     return JobResult(exit_code=code, elapsed=1.0, exits=exits, size=size, **more)
 
 
-def test_parts_of_several_workers_become_values_by_the_rank_that_they_have_at_the_end(tmp_path: Path) -> None:
+def test_results_are_stored_by_the_final_rank(tmp_path: Path) -> None:
     files = ResultFiles(tmp_path)
     data = {worker: result(f"of {worker}") for worker in range(3)}
     for start in range(0, max(map(len, data.values())), 10):
@@ -41,7 +41,7 @@ def test_parts_of_several_workers_become_values_by_the_rank_that_they_have_at_th
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 20, 60])
-def test_a_result_that_is_cut_is_none(tmp_path: Path, cut: int) -> None:
+def test_incomplete_result_is_ignored(tmp_path: Path, cut: int) -> None:
     whole = result("x")
     (tmp_path / "0").write_bytes(whole[: len(whole) - cut])
     if not cut:
@@ -59,9 +59,7 @@ def test_a_later_worker_of_a_rank_counts(tmp_path: Path) -> None:
     assert values(ended(1), tmp_path, return_exceptions=False) == [1]
 
 
-def test_a_disk_that_is_full_costs_the_result_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_loses_the_result_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def write(self, _data: bytes) -> int:
             raise OSError(errno.ENOSPC, "full")
@@ -77,7 +75,7 @@ def test_a_disk_that_is_full_costs_the_result_and_is_named(
         values(ended(1), tmp_path, return_exceptions=False)
 
 
-def test_where_hosts_are_lost_their_ranks_have_that_error(tmp_path: Path) -> None:
+def test_ranks_of_lost_hosts_have_that_error(tmp_path: Path) -> None:
     (tmp_path / "0").write_bytes(result("here"))
     lost = ended(1, 69, error=HostLost("lost", host="b").problem)._replace(size=2)
     first, second = values(lost, tmp_path, return_exceptions=True)

@@ -107,7 +107,7 @@ def test_the_job_is_what_the_driver_says_now(job):
     assert not job.server.was_asked
 
 
-def test_events_are_there_or_are_waited_for(job):
+def test_events_are_returned_or_awaited(job):
     job.history.watch(on.HostConnected("a"), [], 0.0)
     assert job.client.get("/events") == {"next": 1, "missed": 0, "events": [{"type": "HostConnected"}]}
     assert job.client.get("/events?since=1") == {"next": 1, "missed": 0, "events": []}
@@ -160,7 +160,7 @@ def test_a_stop(job, kill, times):
         ("/stacks", {"ranks": None, "native": 1}),
     ],
 )
-def test_an_order_that_is_none(job, path, body):
+def test_malformed_orders_are_refused(job, path, body):
     with pytest.raises(ControlRefused, match="job 0123456789ab: the body is not"):
         job.client.post(path, body)
     assert job.events.empty()
@@ -177,19 +177,19 @@ def test_an_order_that_is_none(job, path, body):
         (b"GET /events?wait=1&since=1", b"400"),
     ],
 )
-def test_a_request_that_is_none(job, request_line, status):
+def test_malformed_requests_are_refused(job, request_line, status):
     answer = job.ask(request_line + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
     assert answer.split()[1] == status
 
 
-def test_noise_harms_nobody(job):
+def test_noise_in_the_channel_is_ignored(job):
     assert job.ask(b"\x16\x03\x01nonsense\r\n\r\n").split()[1] == b"501"
     driver = job.answer({})
     assert job.client.get("/job") == ABOUT
     driver.join()
 
 
-def test_the_end_of_the_job_ends_who_waits(job):
+def test_end_of_the_job_ends_all_waits(job):
     asker = threading.Timer(0.05, job.server.close)
     asker.start()
     with pytest.raises(DriverGone):
@@ -213,7 +213,7 @@ except ConnectionError:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
-def test_another_user_is_refused_even_where_the_files_let_him():
+def test_other_user_is_refused_in_spite_of_file_modes():
     with tempfile.TemporaryDirectory() as open_to_all, closing(Job(Path(open_to_all))) as job:
         for path, mode in ((Path(open_to_all), 0o755), (job.directory.path, 0o755), (job.socket, 0o666)):
             path.chmod(mode)

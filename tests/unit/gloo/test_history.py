@@ -43,7 +43,7 @@ def hosts(page):
     return [json.loads(record)["host"] for record in page.records]
 
 
-def test_no_record_is_made_that_nobody_asks_for(history, made):
+def test_records_are_made_on_request_only(history, made):
     see(history, "a", "b")
     assert made.made == 0
     assert hosts(history.since(0)) == ["a", "b"]
@@ -64,18 +64,18 @@ def test_pages_go_on_where_the_last_one_ended(history):
     assert hosts(history.since(2)) == ["c"]
 
 
-def test_the_oldest_go_and_their_readers_learn_it(history):
+def test_oldest_records_are_dropped_and_counted_as_missed(history):
     see(history, *"abcdefg")
     page = history.since(1)
     assert (hosts(page), page.next, page.missed) == (list("cdefg"), 7, 1)
 
 
-def test_however_many_nobody_reads_they_are_not_kept_as_they_are(history, made):
+def test_unread_events_are_bounded(history, made):
     see(history, *map(str, range(2_500)))
     assert made.made >= 1_000
 
 
-def test_who_waits_is_called_once(history):
+def test_waiting_client_is_called_once(history):
     calls = []
     see(history, "a")
     history.when_longer(1, lambda: calls.append("waited"))
@@ -84,21 +84,21 @@ def test_who_waits_is_called_once(history):
     assert calls == ["waited"]
 
 
-def test_who_waits_for_what_is_there_is_called_at_once(history):
+def test_wait_for_an_existing_record_is_answered_at_once(history):
     calls = []
     see(history, "a")
     history.when_longer(0, lambda: calls.append("there"))
     assert calls == ["there"]
 
 
-def test_who_waits_no_longer_is_not_called(history):
+def test_cancelled_wait_is_not_called(history):
     calls = []
     history.when_longer(0, lambda: calls.append("waited"))()
     see(history, "a")
     assert calls == []
 
 
-def test_who_follows_gets_the_last_records_before_the_end(made):
+def test_following_client_gets_the_last_records(made):
     history = History(made)
     see(history, "a")
     page = history.since(0)
@@ -112,7 +112,7 @@ def test_who_follows_gets_the_last_records_before_the_end(made):
     assert read == ["b"]
 
 
-def test_the_end_waits_for_nobody_who_does_not_follow(made):
+def test_end_does_not_wait_without_a_recent_client(made):
     now = [0.0]
     history = History(made, clock=lambda: now[0])
     see(history, "a")

@@ -178,7 +178,7 @@ def agents() -> list[int]:
     return found
 
 
-def test_it_tells_whom_it_waits_for_while_it_connects(make_site: Callable[..., Site]) -> None:
+def test_status_names_the_hosts_that_are_awaited(make_site: Callable[..., Site]) -> None:
     told: list[Any] = []
 
     def on_status(site: Site, ask: AskStatus | None) -> None:
@@ -197,7 +197,7 @@ def test_it_tells_whom_it_waits_for_while_it_connects(make_site: Callable[..., S
     assert told == [Status("connecting 1/2, 0 s\nwaiting for b", 1, 2), None]
 
 
-def test_agents_are_forked_one_after_the_other_and_tell_their_ends(site: Site) -> None:
+def test_agents_are_forked_and_report_their_ends(site: Site) -> None:
     scratches = set()
     for _ in range(3):
         agent = site.agent()
@@ -212,14 +212,14 @@ def test_agents_are_forked_one_after_the_other_and_tell_their_ends(site: Site) -
     until(lambda: site.facts()["jobs"] == [], "no job has the pool")
 
 
-def test_a_spare_that_nobody_needs_goes(site: Site) -> None:
+def test_unused_spare_agent_ends(site: Site) -> None:
     assert site.agent(lease=4.0).end() == 0
     until(agents, "there is a spare")
     until(lambda: not agents(), "it has gone")
     assert site.agent(lease=4.0).end() == 0
 
 
-def test_a_job_like_the_last_gets_the_spare_and_another_does_not(site: Site) -> None:
+def test_spare_agent_is_used_by_an_equal_job_only(site: Site) -> None:
     assert site.agent().end() == 0
     [spare] = until(agents, "there is a spare")
     first = site.agent()
@@ -245,7 +245,7 @@ def test_two_jobs_at_once_do_not_meet(site: Site) -> None:
     until(lambda: not psutil.pid_exists(pid), "the worker has ended")
 
 
-def test_an_agent_that_is_killed_leaves_nothing_and_says_so(site: Site) -> None:
+def test_killed_agent_leaves_nothing_and_is_reported(site: Site) -> None:
     agent = site.agent()
     agent.greet()
     pid = agent.start(NO_WORKERS)
@@ -261,7 +261,7 @@ def test_an_agent_that_is_killed_leaves_nothing_and_says_so(site: Site) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_what_is_left_where_guardian_and_agent_are_killed_at_once_is_killed_too(site: Site) -> None:
+def test_workers_end_if_guardian_and_agent_are_killed_together(site: Site) -> None:
     """Without the warm agent above them, nothing would be there that notices."""
     agent = site.agent()
     agent.greet()
@@ -278,7 +278,7 @@ def test_what_is_left_where_guardian_and_agent_are_killed_at_once_is_killed_too(
     until(lambda: not psutil.pid_exists(pid), "the worker has ended")
 
 
-def test_no_descriptor_for_an_agent_is_an_error_of_that_job_alone(make_site: Callable[..., Site]) -> None:
+def test_lack_of_descriptors_fails_one_job_only(make_site: Callable[..., Site]) -> None:
     site = make_site(shell=("/bin/sh", "-c", 'ulimit -n 9; exec /bin/sh -c "$0"'))
     for _ in range(3):
         agent = site.agent()
@@ -289,7 +289,7 @@ def test_no_descriptor_for_an_agent_is_an_error_of_that_job_alone(make_site: Cal
     assert site.facts()["state"] == "ready"
 
 
-def test_a_warm_agent_that_is_killed_breaks_its_lanes_and_another_begins(
+def test_killed_warm_agent_breaks_its_streams_and_is_replaced(
     site: Site,
 ) -> None:
     agent = site.agent()
@@ -304,7 +304,7 @@ def test_a_warm_agent_that_is_killed_breaks_its_lanes_and_another_begins(
     assert site.agent().greet()["scratch"] != str(scratch)
 
 
-def test_a_host_that_cannot_be_reached_is_told_and_tried_again(site: Site) -> None:
+def test_unreachable_host_is_reported_and_retried(site: Site) -> None:
     site.broken = {"b"}
     for each in warm_agents():
         each.kill()
@@ -316,7 +316,7 @@ def test_a_host_that_cannot_be_reached_is_told_and_tried_again(site: Site) -> No
     until(lambda: site.facts("b")["state"] == "ready", "b is there again")
 
 
-def test_a_host_that_the_pool_has_not_is_reached_otherwise_and_so_are_all_when_it_is_gone(site: Site) -> None:
+def test_other_hosts_and_all_hosts_of_a_lost_pool_are_reached_by_ssh(site: Site) -> None:
     with pytest.raises(HostError, match="by ssh"):
         site.way.connect(Host("c"))
     site.close()
@@ -325,7 +325,7 @@ def test_a_host_that_the_pool_has_not_is_reached_otherwise_and_so_are_all_when_i
         way.connect(Host("a"))
 
 
-def test_a_driver_that_takes_nothing_holds_up_nobody(site: Site) -> None:
+def test_blocked_driver_does_not_delay_other_jobs(site: Site) -> None:
     slow, other = site.agent(window=32 << 20), site.agent()
     for each in (slow, other):
         each.greet()
@@ -342,7 +342,7 @@ def test_a_driver_that_takes_nothing_holds_up_nobody(site: Site) -> None:
     assert size == (8 << 20) + 1
 
 
-def test_a_pool_that_jobs_use_is_not_ended(site: Site) -> None:
+def test_pool_in_use_is_not_ended(site: Site) -> None:
     agent = site.agent()
     agent.greet()
     with pytest.raises(BadUsage, match="pool p is used by 1 jobs"):
@@ -355,7 +355,7 @@ def test_a_pool_that_jobs_use_is_not_ended(site: Site) -> None:
     assert not site.thread.is_alive()
 
 
-def test_a_pool_ends_as_soon_as_it_is_told(
+def test_pool_ends_at_once_on_request(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_LOOK", 86_400.0)
@@ -377,7 +377,7 @@ def test_a_request_does_not_check_all_hosts(
     assert looked == ["a", "b"]
 
 
-def test_a_pool_that_nobody_uses_ends(make_site: Callable[..., Site]) -> None:
+def test_idle_pool_ends(make_site: Callable[..., Site]) -> None:
     times = [0.0]
     site = make_site(idle_timeout=50.0, clock=lambda: times[0])
     assert site.facts()["state"] == "ready"
@@ -412,7 +412,7 @@ NO_LANES: list[dict[str, Any]] = [
 ]
 
 
-def test_what_is_no_request_is_refused_or_dropped_and_harms_nobody(site: Site) -> None:
+def test_malformed_requests_are_refused_without_harm(site: Site) -> None:
     agent = site.agent()
     agent.greet()
     for line in NO_REQUESTS:
@@ -444,7 +444,7 @@ def test_each_job_gets_a_certificate_of_its_own(site: Site) -> None:
     assert len({*found}) == 3
 
 
-def test_all_threads_of_a_job_ask_once(site: Site) -> None:
+def test_threads_of_a_job_share_one_request(site: Site) -> None:
     asked: list[Any] = []
     answer = site.pool._answer
     site.pool._answer = lambda request: asked.append(request) or answer(request)  # type: ignore[func-returns-value,method-assign]

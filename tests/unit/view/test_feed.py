@@ -49,7 +49,7 @@ def test_events_are_asked_for_once():
     assert driver.asked[-1] == "/events?since=2&wait=3"
 
 
-def test_a_driver_that_counts_its_events_anew_is_asked_for_all():
+def test_new_driver_is_asked_for_all_events():
     driver = Driver()
     feed = feed_of(driver)
     driver.events = [ready("a"), ready("b"), ready("c")]
@@ -58,7 +58,7 @@ def test_a_driver_that_counts_its_events_anew_is_asked_for_all():
     assert texts(feed.current_view()) == ["a is ready", "b is ready"]
 
 
-def test_a_job_that_has_ended_is_not_asked_how_it_is():
+def test_ended_job_is_not_asked_for_its_state():
     driver = Driver()
     items = [Stored(1.0, "stdout", b"last words\n", 3)]
     feed = Feed(driver.ask, lambda: [items.pop()] if items else [], lambda: 10.0)
@@ -72,5 +72,5 @@ def test_a_job_that_has_ended_is_not_asked_how_it_is():
     assert view.ending.lines == ("last words",)
 
 
-def test_a_driver_without_samples_is_a_driver():
+def test_driver_without_samples_has_a_view():
     assert not feed_of(Driver()).current_view().is_sampled

@@ -66,5 +66,5 @@ def test_lines_with_a_text(text, ranks, count, found):
     assert [line["text"] for line in lines] == found
 
 
-def test_a_line_that_is_not_finished_is_found_too():
+def test_unfinished_line_is_found():
     assert newest_lines_with([item(b"half a li")], "half", None, 5)[0]["rank"] == 0

@@ -69,7 +69,7 @@ def test_a_failure_says_how(end, text):
     assert (moment.text, moment.host, moment.rank) == (text, "a", 0)
 
 
-def test_a_good_end_is_no_news():
+def test_good_end_of_a_worker_is_not_shown():
     assert not seen(record("worker_exited", 1, host="a", rank=0, round=0, code=0, signal=None)).moments
 
 
@@ -93,6 +93,6 @@ def test_the_end_of_the_job_ends_its_round():
     assert timeline.ending is not None
 
 
-def test_only_so_much_is_kept():
+def test_kept_lines_are_bounded():
     timeline = seen(*(record("host_ready", 1, host=f"h{number}") for number in range(1000)))
     assert [len(timeline.moments), timeline.moments[-1].text] == [200, "h999 is ready"]

@@ -73,7 +73,7 @@ def test_a_host_has_its_ranks_with_what_they_use():
     assert (second.pid, second.gpu) == (101, None)
 
 
-def test_without_samples_the_states_are_shown_all_the_same():
+def test_states_are_shown_without_samples():
     view = shown([worker(0), worker(1, "b")], [host("a"), host("b")])
     assert not view.is_sampled
     assert [(row.host, row.cpu, [one.cpu for one in row.ranks]) for row in view.hosts] == [
@@ -125,7 +125,7 @@ def test_a_rank_shows_the_step_that_it_tells():
     assert (row.step, row.total, row.rate) == (8, 20, 2.5)
 
 
-def test_the_last_lines_are_without_what_a_terminal_would_obey():
+def test_last_lines_have_no_control_sequences():
     model = Model()
     model.add_output(
         [Stored(1.0, "stdout", b"first\n\x1b[31msecond\x1b[0m \x07\n", 0), Stored(1.0, "said", b"no rank's")]
@@ -140,7 +140,7 @@ def test_a_view_is_data():
     assert (view["id"], view["ending"], view["round"]) == ("0123456789ab", None, 0)
 
 
-def test_the_end_is_shown_with_the_last_lines_of_the_rank_that_is_named():
+def test_end_is_shown_with_the_last_lines_of_its_rank():
     model = Model()
     model.add_output([Stored(1.0, "stderr", b"Traceback\nValueError: x\n", 1)])
     end = {
@@ -171,7 +171,7 @@ def test_a_plain_table_has_the_columns_that_are_known():
     assert "CPU" in plain(shown([worker(0)], [host("a")], [sample("a", [worker_sample(0)])]), 200)
 
 
-def test_of_a_thousand_ranks_hosts_are_shown_and_the_worst_ranks():
+def test_thousand_ranks_are_folded_by_host_with_the_worst_ranks():
     workers = [worker(rank, f"h{rank // 8}", "hanging" if rank == 777 else "working") for rank in range(1000)]
     text = plain(shown(workers, [host(f"h{number}") for number in range(125)]), 120)
     lines = text.splitlines()
