@@ -89,7 +89,7 @@ def edited(tmp_path: Path, old: bytes, new: bytes) -> Path:
     return tmp_path / JOURNAL
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_turns_are_read(tmp_path: Path) -> None:
     written(tmp_path)  # which its driver does not close when it is killed
     past = read_past(tmp_path / JOURNAL)
     assert past.begin.spec == JOB
@@ -118,7 +118,7 @@ def test_journal_is_private(tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
 
 
-def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
+def test_a_successor_continues_the_journal(tmp_path: Path) -> None:
     written(tmp_path)
     journal = Journal(tmp_path / JOURNAL, pytest.fail, end=read_past(tmp_path / JOURNAL).end)
     journal.take_over(2, 7.0)
@@ -149,7 +149,7 @@ def test_further_drivers_write_on_behind_it(tmp_path: Path) -> None:
         (b'"ports"', b'"sport"', TornJournal, "a checksum is wrong"),
     ],
 )
-def test_what_can_not_be_gone_on_from_is_said(
+def test_a_damaged_journal_is_refused_with_a_reason(
     tmp_path: Path, old: bytes, new: bytes, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -168,7 +168,7 @@ def test_what_can_not_be_gone_on_from_is_said(
         ([f"{BEGIN},{DRIVER}"], NoJournal, "before anything had happened"),
     ],
 )
-def test_what_lacks_a_part_is_refused(
+def test_an_incomplete_journal_is_refused(
     tmp_path: Path, records: list[str], error: "type[Exception] | None", words: str
 ) -> None:
     path = rows(tmp_path, *records)
@@ -194,36 +194,34 @@ def test_a_record_that_is_missing_or_doubled_is_noticed(
         read_past(tmp_path / JOURNAL)
 
 
-def test_another_version_of_hvlaunch_decides_otherwise(tmp_path: Path) -> None:
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
     journal = Journal(tmp_path / JOURNAL, pytest.fail)
     journal.begin(begin_entry("0.0.1", "j0b", JOB, 4711, "/home"))
     with pytest.raises(OtherVersion, match=r"0\.0\.1 has begun it"):
         read_past(tmp_path / JOURNAL)
 
 
-def test_there_may_be_none(tmp_path: Path) -> None:
+def test_a_missing_journal_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoJournal, match="no such file"):
         read_past(tmp_path / JOURNAL)
 
 
 @pytest.mark.parametrize("content", [b"", MAGIC[:5], MAGIC])
-def test_a_driver_that_was_killed_while_it_made_the_journal_had_not_begun(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_driver_killed_while_creating_the_journal_had_not_begun(tmp_path: Path, content: bytes) -> None:
     (tmp_path / JOURNAL).write_bytes(content)
     (tmp_path / JOURNAL).chmod(0o600)
     with pytest.raises(NoJournal, match="before anything had happened"):
         read_past(tmp_path / JOURNAL)
 
 
-def test_another_file_is_none(tmp_path: Path) -> None:
+def test_another_programs_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / JOURNAL).write_bytes(b"something else\n" * 1000)
     (tmp_path / JOURNAL).chmod(0o600)
     with pytest.raises(ForeignJournal, match="not one of hvlaunch's"):
         read_past(tmp_path / JOURNAL)
 
 
-def test_one_that_others_can_change_is_not_believed(tmp_path: Path) -> None:
+def test_a_journal_writable_by_others_is_refused(tmp_path: Path) -> None:
     written(tmp_path).close()
     (tmp_path / JOURNAL).chmod(0o666)
     with pytest.raises(ForeignJournal, match="every user of this machine can change it"):
@@ -266,7 +264,7 @@ class LongJournal:
         return len(past.turns)
 
 
-def test_whatever_is_left_of_it_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_journal_has_the_first_turns_or_is_refused(tmp_path: Path) -> None:
     """As after a loss of power: it is cut at any byte, its last page is torn, bytes are others."""
     chance = random.Random(7)
     journal = LongJournal(tmp_path / "job")
@@ -308,7 +306,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("room", [0, 1, 400, 5000])
-def test_a_disk_that_is_full_ends_it_and_not_the_job(
+def test_a_full_disk_ends_the_journal_and_not_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     said: list[str] = []
@@ -322,9 +320,7 @@ def test_a_disk_that_is_full_ends_it_and_not_the_job(
         read_past(tmp_path / JOURNAL)
 
 
-def test_a_full_disk_lets_idle_turns_stay_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_idle_turns_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 60, {})
@@ -341,7 +337,7 @@ def test_a_full_disk_lets_idle_turns_stay_as_they_are(
     assert len(read_past(tmp_path / JOURNAL).turns) == 65
 
 
-def test_a_driver_that_is_killed_while_idle_turns_are_replaced_has_lost_nothing(
+def test_a_driver_killed_during_compaction_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each of its system calls."""
@@ -367,9 +363,7 @@ def test_a_driver_that_is_killed_while_idle_turns_are_replaced_has_lost_nothing(
         assert len(read_past(path).turns) == 61
 
 
-def test_what_says_that_nothing_happens_does_not_let_it_grow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_turns_do_not_grow_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     workers = 2
     journal = written(tmp_path)
@@ -389,9 +383,7 @@ def test_what_says_that_nothing_happens_does_not_let_it_grow(
     assert past.turns[-1].event == on.Tick()
 
 
-def test_of_many_workers_more_turns_are_kept_one_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_workers_mean_later_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvlaunch.driver.record.journal._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})
@@ -399,7 +391,7 @@ def test_of_many_workers_more_turns_are_kept_one_by_one(
     assert not journal.should_compact(7)
 
 
-def test_that_it_can_not_be_taken_over_is_said_once(tmp_path: Path) -> None:
+def test_an_impossible_takeover_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     keeping = JobRecord(tmp_path, said.append)
     keeping.begin(JOB, Keys.new(), 4711)
@@ -414,7 +406,7 @@ def test_that_it_can_not_be_taken_over_is_said_once(tmp_path: Path) -> None:
         read_past(tmp_path / JOURNAL)
 
 
-def test_the_clock_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_successor_continues_the_clock(tmp_path: Path) -> None:
     written(tmp_path)
     past = read_past(tmp_path / JOURNAL)
     boot = past.drivers[0].boot

@@ -67,7 +67,7 @@ def test_chunked_bodies(wire):
     assert wire.ask("GET", "/s/k").body == b"hello world"
 
 
-def test_a_body_is_asked_for_where_the_client_waits_for_that(wire):
+def test_a_waiting_client_is_asked_for_its_body(wire):
     wire.send(b"PUT /s/k HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n" + AUTH + b"\r\n")
     assert wire.file.readline() + wire.file.readline() == b"HTTP/1.1 100 Continue\r\n\r\n"
     wire.send(b"ab")
@@ -75,7 +75,7 @@ def test_a_body_is_asked_for_where_the_client_waits_for_that(wire):
     assert wire.ask("GET", "/s/k").body == b"ab"
 
 
-def test_a_body_is_not_asked_for_where_it_would_be_refused(wire):
+def test_a_refused_body_is_not_asked_for(wire):
     wire.send(b"PUT /s/k HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
     assert wire.read().status == 401
     assert wire.at_end()
@@ -97,7 +97,7 @@ def test_http_1_0(server, connect):
     assert wire.at_end()
 
 
-def test_a_client_that_has_said_all_it_will_is_answered(wire):
+def test_a_half_closed_client_gets_its_answer(wire):
     wire.send(put("/s/k", b"v") + get("/s/k"))
     wire.socket.shutdown(socket.SHUT_WR)
     assert wire.read().status == 200
@@ -153,7 +153,7 @@ def test_401_on_every_route_is_counted(server, wire):
     assert server.get("s", "k") == b"secret"
 
 
-def test_an_agent_tells_this_server_from_another_by_the_key():
+def test_an_agent_recognizes_the_server_by_the_key():
     found: list[int] = []
 
     def is_enough(number: int) -> bool:
@@ -183,7 +183,7 @@ def test_an_unauthorized_body_is_not_read_and_the_connection_ends(server, wire, 
     assert connect(server).ask("GET", "/s/k").status == 404
 
 
-def test_after_a_request_with_the_token_one_without_does_not_end_the_connection(wire):
+def test_an_authenticated_connection_survives_a_request_without_token(wire):
     assert wire.ask("GET", "/s/k").status == 404
     assert wire.ask("PUT", "/s/k", b"x" * 1_000_000, headers=b"").status == 401
     assert wire.ask("GET", "/s/k").status == 404
@@ -212,7 +212,7 @@ def test_no_place_opens_to_another_job_s_token(start, connect):
 # Long polls
 
 
-def test_a_long_poll_is_answered_when_the_key_is_set_not_when_its_time_is_over(server, connect, until):
+def test_a_long_poll_is_answered_when_the_key_is_set(server, connect, until):
     waiters = [connect(server).send(get("/-/get/s/k?wait=60")) for _ in range(50)]
     until(lambda: server.stats().waiting == 50)
     began = time.monotonic()
@@ -221,7 +221,7 @@ def test_a_long_poll_is_answered_when_the_key_is_set_not_when_its_time_is_over(s
     assert time.monotonic() - began < 30
 
 
-def test_a_long_poll_whose_time_is_over_is_404_and_forgotten(server, wire):
+def test_an_expired_long_poll_is_404_and_forgotten(server, wire):
     wire.send(get("/-/get/s/k?wait=0.02"))
     assert wire.read().status == 404
     assert server.stats().waiting == 0
@@ -229,7 +229,7 @@ def test_a_long_poll_whose_time_is_over_is_404_and_forgotten(server, wire):
     assert wire.ask("GET", "/s/k").body == b"v"
 
 
-def test_a_client_that_goes_away_while_it_waits_is_forgotten(server, connect, until):
+def test_a_waiting_client_that_disconnects_is_forgotten(server, connect, until):
     wire = connect(server)
     wire.send(get("/-/get/s/k?wait=60"))
     until(lambda: server.stats().waiting == 1)
@@ -288,7 +288,7 @@ def test_many_clients_against_a_model(server, connect):
     assert server.stats().keys == len(merged) + (server.get("shared", "k") is not None)
 
 
-def test_horovods_way_one_connection_for_each_request(server):
+def test_one_connection_per_request_as_horovod_does(server):
     """The pattern of a gloo full mesh: short polls, Content-Length: 0 on GET, and nobody closes but by count."""
     size = 4
 

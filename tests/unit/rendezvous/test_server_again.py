@@ -40,7 +40,7 @@ def serve(path, loop_kind):
         server.close()
 
 
-def test_a_client_finds_what_it_left_at_the_same_address(serve):
+def test_a_new_server_has_the_same_values_at_the_same_address(serve):
     first = serve()
     with Client(f"http://127.0.0.1:{first.port}", TOKEN) as client:
         client.put("s", "gone", b"")
@@ -59,7 +59,7 @@ def test_a_client_finds_what_it_left_at_the_same_address(serve):
         assert client.add("s", "n", 2) == 7
 
 
-def test_what_one_server_has_done_another_does_not_do_again(serve):
+def test_a_request_done_by_the_old_server_is_not_repeated(serve):
     requests = {"add": b"5", "append": b"x", "compare": b"y", "delete": b""}
     answers: list[Response] = []
     again: list[Response] = []
@@ -74,7 +74,7 @@ def test_what_one_server_has_done_another_does_not_do_again(serve):
     assert values == [b"5", b"x", b"y", b""]
 
 
-def test_what_the_driver_sets_before_any_client_comes_is_kept(serve):
+def test_early_values_of_the_driver_are_kept(serve):
     first = serve()
     first.put("s", "k", b"v")
     first.put("s", "j", b"w")
@@ -85,7 +85,7 @@ def test_what_the_driver_sets_before_any_client_comes_is_kept(serve):
     assert second.version > first._store.version
 
 
-def test_nobody_hears_of_a_change_before_it_is_on_record(serve, monkeypatch):
+def test_changes_are_on_disk_before_clients_hear_of_them(serve, monkeypatch):
     server = serve()
     heard: list[object] = []
     server.subscribe("s", lambda key, value, _: heard.append((key, value)))
@@ -109,7 +109,7 @@ def test_nobody_hears_of_a_change_before_it_is_on_record(serve, monkeypatch):
     assert heard == [("k", b"v")]
 
 
-def test_answers_that_wait_come_in_the_order_of_the_requests(serve):
+def test_held_answers_keep_the_order_of_requests(serve):
     with closing(Wire(serve().port)) as wire:
         head = b"Authorization: Bearer %s\r\n" % TOKEN.encode()
         put = b"PUT /s/k HTTP/1.1\r\n" + head + b"Content-Length: 1\r\n\r\n%d"
@@ -120,7 +120,7 @@ def test_answers_that_wait_come_in_the_order_of_the_requests(serve):
         ]
 
 
-def test_the_driver_hears_what_it_has_not_heard_of(serve):
+def test_a_subscriber_gets_missed_changes(serve):
     first = serve()
     heard: list[tuple[str, bytes | None, int]] = []
     first.subscribe("s", lambda *change: heard.append(change))
@@ -134,7 +134,7 @@ def test_the_driver_hears_what_it_has_not_heard_of(serve):
     assert again[-1][:2] == ("b", None)
 
 
-def test_what_the_server_knew_beside_its_store(serve):
+def test_notes_of_the_server_are_restored(serve):
     first = serve()
     first.listen_at("127.0.0.3")
     first.open_to_horovod({"global": 1}, {"127.0.0.1"}, 1)
@@ -160,7 +160,7 @@ def test_what_the_server_knew_beside_its_store(serve):
     assert "127.0.0.3" in second._traffic.unauthenticated._trusted
 
 
-def test_an_address_that_this_machine_no_longer_has_is_said(serve):
+def test_a_lost_address_is_reported(serve):
     first = serve()
     first._record.note("at 192.0.2.1")
     first._record.flush()
@@ -170,7 +170,7 @@ def test_an_address_that_this_machine_no_longer_has_is_said(serve):
     assert line.startswith(f"warning: the rendezvous can't listen on 192.0.2.1 port {first.port}: ")
 
 
-def test_a_port_that_another_program_has_taken_is_an_error_that_says_so(serve, monkeypatch):
+def test_a_port_taken_by_another_program_is_an_error(serve, monkeypatch):
     monkeypatch.setattr(listeners, "_PATIENCE", 0.1)
     first = serve()
     first.close()
@@ -183,7 +183,7 @@ def test_a_port_that_another_program_has_taken_is_an_error_that_says_so(serve, m
     assert second.port == first.port
 
 
-def test_a_server_whose_process_is_still_ending_is_waited_for(serve):
+def test_the_end_of_the_old_server_is_awaited(serve):
     first = serve()
     first.close()
     other = socket.create_server(("127.0.0.1", first.port))

@@ -98,7 +98,7 @@ def test_one_address_only(start, connect, host):
         Wire(server.port, "127.0.0.1" if host == "::1" else "127.0.0.2")
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_so(server):
+def test_a_taken_port_is_an_error(server):
     second = RendezvousServer(TOKEN, port=server.port)
     with pytest.raises(RendezvousError, match=f"port {server.port}: Address already in use") as caught:
         second.start()
@@ -179,7 +179,7 @@ def test_a_wait_that_began_before_the_first_client_ends(start, connect, until):
         assert waiting.result(20) == b"v"
 
 
-def test_a_wait_of_a_server_that_no_client_came_to_ends_with_it(start, until):
+def test_a_wait_without_clients_ends_with_the_server(start, until):
     server = start()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.wait, "s", "k", 60)
@@ -189,7 +189,7 @@ def test_a_wait_of_a_server_that_no_client_came_to_ends_with_it(start, until):
             waiting.result(20)
 
 
-def test_calls_while_the_first_client_comes_are_all_done(start, connect):
+def test_calls_during_the_first_connection_are_done(start, connect):
     for _ in range(20):
         server = start()
         with ThreadPoolExecutor(4) as pool:
@@ -236,7 +236,7 @@ def test_without_prometheus_client_metrics_are_501(server, wire, monkeypatch):
     assert wire.ask("GET", "/-/metrics").status == 501
 
 
-def test_an_unknown_address_is_an_error_that_says_so():
+def test_an_unknown_address_is_an_error():
     with pytest.raises(RendezvousError, match=r"can't listen on 192\.0\.2\.1 port 0: "):
         RendezvousServer(TOKEN, host="192.0.2.1").start()
 
@@ -250,7 +250,7 @@ def test_it_starts_beside_a_running_event_loop(loop_kind):
     assert asyncio.run(as_in_a_notebook()) == b"v"
 
 
-def test_close_answers_who_waits_and_ends_everything(start, connect, until):
+def test_close_answers_waiting_clients_and_ends_everything(start, connect, until):
     threads_before = set(threading.enumerate())
     server = start()
     waiters = [connect(server).send(get("/-/get/s/k?wait=60")) for _ in range(20)]
@@ -285,7 +285,7 @@ def test_close_does_not_wait_for_a_client_that_does_not_read(server_to_close, co
     assert time.monotonic() - began < 10
 
 
-def test_after_close_every_call_says_so_and_close_may_be_repeated(server_to_close):
+def test_calls_after_close_raise_and_close_may_be_repeated(server_to_close):
     server = server_to_close
     server.close()
     server.close()
@@ -299,7 +299,7 @@ def test_after_close_every_call_says_so_and_close_may_be_repeated(server_to_clos
             call()
 
 
-def test_calls_that_meet_the_end_are_done_or_refused_and_never_hang(start):
+def test_calls_during_close_never_hang(start):
     for _ in range(20):
         server = start()
 

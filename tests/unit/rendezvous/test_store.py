@@ -80,7 +80,7 @@ AgainstAModel.TestCase.settings = settings(max_examples=60, deadline=None)
 TestStoreAgainstAModel = AgainstAModel.TestCase
 
 
-def test_a_refused_put_changes_nothing_and_wakes_nobody():
+def test_a_refused_put_has_no_effect():
     store = Store(StoreLimits(value=4))
     store.put("s", "k", b"old")
     told: list[bytes] = []
@@ -122,7 +122,7 @@ def test_a_waiter_may_wait_again_from_inside_its_call():
     assert store.waiting == 0
 
 
-def test_waiters_that_called_off_leave_nothing_behind():
+def test_cancelled_waits_free_their_memory():
     store = Store()
     offs = [store.when_set("s", f"k{number}", lambda value: None) for number in range(100)]
     for off in offs:
@@ -132,7 +132,7 @@ def test_waiters_that_called_off_leave_nothing_behind():
     assert not store._until_set._calls
 
 
-def test_deleted_keys_leave_little_behind():
+def test_deleted_keys_free_their_memory():
     store = Store(StoreLimits(deletions=3))
     for number in range(100):
         store.put(f"round-{number}", "k", b"v")

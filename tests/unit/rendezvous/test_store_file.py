@@ -106,7 +106,7 @@ def take(one: Rig, step: Any) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(STEPS, max_size=40), data=st.data())
-def test_a_file_cut_at_any_byte_has_what_was_whole_there(steps, data):
+def test_a_file_cut_at_any_byte_has_the_complete_records(steps, data):
     with TemporaryDirectory() as directory:
         path = Path(directory, "store")
         with written(path) as one:
@@ -144,7 +144,7 @@ def three(path):
     return path.read_bytes(), states
 
 
-def test_any_byte_that_is_wrong_is_found(three, path):
+def test_any_wrong_byte_is_noticed(three, path):
     content, states = three
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
@@ -158,13 +158,13 @@ def test_any_byte_that_is_wrong_is_found(three, path):
             assert at > content.index(b"ak1")
 
 
-def test_zeros_behind_the_last_block_are_those_of_a_lost_machine(three, path):
+def test_zeros_behind_the_last_record_are_ignored(three, path):
     content, states = three
     path.write_bytes(content + bytes(5000))
     assert reopened(path).state() == states[3]
 
 
-def test_a_block_that_is_missing_doubled_or_another_file_s_is_found(three, path):
+def test_missing_doubled_and_swapped_records_are_noticed(three, path):
     content, _ = three
     ends = [at for at in range(len(FORMAT), len(content) + 1) if whole(content[:at], path)]
     assert len(ends) == 5
@@ -199,7 +199,7 @@ def whole(content: bytes, path: Path) -> bool:
         (None, 0, "no such file or directory"),
     ],
 )
-def test_what_is_no_store_file_is_an_error_that_says_so(path, content, mode, cause):
+def test_another_file_is_refused_with_a_reason(path, content, mode, cause):
     if content is not None:
         path.write_bytes(content)
         path.chmod(mode)
@@ -218,7 +218,7 @@ def test_a_link_is_not_followed(path, tmp_path):
         StoreFile.create(path)
 
 
-def test_only_its_user_can_read_it_also_after_it_was_rewritten(path):
+def test_the_file_is_private_even_after_a_rewrite(path):
     old = os.umask(0)
     try:
         with written(path) as one:
@@ -233,7 +233,7 @@ def test_only_its_user_can_read_it_also_after_it_was_rewritten(path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_value_that_grows_by_parts_is_written_by_parts(path):
+def test_an_appended_value_is_written_in_parts(path):
     with written(path) as one:
         for _ in range(200):
             one.store.append("a", "k", b"x" * 1000)
@@ -245,7 +245,7 @@ def test_a_value_that_grows_by_parts_is_written_by_parts(path):
     assert again.store.size == one.store.size
 
 
-def test_the_file_stays_small_however_much_changes(path, monkeypatch):
+def test_the_file_stays_small_after_many_changes(path, monkeypatch):
     monkeypatch.setattr(store_record, "_SLACK", 10_000)
     with written(path) as one:
         one.store.put("a", "stays", b"s")
@@ -257,7 +257,7 @@ def test_the_file_stays_small_however_much_changes(path, monkeypatch):
     assert reopened(path).state() == state
 
 
-def test_after_the_machine_has_started_again_watchers_get_all_keys(path, monkeypatch):
+def test_watchers_get_all_keys_after_a_reboot(path, monkeypatch):
     with written(path) as one:
         one.store.put("a", "k", b"v")
         since = one.store.version
@@ -296,7 +296,7 @@ def test_more_values_than_the_limit_are_not_kept(path):
         given_up(one, path, "there are more than 3 MiB of values")
 
 
-def test_a_disk_that_is_full_is_said_once(path, monkeypatch):
+def test_a_full_disk_is_reported_once(path, monkeypatch):
     with written(path) as one:
         one.keeping.flush()
         write, room = os.pwrite, [100]
@@ -318,7 +318,7 @@ def test_a_disk_that_is_full_is_said_once(path, monkeypatch):
         given_up(one, path, "no space left on device", told="")
 
 
-def test_a_disk_that_has_become_read_only_is_said_once(path, monkeypatch):
+def test_a_read_only_disk_is_reported_once(path, monkeypatch):
     with written(path) as one:
         one.keeping.flush()
         monkeypatch.setattr(os, "pwrite", read_only)
@@ -345,7 +345,7 @@ with RendezvousServer("t0ken", file=StoreFile.create(Path(sys.argv[1])), say=pri
 """
 
 
-def test_where_the_kernel_takes_a_part_of_a_block_the_server_goes_on(path):
+def test_the_server_continues_after_a_partial_write(path):
     argv = [sys.executable, "-c", SMALL_DISK, path]
     said, found = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
     assert "is no longer kept on disk (file too large)" in said

@@ -34,7 +34,7 @@ def client(server: RendezvousServer) -> Iterator[Client]:
         yield one
 
 
-def test_all_is_as_without_it(client: Client) -> None:
+def test_requests_work_as_without_tls(client: Client) -> None:
     client.put("s", "k", b"v")
     assert client.get("s", "k") == b"v"
     large = bytes(range(256)) * 40_000
@@ -74,7 +74,7 @@ def test_a_wait_is_answered_when_the_value_comes(server: RendezvousServer, clien
     assert client.wait("s", "late", 20) == b"v"
 
 
-def test_another_certificate_is_told_nothing() -> None:
+def test_another_certificate_gets_no_request() -> None:
     with RendezvousServer(TOKEN, certificate=ANOTHER) as stranger:
         client = Client(f"https://127.0.0.1:{stranger.port}", TOKEN, certificate=CERTIFICATE.fingerprint)
         with pytest.raises(RendezvousUnreachable, match="its certificate is not the expected one"):
@@ -82,7 +82,7 @@ def test_another_certificate_is_told_nothing() -> None:
         assert stranger.stats().requests == 0
 
 
-def test_a_server_without_tls_is_told_nothing() -> None:
+def test_a_server_without_tls_gets_no_request() -> None:
     with RendezvousServer(TOKEN) as plain:
         client = Client(f"https://127.0.0.1:{plain.port}", TOKEN, certificate=CERTIFICATE.fingerprint)
         with pytest.raises(RendezvousUnreachable, match="TLS failed"):
@@ -112,7 +112,7 @@ def test_nothing_older_than_tls_1_3(server: RendezvousServer) -> None:
         context.wrap_socket(connection)
 
 
-def test_a_usual_client_that_trusts_this_certificate_alone_takes_it(server: RendezvousServer) -> None:
+def test_a_usual_client_accepts_the_certificate(server: RendezvousServer) -> None:
     context = ssl.create_default_context(cadata=CERTIFICATE.pem.decode())
     context.check_hostname = False
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
@@ -140,7 +140,7 @@ def test_the_answer_before_a_goodbye_is_whole(server: RendezvousServer) -> None:
 @pytest.mark.parametrize(
     "noise", [b"\x16", b"\x16\x03\x01" + b"x" * 200, b"\x16\x03\x01\xff\xff" + b"\0" * 70000]
 )
-def test_a_handshake_that_is_none_ends_the_connection_alone(
+def test_a_broken_handshake_ends_its_connection_only(
     server: RendezvousServer, client: Client, noise: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port), 20) as connection:
@@ -186,7 +186,7 @@ class TestCertificates:
         assert CERTIFICATE.fingerprint != ANOTHER.fingerprint
         assert CERTIFICATE.key != ANOTHER.key
 
-    def test_it_is_what_others_read(self) -> None:
+    def test_other_tools_read_it(self) -> None:
         from cryptography import x509
 
         read = x509.load_pem_x509_certificate(CERTIFICATE.pem)
@@ -213,7 +213,7 @@ class TestCertificates:
     @pytest.mark.parametrize(
         "text", ["sha256:", "sha256:" + "0" * 63, "md5:" + "0" * 32, "/no/such/file", "x\0y"]
     )
-    def test_what_is_no_pin(self, text: str) -> None:
+    def test_a_malformed_pin(self, text: str) -> None:
         with pytest.raises(BadCertificate):
             read_pin(text)
 

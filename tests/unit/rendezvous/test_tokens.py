@@ -63,7 +63,7 @@ def places(server: RendezvousServer) -> Iterator[str]:
             yield from (f"/-/{name}" + "/s" * names + option.decode() for option in options)
 
 
-def test_the_places_are_those_of_the_server(server, monkeypatch):
+def test_every_path_of_the_server_is_covered(server, monkeypatch):
     found = set(places(server))
     assert {"/-/get/s/s?wait=1", "/-/watch/s", "/-/compare/s/s?version=1", "/-/metrics", "/-/health"} <= found
     routes = server._routes()
@@ -73,7 +73,7 @@ def test_the_places_are_those_of_the_server(server, monkeypatch):
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_gets_401_everywhere_and_changes_nothing(server, connect, stranger):
+def test_without_token_every_path_is_401_and_unchanged(server, connect, stranger):
     server.put("s", "k", b"secret")
     server.put("s", "s", b"secret")
     asked = 0

@@ -26,7 +26,7 @@ def enter(traffic, *connections):
     return entered
 
 
-def test_who_is_turned_away_takes_no_place():
+def test_a_refused_connection_takes_no_place():
     traffic: Traffic[Connection] = Traffic(
         TrafficLimits(connections=3, from_one_address=2), lambda count: True
     )
@@ -47,7 +47,7 @@ def test_who_is_turned_away_takes_no_place():
     assert len(traffic.unauthenticated) == 0
 
 
-def test_a_stranger_goes_where_there_is_room_for_nobody_else():
+def test_an_unauthenticated_client_is_dropped_for_another():
     traffic: Traffic[Connection] = Traffic(TrafficLimits(connections=2), lambda count: True)
     stranger, friend, later = Connection("a"), Connection("b"), Connection("c")
     assert traffic.enter(stranger)

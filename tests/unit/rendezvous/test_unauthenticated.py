@@ -16,7 +16,7 @@ def test_the_oldest_of_the_address_goes():
     assert len(strangers) == 3
 
 
-def test_the_oldest_of_all_goes_but_for_those_of_known_addresses():
+def test_the_oldest_of_unknown_addresses_goes():
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     strangers.know(["k"])
     assert enter(strangers, "k/1", "a/1", "b/1", "c/1", "d/1", "e/1", "k/2") == [None] * 5 + ["a/1", None]
@@ -24,7 +24,7 @@ def test_the_oldest_of_all_goes_but_for_those_of_known_addresses():
     assert [name for name in ("k/2", "k/3", "k/4") if name in strangers] == ["k/2", "k/3", "k/4"]
 
 
-def test_no_number_of_strangers_takes_a_place_of_a_known_address():
+def test_unknown_clients_never_take_places_of_known_addresses():
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     strangers.know(["k"])
     enter(strangers, "k/1")
@@ -50,7 +50,7 @@ def test_a_network_of_ipv6_counts_as_one_address_and_a_relay_as_its_host():
     assert enter(strangers, "fd00::4/1", "fd00::4/2", "fd00::5/1") == [None, None, "fd00::2/1"]
 
 
-def test_an_address_that_becomes_known_keeps_no_place_of_strangers():
+def test_an_address_that_becomes_known_frees_its_places():
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     enter(strangers, "a/1", "a/2", "b/1")
     strangers.know(["a"])
@@ -60,14 +60,14 @@ def test_an_address_that_becomes_known_keeps_no_place_of_strangers():
     assert (len(strangers), strangers._at, strangers._unknown) == (0, {}, {})
 
 
-def test_who_has_left_is_not_sent_away():
+def test_a_closed_connection_is_not_dropped_again():
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     enter(strangers, "a/1", "a/2")
     strangers.leave("a/1")
     assert enter(strangers, "a/3", "a/4") == [None, "a/2"]
 
 
-def test_the_oldest_is_one_of_an_unknown_address_if_there_is_any():
+def test_unknown_addresses_are_dropped_first():
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS)
     assert strangers.oldest() is None
     strangers.know(["k", "l", "one too many"])
@@ -78,7 +78,7 @@ def test_the_oldest_is_one_of_an_unknown_address_if_there_is_any():
     assert strangers.oldest() == "k/1"
 
 
-def test_an_unknown_address_that_comes_again_and_again_is_refused_until_its_strangers_had_their_turn():
+def test_a_returning_unknown_address_waits_for_its_turn():
     now = [0.0]
     strangers: UnauthenticatedClients[str] = UnauthenticatedClients(LIMITS, lambda: now[0])
     strangers.know(["k"])
