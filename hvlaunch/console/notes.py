@@ -54,6 +54,7 @@ class UnfinishedLines:
             rank, stream = key
             slot = len(_STREAMS) * rank + _STREAMS.index(stream)
             self._write(self._file, slot, _LINE.pack(len(text), zlib.crc32(text)) + text)
+            # Only after the write: a failed note is tried again with the next change.
             self.noted[key] = text
             if not text:
                 del self.noted[key]
@@ -81,6 +82,7 @@ class UnfinishedLines:
 
     def read(self) -> dict[Key, bytes]:
         """Return the notes of another process."""
+        # By system calls: another process' file may be shorter than a mapping.
         lines: dict[Key, bytes] = {}
         with suppress(OSError):
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -120,6 +122,7 @@ class FileSizes:
         # Unpublished sizes have another name: a killed driver may have noted only some of them.
         self._part = path.with_name(f"{path.name}.part")
         if not is_known:
+            # Of a driver killed before publish().
             self._part.unlink(missing_ok=True)
         size = 8 * len(_STREAMS) * ranks
         with closing(SharedFile(path if is_known else self._part, is_new=not is_known)) as file:

@@ -53,6 +53,7 @@ class OutputStore:
         self._places: dict[int, Place] = {}
         self._most = most // _SEGMENTS
         self._wall, self._clock = wall, clock
+        # Without it, progress bars would push lines out of the 64 MiB.
         self._states = BarStates(clock)
         self._waiting: list[bytes] = []
         self._newest: dict[str, int] = {}
@@ -114,6 +115,7 @@ class OutputStore:
         self._newest.clear()
         is_urgent, self._is_urgent = self._is_urgent, False
         if self._lost.size:
+            # Messages and reports are always tried.
             if self._clock() < self._retry_at and not is_urgent:
                 self._lost.add(len(data))
                 # The gap is announced before the output behind it.
@@ -189,6 +191,7 @@ class OutputStore:
                     self._learn(json.loads(item.data), {})
                 elif item.origin is not None:
                     self.seen[item.origin[0]] = item.origin[1]
+        # A torn item of a killed driver would hide everything behind it.
         os.ftruncate(self._file, self._size)
         if not self._size:
             self._append(self._packed_head())
@@ -206,11 +209,13 @@ class OutputStore:
             write_whole_at(file, head, 0)
         except OSError:
             os.close(file)
+            # An empty segment would count as the newest.
             path.unlink()
             raise
         self.close()
         self._file, self._size = file, len(head)
         self._segments.append(number)
+        # The new segment is there first: a reader always finds a newest one.
         while len(self._segments) > _SEGMENTS:
             segment_path(self._directory, self._segments.pop(0)).unlink(missing_ok=True)
 

@@ -51,6 +51,7 @@ class Recent:
         size += _ITEM
         self._kept.append((item, size))
         self._size += size
+        # The size counts, not the number: an item may be a byte or 64 KiB.
         while self._size > _MOST:
             self._size -= self._kept.popleft()[1]
 

@@ -88,6 +88,7 @@ def pack(item: Stored) -> bytes:
     """Return the item in its form on disk."""
     name, frame = item.origin or ("", _NOBODY)
     session = os.fsencode(name)
+    # The form has fixed fields: -1 stands for a missing number.
     rank = _NOBODY if item.rank is None else item.rank
     head = _ITEM.pack(item.time, frame, rank, _KINDS.index(item.kind), len(session))
     # Records of output continue no checksum, so that a reader can begin at any of them.
@@ -129,6 +130,7 @@ class StoreReader:
         while self._file >= 0 or self._open_next(self.position.segment):
             # Before the items: what was written to this segment before the next one began is then read below.
             next_segment = self._next_segment()
+            # The position moves with each item: a viewer may stop anywhere.
             for item, offset in items(self._file, self.position.offset):
                 self.position = Position(self.position.segment, offset)
                 yield item

@@ -40,6 +40,7 @@ def pack_record(pieces: Iterable[bytes], previous: int = 0) -> tuple[bytes, int]
 
     With the previous record's checksum as `previous`, a reader notices missing, doubled and foreign records.
     """
+    # Joined first: a checksum of many small pieces costs more than the copy.
     body = b"".join(pieces)
     check = zlib.crc32(body, previous)
     head = _CHECKED.pack(len(body), check)
@@ -54,6 +55,7 @@ def read_records(data: memoryview, start: Mark) -> Iterator[tuple[memoryview, Ma
     at, check = start
     while at + _HEAD.size <= len(data):
         size, expected, head_check = _HEAD.unpack_from(data, at)
+        # The head has its own checksum: a damaged length would hide all later records.
         if not size or zlib.crc32(data[at : at + _CHECKED.size]) != head_check:
             break
         body = data[at + _HEAD.size : at + _HEAD.size + size]
@@ -193,6 +195,7 @@ class Log:
             # The content before the name: after a loss of power, the name must not lead to an empty file.
             if self._is_synced:
                 os.fdatasync(copy._descriptor)
+            # The moment of the replacement: a kill before leaves the old file, after it the new.
             part.rename(self.path)
         except BaseException:
             copy.close()

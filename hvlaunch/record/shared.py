@@ -45,6 +45,7 @@ class SharedFile:
         elif (end := self.size) < offset + size:
             # What is behind `end` has no block yet. What is before it has: on a full disk it can still be mapped.
             self.reserve(end, offset + size - end)
+        # The mapping has its own duplicate of the descriptor.
         return mmap.mmap(self.descriptor, size, offset=offset)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ class MalformedBatch(ValueError):
 
 def pack(head: object, values: Iterable[bytes | None] = ()) -> bytes:
     """Return a body: `head` in JSON on a line, then each value except None."""
+    # ASCII: the head's length in bytes is then its length in characters, for every language.
     line = json.dumps(head, separators=(",", ":")).encode("ascii")
     return b"".join([line, b"\n", *(value for value in values if value is not None)])
 
@@ -38,6 +39,7 @@ def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
         if size is None:
             values.append(None)
             continue
+        # Not isinstance(): a bool is an int, and JSON has both.
         if type(size) is not int or not 0 <= size <= len(data) - start:
             raise MalformedBatch("the sizes do not match the bytes that follow")
         values.append(bytes(data[start : start + size]))
@@ -50,6 +52,7 @@ def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
 def read_keys(body: bytes) -> list[str]:
     """Return the keys of a body, a JSON list. Raises MalformedBatch."""
     keys = _parse(body)
+    # A client may send any JSON: types are checked before use.
     if not isinstance(keys, list):
         raise MalformedBatch("this is not a list of keys")
     check_keys(keys)
@@ -66,6 +69,7 @@ def check_keys(keys: Iterable[object]) -> None:
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
+    # Deeply nested JSON of an attacker raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise MalformedBatch("this is not JSON") from error
 

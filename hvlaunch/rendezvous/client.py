@@ -219,6 +219,7 @@ class Client:
         deadline = time.monotonic() + timeout
         tries = _Tries(self.lease, deadline)
         while True:
+            # The server waits, and not this client: a poll is a single request of up to 30 s.
             poll = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL)
             try:
                 reply = self._ask_once(method, f"{path}wait={poll:.3f}", body, poll)
@@ -251,6 +252,7 @@ class Client:
         if reply.status not in _REFUSALS:
             raise UnexpectedAnswer(reply.status, url=self.url)
         kind, hint = _REFUSALS[reply.status]
+        # The body's first bytes only: another server at this address may send anything.
         raise kind(reply.body[:500].decode(errors="replace").strip(), url=self.url, hint=hint)
 
 

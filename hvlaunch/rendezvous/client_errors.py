@@ -23,6 +23,7 @@ class RendezvousError(HvlaunchError):
     """Base class. `url` is the server's, if known; no message contains the token."""
 
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
+        # The URL has no token: messages may be shown and logged.
         super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
         self.url = url
 

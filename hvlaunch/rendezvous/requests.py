@@ -63,11 +63,13 @@ class Requests:
             raise NoRendezvous(
                 "the token would be readable on the network", url=url, hint="https:// and its certificate"
             )
+        # A token with a line break could add header fields.
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             raise NoRendezvous("the token must be one word of printable ASCII characters", url=url)
         self._url = url
         self._timeout = timeout
         self._headers = {"Authorization": f"Bearer {token}"}
+        # The newest first: old connections may have been closed by a firewall.
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._process = os.getpid()
 
@@ -80,6 +82,7 @@ class Requests:
         if connection is not None:
             try:
                 return self._exchange(connection, method, path, body, patience)
+            # A server may have closed an idle connection just before the request.
             except (ConnectionError, ssl.SSLError):
                 self.close()  # the other kept connections are most likely dead too
             except (OSError, http.client.HTTPException) as error:
@@ -123,6 +126,7 @@ class Requests:
     ) -> Reply:
         try:
             if connection.sock is None:
+                # Connected here, so that keepalive is set before the first wait.
                 self._connect(connection)
             connection.sock.settimeout(self._timeout + patience)
             connection.request(method, path, body=body, headers=self._headers)

@@ -88,6 +88,7 @@ def encode(message: Ask | Grant | Notice | Beat) -> bytes:
 
 def decode(kind: type[T], value: bytes) -> T:
     """Parse and check a message: each worker can write any bytes. Raises ValueError."""
+    # Checked first: a worker could make the driver parse a value of many MiB.
     if len(value) > _LONGEST:
         raise ValueError(f"not a valid {kind.__name__}: {len(value)} bytes")
     try:
@@ -112,8 +113,10 @@ def worker_id(host: str, slot: int, start: int) -> str:
 
 def worker_of(name: str) -> tuple[str, int, int]:
     """Return host, slot and start of a worker_id. Raises ValueError."""
+    # From the right: a host's name may have a slash.
     host, slot, start = name.rsplit("/", 2)
     worker = host, int(slot), int(start)
+    # Only the canonical form: " 1" and "01" are numbers too.
     if worker_id(*worker) != name:
         raise ValueError(f"not a worker's id: {name!r}")
     return worker

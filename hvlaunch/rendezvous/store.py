@@ -159,6 +159,7 @@ class Store:
         """Set the values; `piece` is the appended part of a single value."""
         if not values:
             return self.version
+        # All checks come before the first change: a refused put changes nothing.
         self._make_room(scope, values)
         place = self._scopes.get(scope)
         if place is None:
@@ -169,6 +170,7 @@ class Store:
             place.values[key] = Entry(value, self.version)
             if place.gone:
                 place.gone.pop(key, None)
+            # The record gets each change before any waiting client hears of it.
             if self.keep is not None:
                 self.keep(scope, key, value if piece is None else piece, self.version, piece is not None)
         # Callbacks come last: a waiter may read or change the store.
@@ -274,6 +276,7 @@ class Store:
         limits = self.limits
         while len(self._deletions) > limits.deletions or self._deleted_names > limits.deleted_names:
             scope, key, version = self._deletions.popleft()
+            # Names count too: a client could set and delete ever new long keys.
             self._deleted_names -= len(scope) + len(key)
             self.forgotten = version
             place = self._scopes.get(scope)

@@ -75,6 +75,7 @@ class Teller:
             sent = self._newest
             step, total = sent
             self._put(json.dumps({"step": step, "total": total, "metrics": self._metrics}).encode("ascii"))
+            # The last step of a burst must arrive too, even without a following step.
             if not self._has_news.wait(_LATE) and self._newest == sent:
                 self._has_news.wait()
 
@@ -90,6 +91,7 @@ _teller: _Tells | None = None
 
 
 def _new_teller() -> _Tells:
+    # Missing outside of hvlaunch, where progress() may be called too.
     worker = os.environ.get("HVLAUNCH_WORKER")
     if not worker or not os.environ.get("HVLAUNCH_RENDEZVOUS") or not os.environ.get("HVLAUNCH_TOKEN"):
         return _Silent()

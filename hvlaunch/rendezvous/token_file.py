@@ -72,6 +72,7 @@ def read_token_file(path: Path) -> str:
     if problem is not None:
         hint = f"chmod 600 {path}" if status.st_uid == os.getuid() else "a copy of your own, with mode 600"
         raise BadTokenFile(problem, path=path, hint=hint)
+    # latin-1 decodes any bytes; the checks below refuse other than ASCII.
     token = content.decode("latin-1").strip()
     if len(token) < _SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
         raise BadTokenFile(

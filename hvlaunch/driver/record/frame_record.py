@@ -53,6 +53,7 @@ class FrameRecords:
             if number not in self._pages:
                 self._pages[number] = self._page(number)
             page, sync = self._pages[number]
+            # Each link has its own slice: threads of different links need no common lock.
             return FrameRecord(page[_FIELDS * index : _FIELDS * (index + 1)], sync)
 
     def _page(self, number: int) -> tuple[memoryview, Callable[[], object]]:
@@ -60,6 +61,7 @@ class FrameRecords:
             # Shared memory, since a system call for each printed line is a tenth of the cost of printing.
             shared = self._file.map(number * PAGE, PAGE)
             return memoryview(shared).cast("Q"), shared.flush if self._is_synced else _no_need
+        # Private memory instead: the job goes on without a record.
         except OSError:
             return memoryview(bytearray(PAGE)).cast("Q"), _no_need
 

@@ -52,6 +52,7 @@ class JobRecord:
         begin = StoreFile.create if past is None else StoreFile.open
         self.store_file = begin(directory / STORE, sync=is_synced)
         """The content of the rendezvous."""
+        # A successor needs both: the loss of either is the loss of the record.
         self.store_file.lost = self.lose
         self._journal: Journal | None = None
 
@@ -108,6 +109,7 @@ class JobRecord:
 
     def lose(self, cause: str) -> None:
         """Warn the user, once, about an impossible takeover. For any thread."""
+        # Set before the message: another thread may ask at any moment.
         self.is_whole = False
         say, self._say = self._say, None
         if say is not None:
@@ -127,6 +129,7 @@ class JobRecord:
 
 def _sync(directory: Path, *names: str) -> None:
     """Return when the disk has these files, and the directory in its place. Raises OSError."""
+    # The parents too: after a loss of power a new directory may be missing in its parent.
     root = directory.parent
     for path in (*(directory / name for name in names), directory, root, root.parent, root.parent.parent):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -118,6 +118,7 @@ class Journal:
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Write further turns, and the greetings of new agents by their links."""
+        # A record has a single wall time: its turns were decided within a moment.
         wall = time.time()
         try:
             rows = [_turn(turn, wall) for turn in turns]
@@ -157,6 +158,7 @@ class Journal:
         self._idle_start = self._log.end
 
     def _append(self, rows: Sequence[Row]) -> None:
+        # Removed: the remaining turns of a broken journal are not written.
         if not self.is_whole:
             return
         try:
@@ -272,6 +274,7 @@ def _check_owner(path: Path) -> None:
 
 def _check_format(path: Path, data: bytes) -> None:
     """Raises NoJournal, ForeignJournal, OtherVersion."""
+    # A driver killed while creating the file leaves a part of the magic, or all of it.
     if _MAGIC.startswith(data):
         raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
     number = data[len(_NAME) :].partition(b"\n")[0]
@@ -302,6 +305,7 @@ def _read(path: Path, data: bytes) -> Past:
                 begin = _begin(row[0])
             else:
                 raise BadData(f"a row of kind {kind!r}")
+    # Before the first turn nothing was started, so nothing has to be taken over.
     if not turns:
         raise NoJournal(_BEFORE_ANYTHING.format(path), hint=_HINT)
     if begin is None or not drivers:
@@ -312,6 +316,7 @@ def _read(path: Path, data: bytes) -> Past:
 def _begin(entry: Entry) -> Begin:
     """Raises OtherVersion, BadData."""
     begin = begin_of(entry)
+    # Another version's engine may decide otherwise, and its replay would fail midway.
     if begin.version != __version__:
         cause = f"job {begin.job_id}: hvlaunch {begin.version} has begun it, and this is {__version__}"
         raise OtherVersion(cause, hint="the same version")

@@ -76,6 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._pace()
 
     def data_received(self, data: bytes) -> None:
+        # The last answer is sent. More input is read and dropped, for an orderly end.
         if self._lingering:
             self._thrown_away += len(data)
             # An authenticated client may have sent requests in advance; an unauthenticated flood is cut.
@@ -138,6 +139,7 @@ class ClientConnection(asyncio.Protocol):
             return  # _release() continues, before any further read
         if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
             self._reader.permit_body()
+            # Only now: the client's body is wanted, and no earlier answer is pending.
             self._transport.write(CONTINUE)
         self._pace()
 
@@ -211,6 +213,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         reader = self._reader
+        # Backpressure: unread input stays in the kernel, and slows the client.
         if not self._lingering and (self._choked or (self._pending is not None and reader.ready)):
             self._transport.pause_reading()
         else:

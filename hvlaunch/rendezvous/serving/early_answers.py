@@ -67,6 +67,7 @@ def answer_early(
                     is_short = False
                 except OSError as error:
                     is_short = is_shortage(error)
+                # The event loop takes over: it has limits for a crowd, and can drop silent callers.
                 if callers and (answerer is None or is_short or len(callers) > _MOST_CALLERS):
                     return list(callers.values())
                 if is_short and not when_short():

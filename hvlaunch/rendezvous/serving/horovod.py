@@ -46,6 +46,7 @@ class HorovodScopes:
 
     def opens(self, method: str, scope: str, peer: str) -> bool:
         """True if a client at this address may use the scope so without a token."""
+        # By address alone: Horovod's workers have no token.
         return peer in self._addresses and (scope in self or (method, scope) == ("PUT", _NOTIFICATIONS))
 
     def delete(self, store: Store, scope: str, key: str) -> None:
@@ -54,6 +55,7 @@ class HorovodScopes:
             store.delete(scope, key)
         elif scope in self._sizes:
             finished = self._finished.setdefault(scope, set())
+            # A rank counts once, even if its DELETE is repeated.
             finished.add(key)
             if len(finished) >= self._sizes[scope]:
                 del self._finished[scope]

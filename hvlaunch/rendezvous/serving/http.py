@@ -197,12 +197,14 @@ class RequestReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
+            # Any other exception is a defect of this server.
             if not isinstance(error.__context__, _Stop):
                 raise
         except httptools.HttpParserInvalidMethodError:
             self._refuse(501)
         except httptools.HttpParserError:
             self._refuse(400)
+        # A header field without an end never reaches a callback.
         if self._unclaimed > self._limits.head:
             self._refuse(431)
 
@@ -275,6 +277,7 @@ class RequestReader:
             self.is_trusted = True
         if not self.is_trusted:
             self._leave_body(401)
+        # Refused before the transfer: the client need not send a useless body.
         if self._announced > self._limits.body:
             self._leave_body(413)
         if self._expects_continue and isinstance(self._outcome, Answer):

@@ -70,6 +70,7 @@ class Listeners:
         self._holder: socket.socket | None = None
         requested = port
         if port == 0 and host not in EVERYWHERE:
+            # Another program can't take the port at another address meanwhile.
             self._holder = _bind("", 0)  # it never listens
             port = self._holder.getsockname()[1]
         try:
@@ -111,6 +112,7 @@ def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str
         except CannotListen as error:
             if not _is_in_use(error) or time.monotonic() >= deadline:
                 raise
+        # Polled: no event announces a released port.
         time.sleep(0.02)
     try:
         for other in others:
@@ -190,6 +192,7 @@ class Shortage:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             raised = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+            # Doubled, and not set to the maximum: each later child inherits the limit.
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             return True
         if not self._has_warned:

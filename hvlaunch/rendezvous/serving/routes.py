@@ -72,6 +72,7 @@ class Routes:
             return _BAD_PATH
         if parts[0] == OWN:
             return self._verbs(head.method, parts[1:], query)
+        # An unknown query may be meant for a verb: refused rather than ignored.
         if len(parts) != 2 or query:  # noqa: PLR2004 (scope and key)
             return _BAD_PATH
         return self._value(head.method, parts[0], parts[1])
@@ -80,6 +81,7 @@ class Routes:
         if token is not None:
             # In constant time: the duration must not reveal a part of the token.
             return compare_digest(token, self._token)
+        # Another kind of credentials is wrong, and not the same as none.
         if head.authorization or parts is None:
             return False
         return self._horovod.opens(head.method, parts[0], head.peer)
@@ -123,6 +125,7 @@ def _components(path: bytes) -> list[str] | None:
     if not path.startswith(b"/") or b"#" in path:
         return None
     try:
+        # Split before decoding: an encoded slash belongs to a name.
         if b"%" not in path:
             parts = path[1:].decode().split("/")
         elif _BAD_PERCENT.search(path):
@@ -167,6 +170,7 @@ def prometheus(stats: Stats, answers: Mapping[int, int]) -> Answer:
         def collect(self) -> "Iterator[Metric]":
             return _families(stats, answers)
 
+    # A registry of its own: the global one has the process' own metrics.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Numbers())
     content_type = f"Content-Type: {CONTENT_TYPE_LATEST}\r\n".encode("ascii")

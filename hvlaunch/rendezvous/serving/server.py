@@ -100,6 +100,7 @@ class RendezvousServer:
         self._is_needed = False
         self._closing = False
         self._awake = threading.Event()
+        # Results wait for the disk like clients' answers.
         self._calls = Calls(self._store, self._record.then)
 
     def __enter__(self) -> RendezvousServer:  # noqa: PYI034 (typing.Self came with Python 3.11)
@@ -138,6 +139,7 @@ class RendezvousServer:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
             listener = self._listeners.add(host)
+            # The server listens there already.
             if listener is None:
                 return
             if self._loop is not None:
@@ -362,6 +364,7 @@ class RendezvousServer:
             self._listeners.close()
             self._control.close()
             self._awake.set()
+            # Last: a call between the loop's end and this point waits for an answer.
             self._calls.end()
 
     def _release_reserved(self) -> None:
@@ -376,6 +379,7 @@ class RendezvousServer:
     def _run_loop(self, callers: list[socket.socket]) -> None:
         loop = _new_loop()
         try:
+            # The default handler would print a traceback to the job's console.
             loop.set_exception_handler(self._on_fault)
             loop.run_until_complete(self._serve(callers))
         finally:

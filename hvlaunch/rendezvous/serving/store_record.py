@@ -172,6 +172,7 @@ def _read(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 (by its descriptor)
         status = os.fstat(descriptor)
+        # Another user's file could feed this job with values.
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise BadStoreFile(path, "this is no file that only this user can read and change")
         content = file.read()
@@ -235,6 +236,7 @@ class StoreRecord:
             may_lack = self.notes.get(_BOOT) != boot
             store.go_on_from(max(fresh, store.version), forgets=may_lack)
         self._rewrite_at = 2 * file.size + _SLACK
+        # From here on each change is recorded; not before, or the restored ones would be too.
         store.keep, self._once.keep = self._record_change, self._record_answer
         self._add(pack(*self._version()))
         self.note(_BOOT, boot)
@@ -259,12 +261,14 @@ class StoreRecord:
     def flush(self) -> None:
         """Write the changes, then call everything in waiting order."""
         pieces, self._pieces = self._pieces, []
+        # Without a file the waiting calls still run below.
         if pieces and self._file is not None:
             try:
                 self._write(self._file, pieces)
             except OSError as error:
                 self._give_up(_reason(error))
         self.is_behind = False
+        # Emptied first: an act may add to the list.
         waiting, self._waiting = self._waiting, []
         for act in waiting:
             try:

@@ -49,6 +49,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         ends = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        # The loopback interface is private: other users can't read it.
         self._is_private = all(end and is_loopback(str(end[0])) for end in ends)
         self._client.connection_made(self)
 
@@ -78,6 +79,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
         )
 
     def _begin(self, data: bytes) -> None:
+        # A TLS record begins with 0x16, HTTP with a letter, a question with its mark.
         if data[0] == _TLS and self._context is not None:
             self._tls = self._context().wrap_bio(self._incoming, self._outgoing, server_side=True)
             self._shaking = True
@@ -110,6 +112,7 @@ class ClientTransport(asyncio.Transport, asyncio.Protocol):
                 return
             text = self._decrypt()
         except ssl.SSLError:
+            # The alert tells the client the reason.
             self._flush()
             self._transport.abort()
             return

@@ -91,6 +91,7 @@ class UnauthenticatedClients(Generic[ConnectionT]):
             gone = next(iter(self._unknown))
         if gone is not None:
             self.leave(gone)
+        # Counted by the site at arrival: the address may become trusted meanwhile.
         self._site[connection] = site
         self._at.setdefault(site, OrderedDict())[connection] = self._clock()
         if not is_known:
@@ -119,6 +120,7 @@ class UnauthenticatedClients(Generic[ConnectionT]):
 
 def _network(address: str) -> str:
     """Return the part of an address by which clients are counted."""
+    # A relay's address names its host, and is no IPv6 address in spite of its colons.
     if ":" not in address or address.startswith("relay:"):
         return address
     import socket  # noqa: PLC0415 (few come by IPv6)
@@ -147,6 +149,7 @@ def room_for(connections: int) -> bool:
     needed = connections + (_RESERVE if hard == resource.RLIM_INFINITY else min(_RESERVE, hard // 2))
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return True
+    # The hard limit is the administrator's.
     if hard != resource.RLIM_INFINITY and needed > hard:
         return False
     raised = max(needed, 2 * soft)
@@ -273,6 +276,7 @@ class Traffic(Generic[PeerT]):
         peer = connection.peer
         if self._by_peer[peer] >= self.limits.from_one_address or not self._make_room():
             self.turned_away += 1
+            # Refused, but open until its answer is taken: counted apart.
             self._parting.add(connection)
             return False
         self._by_peer[peer] += 1
@@ -303,11 +307,12 @@ class Traffic(Generic[PeerT]):
         self._turn_out(oldest)
         return True
 
-    def _turn_out(self, stranger: PeerT | None) -> None:
-        if stranger is not None:
+    def _turn_out(self, client: PeerT | None) -> None:
+        if client is not None:
             self.turned_away += 1
-            stranger.abort()
-            self.leave(stranger)
+            # The event loop reports the loss later; the place is free at once.
+            client.abort()
+            self.leave(client)
 
     @property
     def may_part_slowly(self) -> bool:
@@ -323,6 +328,7 @@ class Traffic(Generic[PeerT]):
         if connection in self._parting:
             self._parting.discard(connection)
             return
+        # Zeros are deleted: each address ever seen would take memory.
         self._by_peer[connection.peer] -= 1
         if not self._by_peer[connection.peer]:
             del self._by_peer[connection.peer]

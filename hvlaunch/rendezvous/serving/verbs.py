@@ -89,6 +89,7 @@ class Verbs:
         if method != verb.method:
             return not_allowed(verb.method)
         names = names[1:]
+        # "-" is no scope: a verb's path must not reach another verb.
         if len(names) not in verb.names or names[:1] == [OWN]:
             return _BAD_PATH if verb.names[0] else _ABSENT
         options = _read_options(query, verb.options)
@@ -173,6 +174,7 @@ class Verbs:
         # Checked before the parse: a list of a MiB expands to many objects.
         if len(body) > _MAX_KEYS_BODY:
             return _LONG_LIST
+        # One moment: no other request runs between two keys.
         values = [self._store.get(scope, key) for key in batch.read_keys(body)]
         return _batch(batch.sizes(values), values)
 
@@ -272,6 +274,7 @@ def _changes(changes: Changes) -> Answer:
 
 
 def _batch(head: object, values: list[bytes | None]) -> Answer:
+    # A single answer must not hold half of the server's memory.
     if sum(len(value) for value in values if value is not None) > _MAX_BATCH:
         return _LONG_ANSWER
     return Answer(200, batch.pack(head, values))
