@@ -163,7 +163,7 @@ class Driver:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
-            self.observing.hang_watch.end()
+            self.observing.hang_watch.stop()
             self._links.close()
             if self._files is not None:
                 self._files.close()

@@ -30,7 +30,7 @@ class ResultFiles:
         self._open: dict[_Worker, tuple[int, BinaryIO]] = {}
         self._failed: set[_Worker] = set()
 
-    def take(self, worker: _Worker, rank: int, part: bytes) -> None:
+    def write_part(self, worker: _Worker, rank: int, part: bytes) -> None:
         """Write the next part of the worker's result; an empty part ends the result."""
         if worker in self._failed:
             return

@@ -234,7 +234,7 @@ def _run(
         reporting.begin()
         result = driver.run()._replace(size=driver.size)
         if history is not None:
-            reporting.end(result)
+            reporting.announce_end(result)
             history.close()
     return result
 

@@ -104,7 +104,7 @@ class Reporting:
             self._final = self.form(result)
         return self._final
 
-    def end(self, result: JobResult) -> None:
+    def announce_end(self, result: JobResult) -> None:
         """Note the end of the job, and pass the report to the callers of when_ended()."""
         with self._lock:
             self._result = result

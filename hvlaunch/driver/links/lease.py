@@ -74,7 +74,7 @@ class Lease:
                     silence.excuse(now)
             elif is_due:
                 silence.asked = silence.since = now
-            ends[host] = silence.end(self._seconds)
+            ends[host] = silence.ends_at(self._seconds)
         self.doubtful = [
             host for host, silence in self._silences.items() if now >= silence.since + self._seconds / 2
         ]
@@ -112,7 +112,7 @@ class _Silence:
             self._excused += 1
             self.since = now
 
-    def end(self, seconds: float) -> float:
+    def ends_at(self, seconds: float) -> float:
         """Return the time at which the host is given up."""
         return max(self.since + seconds, self.until) + _RESENT
 

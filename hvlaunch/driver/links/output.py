@@ -107,7 +107,7 @@ class HostOutput:
         """Keep a part of a worker's result. Raises BadFrame."""
         if self._results is None:
             raise BadFrame("a result, and the job calls no function")
-        self._results.take(worker, rank, body)
+        self._results.write_part(worker, rank, body)
         # A result is written at once, and needs no printer for its credit.
         if body:
             self._credit.add(len(body))

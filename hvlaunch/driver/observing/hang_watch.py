@@ -40,7 +40,7 @@ def _harmless(
         try:
             step(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 (see above)
-            self.end()
+            self.stop()
             self._say(
                 f"internal error: {type(error).__name__}: {error}; no hang of this job is found any more"
             )
@@ -91,7 +91,7 @@ class HangWatch:
             self._is_on = True
             self._at(self._clock() + self._timeout / 4, self._look)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the watch: the job is over."""
         self._is_over = True
 

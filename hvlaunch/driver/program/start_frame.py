@@ -72,7 +72,7 @@ def default_env(cpus: int, local_size: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
 
 
-class Certificate(Protocol):
+class Fingerprinted(Protocol):
     """The certificate of the rendezvous, by which workers know it."""
 
     @property
@@ -82,7 +82,7 @@ class Certificate(Protocol):
 def shared_env(
     network: HostNetwork,
     user_env: Mapping[str, str],
-    certificate: Certificate,
+    certificate: Fingerprinted,
     ports: tuple[int, int] | None = None,
     lease: float = 0.0,
     *,

@@ -34,8 +34,8 @@ def test_results_are_stored_by_the_final_rank(tmp_path: Path) -> None:
     data = {worker: result(f"of {worker}") for worker in range(3)}
     for start in range(0, max(map(len, data.values())), 10):
         for worker, whole in data.items():
-            files.take((0, worker, 0), 2 - worker, whole[start : start + 10] or b"")
-    files.take((0, 2, 0), 0, b"")
+            files.write_part((0, worker, 0), 2 - worker, whole[start : start + 10] or b"")
+    files.write_part((0, 2, 0), 0, b"")
     files.close()
     assert values(ended(3), tmp_path, return_exceptions=False) == ["of 2", "of 1", "of 0"]
 
@@ -54,8 +54,8 @@ def test_incomplete_result_is_ignored(tmp_path: Path, cut: int) -> None:
 def test_a_later_worker_of_a_rank_counts(tmp_path: Path) -> None:
     files = ResultFiles(tmp_path)
     for start in range(2):
-        files.take((0, 0, start), 0, result(start))
-        files.take((0, 0, start), 0, b"")
+        files.write_part((0, 0, start), 0, result(start))
+        files.write_part((0, 0, start), 0, b"")
     assert values(ended(1), tmp_path, return_exceptions=False) == [1]
 
 
@@ -66,10 +66,10 @@ def test_full_disk_loses_the_result_and_is_named(tmp_path: Path, monkeypatch: py
 
     files = ResultFiles(tmp_path)
     monkeypatch.setattr(files, "_file", lambda *_: Full())
-    files.take((0, 0, 0), 0, b"some")
+    files.write_part((0, 0, 0), 0, b"some")
     monkeypatch.undo()
-    files.take((0, 0, 0), 0, b"more")
-    files.take((0, 0, 0), 0, b"")
+    files.write_part((0, 0, 0), 0, b"more")
+    files.write_part((0, 0, 0), 0, b"")
     files.close()
     with pytest.raises(WorkerFailed, match="could not be kept: no space left on device"):
         values(ended(1), tmp_path, return_exceptions=False)

@@ -231,6 +231,6 @@ def test_the_report_is_there_while_the_job_runs_and_when_it_has_ended(job):
     found = []
     waiting = threading.Thread(target=lambda: found.append(job.client.get("/report?wait=30", 30)))
     waiting.start()
-    job.reporting.end(JobResult(exit_code=7, elapsed=1.0))
+    job.reporting.announce_end(JobResult(exit_code=7, elapsed=1.0))
     waiting.join()
     assert [report["exit_code"] for report in (*found, job.client.get("/report"))] == [7, 7]

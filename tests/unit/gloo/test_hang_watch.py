@@ -165,7 +165,7 @@ def test_new_nccl_operations_are_progress() -> None:
 
 def test_no_look_follows_the_end_of_the_job() -> None:
     rig = Rig()
-    rig.watch.end()
+    rig.watch.stop()
     rig.run_until(4 * TIMEOUT)
     assert not rig.looks
 
