@@ -66,6 +66,7 @@ def signals_as_events(
     ours = (*_ENDING, *_PASSED_ON, *(() if on_quit is None else (signal.SIGQUIT,)))
     before = {number: signal.getsignal(number) for number in (*ours, signal.SIGTTIN)}
     for number in ours:
+        # nohup and shells in scripts ignore signals on purpose.
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, _heard_elsewhere)
     signal.signal(signal.SIGTTIN, signal.SIG_IGN)

@@ -155,4 +155,5 @@ class Reporting:
         return None if self._driver is None else self._driver.ranks.rank_of(host, slot, start)
 
     def _tail(self, rank: int) -> bytes:
+        # During a replay the printer has no output yet.
         return self._printer.tail(rank) if self._has_begun else b""

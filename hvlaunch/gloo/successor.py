@@ -47,6 +47,7 @@ def succeed(path: Path) -> JobResult:
 def _past_and_keys(path: Path) -> tuple[Past, Keys]:
     if (path / RESULT).exists():
         raise JobOver(f"{path}: the job has ended", hint="hvlaunch jobs")
+    # The journal first: its errors say more than missing keys.
     past = read_past(path / JOURNAL)
     try:
         return past, Keys.load(path / KEYS)

@@ -14,6 +14,7 @@ __all__ = ["assumed", "ended_well", "starting"]
 
 def starting(fact: RoundStarting) -> str:
     """`8 workers on 2 hosts; rank 0 is at 10.0.0.1:41873`."""
+    # A static job has one round, and its user need not know the word.
     again = f"round {fact.round}: " if fact.round else ""
     place = f"host {fact.hosts[0]}" if len(fact.hosts) == 1 else f"{len(fact.hosts)} hosts"
     port = f"{fact.master_addr}:{fact.master_port}"

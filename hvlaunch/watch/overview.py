@@ -119,6 +119,7 @@ class Totals:
         match event:
             case on.WorkerStarted(host, _, slot, _, start) if not self._is_formed:
                 self._run((host, slot, start), now)
+            # A beat with the round's number comes from a worker that has met the others.
             case on.WorkerBeat(host, slot, start, commit):
                 self._commit_at(commit, now)
                 if event.round == self._round:

@@ -137,6 +137,7 @@ class Recorder:
     def _of_action(self, action: do.Action, now: float) -> Iterator[Record]:
         match action:
             case do.Start():
+                # Times of exits count from the first start of the job, not from that of their round.
                 self._started_at = now if self._started_at is None else self._started_at
                 yield {
                     "type": "workers_starting",

@@ -27,6 +27,7 @@ _ALONE = {
 
 def sentence(fact: tell.Fact) -> str:
     """Return the message for a fact."""
+    # By subject, since mypy then checks that every fact has a message.
     match fact:
         case tell.PoolEmpty() | tell.KeepingHosts() | tell.SlotsLacking():
             return _of_pool(fact)
@@ -107,6 +108,7 @@ def _of_pool(fact: tell.PoolEmpty | tell.KeepingHosts | tell.SlotsLacking) -> st
             if keeps_hosts:
                 return "the pool is empty now: keeping the current hosts"
             return "no hosts in the pool yet: waiting for the first"
+        # The words of a discovery script stand on lines of their own, behind the message.
         case tell.KeepingHosts(problem):
             cause, colon, its_words = str(problem).partition(":\n")
             return f"{cause}; keeping the current hosts{colon}{its_words}"
@@ -254,6 +256,7 @@ def span(noun: str, numbers: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-3`, `pids 12,14`."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
+    # A range is shorter, and the usual case: ranks of a host are consecutive.
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return f"{noun}s {numbers[0]}-{numbers[-1]}"
     return f"{noun}s {','.join(map(str, numbers))}"

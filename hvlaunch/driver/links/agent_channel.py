@@ -138,6 +138,7 @@ class CommandConnection(BaseConnection):
         self._connection = connection
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
+        # A near host gets compiled modules too: bytes cost less there than the time to compile.
         is_here = self.remote_address is None
         command, data = program.command(host, is_here=is_here, is_near=self._connection.is_near)
         return CommandChannel(self._connection.run(command), data, listener)

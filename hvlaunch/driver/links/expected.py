@@ -160,6 +160,7 @@ class Expected:
         self._had.add(key)
 
     def _check_hello(self, header: Mapping[str, Any]) -> None:
+        # GPUs are looked up only if the number of slots depends on them.
         self._once("hello", "hello")
         for name in ("beacon_port", "master_port"):
             if header[name] is not None:
@@ -214,6 +215,7 @@ class Expected:
             self._check_output(header, body)
             return
         self._once((kind, slot, start), kind)
+        # Started or not started, each start has one of the two.
         if kind in ("started", "not_started"):
             self._once(("start", slot, start), kind)
             self._workers += 1

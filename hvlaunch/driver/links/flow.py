@@ -95,6 +95,7 @@ class Outgoing(Generic[T]):
             self._changed.wait_for(lambda: self._own or self._relayed or self._closed)
             if not self._own and not self._relayed:
                 return None
+            # Turns, since a flood of relayed data would otherwise delay an order to stop.
             is_own = bool(self._own) and (self._own_turn or not self._relayed)
             self._own_turn = not is_own
             self._changed.notify_all()

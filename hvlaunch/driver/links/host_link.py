@@ -242,6 +242,7 @@ class HostLink:
         """Mark this frame of the lasting stream as acked: the agent need not keep its copy. For any thread."""
         if frame:
             self.session.acked.add(frame)
+            # The agent waits for this to end: the next ping would be seconds away.
             if self._has_released:
                 self.session.acknowledge()
 
@@ -376,12 +377,14 @@ class HostLink:
         self.session.is_over = True
         self._parting = cause
         self._partings += 1
+        # Each is an event in the journal, and an agent could send any number of them.
         if self._partings <= _MOST_PARTINGS:
             error = lost(self.host.name, f"its agent ends: {cause}")
             self._post_event(on.HostParting(self.host.name, error.problem, quoted(traceback)))
 
     def _greet(self, header: Mapping[str, Any]) -> None:
         """The agent's hello has come. Raises AgentFailed, NoFreePort."""
+        # Agents of a launcher or a warm pool come from another start, perhaps of another version.
         if header["protocol"] != PROTOCOL:
             raise AgentFailed(
                 f"its agent speaks protocol {header['protocol']}, this hvlaunch speaks {PROTOCOL}",

@@ -69,6 +69,7 @@ class HostLinks:
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
         """The number of links so far."""
+        # The same for all hosts: the program is packed once.
         config = {
             "lease": agents_lease(spec.lease),
             "grace": spec.grace,
@@ -108,6 +109,7 @@ class HostLinks:
 
     def probe(self, probe: do.Probe) -> None:
         """Order a host to try the addresses of another host's beacon."""
+        # With the key of the target's beacon, by which the host proves that it may ask.
         question = {**probe._asdict(), "type": "probe", "key": self._beacon_keys[probe.target]}
         del question["host"]
         self._links[probe.host].send(question)
@@ -155,6 +157,7 @@ class HostLinks:
         return link
 
     def _window(self) -> int:
+        # The driver's memory is shared by all hosts; a small window still holds many lines.
         least, most = _WINDOW_RANGE
         return max(least, min(most, _OUTPUT_IN_FLIGHT // max(1, len(self._spec.hosts))))
 
