@@ -49,7 +49,7 @@ class Link:
         self.host = host
         self.epoch = epoch
         self.session: Session = world.make_session(BY_DRIVER, BY_AGENT, epoch)
-        self.durable = AckedFrames()
+        self.acked = AckedFrames()
         self.agent = 0
         """Number of the agent, as far as the journal knows."""
         self.wire: Wire | None = None
@@ -64,7 +64,7 @@ class Link:
         self._next = 1
         """Number of the next frame on this connection."""
         self._heard: set[int] = set()
-        """Frames that have come and may not be durable yet, by number."""
+        """Frames that have come and may not be acked yet, by number."""
         self._away_since = 0.0
         self.send(Frame("hello"))
 
@@ -110,7 +110,7 @@ class Link:
 
     def _take(self, frame: Frame) -> None:
         number, self._next = self._next, self._next + 1
-        if number in self._heard or number in self.durable:
+        if number in self._heard or number in self.acked:
             return
         self._heard.add(number)
         self.session.received(frame.kind, 1)
@@ -126,14 +126,14 @@ class Link:
             self.acknowledge()
 
     def done(self, number: int) -> None:
-        """Note a durable frame. An agent that was told to end waits for that."""
-        self.durable.add(number)
+        """Note a acked frame. An agent that was told to end waits for that."""
+        self.acked.add(number)
         if self.is_released:
             self._acknowledge_all()
 
     def _acknowledge_all(self) -> None:
-        """Acknowledge at once if everything before the agent's last frame is durable."""
-        if self.durable.prefix >= self._next - 1 - (self.bye is not None):
+        """Acknowledge at once if everything before the agent's last frame is acked."""
+        if self.acked.prefix >= self._next - 1 - (self.bye is not None):
             self.acknowledge()
 
     def acknowledge(self) -> None:
@@ -143,7 +143,7 @@ class Link:
 
     def have(self) -> list[int]:
         """Frames that the agent need not keep."""
-        return [self.durable.prefix, self.session.have[1]]
+        return [self.acked.prefix, self.session.have[1]]
 
     # Another connection
 

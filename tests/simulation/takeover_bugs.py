@@ -98,7 +98,7 @@ def frames_are_counted_anew(patch: Patch) -> None:
     )
 
 
-def an_agent_ends_before_its_output_is_durable(patch: Patch) -> None:
+def an_agent_ends_before_its_output_is_acked(patch: Patch) -> None:
     patch.setattr(Agent, "part", Agent.die)
 
 
@@ -122,7 +122,7 @@ TAKEOVER_BUGS: Sequence[Bug] = (
     Bug(printed_output_is_forgotten, "is heard after", 0),
     Bug(messages_of_workers_are_lost, "there were enough slots", 1100),
     Bug(frames_are_counted_anew, "", 0),
-    Bug(an_agent_ends_before_its_output_is_durable, "output of agent", 0),
+    Bug(an_agent_ends_before_its_output_is_acked, "output of agent", 0),
     Bug(nothing_is_prolonged, "has no fault, and is named", 500),
     Bug(frames_behind_a_gap_are_forgotten, "is heard after", 0),
 )

@@ -278,7 +278,7 @@ class Wired(Play):
             link = self.links.get(host)
             if link is not None and link.agent == number:
                 for frame in printed:
-                    link.durable.add(frame)
+                    link.acked.add(frame)
         self.is_driven = True
         self.history.append(f"{self.now:7.2f} *** driver {self.epoch} takes over")
         self.breakdowns.driver_came(self)

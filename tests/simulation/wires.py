@@ -167,7 +167,7 @@ class Agent:
         self._end_if_done()
 
     def part(self) -> None:
-        """Send bye, and wait until everything before it is durable."""
+        """Send bye, and wait until everything before it is acked."""
         self.has_parted = True
         if self.is_ending:
             self.die()
