@@ -14,7 +14,17 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
 from hvlaunch.job import JobSpec
 
-__all__ = ["FORMAT", "Begin", "Diverged", "Entry", "Turn", "begin_entry", "begin_of", "replay", "turn_entry"]
+__all__ = [
+    "FORMAT",
+    "Begin",
+    "DecidedTurn",
+    "Diverged",
+    "Entry",
+    "begin_entry",
+    "begin_of",
+    "replay",
+    "turn_entry",
+]
 
 FORMAT = 1
 """Version of the format; other versions are refused."""
@@ -35,7 +45,7 @@ class Begin(NamedTuple):
     """The driver's working directory."""
 
 
-class Turn(NamedTuple):
+class DecidedTurn(NamedTuple):
     """One event, its time (seconds of the driver's clock), and the engine's actions."""
 
     at: float
@@ -46,7 +56,7 @@ class Turn(NamedTuple):
 class Diverged(Exception):
     """The engine's actions differ from the journal's. `number` counts turns from 0."""
 
-    def __init__(self, number: int, turn: Turn, actions: Sequence[Action]) -> None:
+    def __init__(self, number: int, turn: DecidedTurn, actions: Sequence[Action]) -> None:
         pairs = zip_longest(turn.actions, actions)
         before, now = next(pair for pair in pairs if not _are_equal(*pair))
         super().__init__(
@@ -65,7 +75,7 @@ def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, 
 
 def turn_entry(event: Event, actions: Sequence[Action], now: float) -> Entry:
     """Make a further entry. Raises BadData."""
-    entry: Entry = encode(Turn, Turn(now, event, tuple(actions)))
+    entry: Entry = encode(DecidedTurn, DecidedTurn(now, event, tuple(actions)))
     return entry
 
 
@@ -79,7 +89,7 @@ def replay(entries: Iterable[Entry]) -> Engine:
     engine = Engine(begin.spec, begin.rendezvous_port)
     # Times come from the journal: the engine has no clock.
     for number, entry in enumerate(remaining):
-        turn: Turn = decode(Turn, entry)
+        turn: DecidedTurn = decode(DecidedTurn, entry)
         actions = engine.handle_or_end(turn.event, turn.at)
         if not all(_are_equal(*pair) for pair in zip_longest(turn.actions, actions)):
             raise Diverged(number, turn, actions)

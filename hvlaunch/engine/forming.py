@@ -9,7 +9,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostNetwork
 from hvlaunch.engine.causes import Cause
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState
@@ -289,7 +289,7 @@ class AskingWorkers(Forming):
 
     def choose(self, current: Round | None, now: float) -> Plan | None:
         """Plan a round of the workers that have asked, once all survivors of the last round have."""
-        if self._workers.count(State.WORKING):
+        if self._workers.count(WorkerState.WORKING):
             return None
         waiting = self._workers.waiting
         able = [worker for worker in waiting if self._pool.has_slot(worker.seat, now)]
@@ -344,7 +344,7 @@ class AskingWorkers(Forming):
                 master_addr=LOOPBACK, master_port=0, interface=None, rendezvous=host.rendezvous
             )
             launches = [self._workers.next_launch((name, slot), planned[name, slot]) for slot in slots]
-            starts += self._starter.launch(host, launches, network, number, State.STARTING, now)
+            starts += self._starter.launch(host, launches, network, number, WorkerState.STARTING, now)
         return starts
 
     def _free_slots(self, hosts: Sequence[PoolHost], now: float) -> Mapping[str, Sequence[int]]:
@@ -368,7 +368,7 @@ class AskingWorkers(Forming):
 
     @property
     def has_more_coming(self) -> bool:
-        return self._workers.count(State.STARTING) > 0
+        return self._workers.count(WorkerState.STARTING) > 0
 
     def may_shed(self, leaving: Sequence[Worker], members: Sequence[Worker]) -> bool:
         """True if workers with the state remain for the others."""
@@ -386,6 +386,6 @@ class AskingWorkers(Forming):
 
     def awaits_asks(self, current: Round | None) -> bool:
         if current is not None:
-            return self._workers.count(State.WORKING) > 0 and current.state is not RoundState.RUNNING
-        others = self._workers.size - self._workers.count(State.STARTING)
+            return self._workers.count(WorkerState.WORKING) > 0 and current.state is not RoundState.RUNNING
+        others = self._workers.size - self._workers.count(WorkerState.STARTING)
         return self._waits.has(Wait.GATHERING) and self.has_more_coming and others < self._bounds.most

@@ -5,7 +5,7 @@ from math import inf
 from hvlaunch.engine import causes as why
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet
-from hvlaunch.engine.life import ENDING, State
+from hvlaunch.engine.life import ENDING, WorkerState
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
@@ -219,7 +219,7 @@ class Draining:
         """Stop the worker if no work is lost by it, or its time is over."""
         cause = why.SlotGone(worker.host)
         # A waiting worker loses no work, but others may need its state.
-        if worker.state is State.WAITING:
+        if worker.state is WorkerState.WAITING:
             if not (is_due or not worker.has_state or self._has_survivors(now)):
                 return []
             self._rounds.changed()

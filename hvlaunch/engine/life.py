@@ -9,12 +9,21 @@ from typing import Generic, NamedTuple, TypeVar
 
 from hvlaunch.errors import Defect
 
-__all__ = ["ENDING", "LIVING", "TRANSITIONS", "InvalidTransition", "Life", "State", "Transition", "Trigger"]
+__all__ = [
+    "ENDING",
+    "LIVING",
+    "TRANSITIONS",
+    "InvalidTransition",
+    "Life",
+    "Transition",
+    "WorkerState",
+    "WorkerTrigger",
+]
 
 _REMEMBERED = 16
 
 
-class State(Enum):
+class WorkerState(Enum):
     STARTING = "was started to ask for a place, and has not asked yet"
     WAITING = "has asked for a place, and has none"
     WORKING = "is in a round"
@@ -24,7 +33,7 @@ class State(Enum):
     ENDED = "is no more"
 
 
-class Trigger(Enum):
+class WorkerTrigger(Enum):
     """Causes of a change of a worker's state."""
 
     ASKED = "it asked for a place"
@@ -37,50 +46,50 @@ class Trigger(Enum):
     LOST = "its host is gone"
 
 
-_FROM_NOW_ON: Mapping[Trigger, State] = {
-    Trigger.STOPPED: State.STOPPING,
-    Trigger.HANGS: State.HANGING,
-    Trigger.ENDED: State.ENDED,
-    Trigger.LOST: State.ENDED,
+_FROM_NOW_ON: Mapping[WorkerTrigger, WorkerState] = {
+    WorkerTrigger.STOPPED: WorkerState.STOPPING,
+    WorkerTrigger.HANGS: WorkerState.HANGING,
+    WorkerTrigger.ENDED: WorkerState.ENDED,
+    WorkerTrigger.LOST: WorkerState.ENDED,
 }
 """Possible transitions of every worker that was not told to end."""
 
 
-def _to_the_end(state: State) -> Mapping[Trigger, State]:
+def _to_the_end(state: WorkerState) -> Mapping[WorkerTrigger, WorkerState]:
     """Return the transitions of a stopped worker, which keeps its state to the end."""
     return {
-        Trigger.STOPPED: state,
-        Trigger.TAKEN_BACK: state,
-        Trigger.ENDED: State.ENDED,
-        Trigger.LOST: State.ENDED,
+        WorkerTrigger.STOPPED: state,
+        WorkerTrigger.TAKEN_BACK: state,
+        WorkerTrigger.ENDED: WorkerState.ENDED,
+        WorkerTrigger.LOST: WorkerState.ENDED,
     }
 
 
-TRANSITIONS: dict[State, Mapping[Trigger, State]] = {
-    State.STARTING: {
-        Trigger.ASKED: State.WAITING,
+TRANSITIONS: dict[WorkerState, Mapping[WorkerTrigger, WorkerState]] = {
+    WorkerState.STARTING: {
+        WorkerTrigger.ASKED: WorkerState.WAITING,
         **_FROM_NOW_ON,
     },
-    State.WAITING: {
-        Trigger.ASKED: State.WAITING,
-        Trigger.PLACED: State.WORKING,
-        Trigger.DISMISSED: State.DISMISSED,
+    WorkerState.WAITING: {
+        WorkerTrigger.ASKED: WorkerState.WAITING,
+        WorkerTrigger.PLACED: WorkerState.WORKING,
+        WorkerTrigger.DISMISSED: WorkerState.DISMISSED,
         **_FROM_NOW_ON,
     },
-    State.WORKING: {
-        Trigger.ASKED: State.WAITING,
-        Trigger.TAKEN_BACK: State.STARTING,
+    WorkerState.WORKING: {
+        WorkerTrigger.ASKED: WorkerState.WAITING,
+        WorkerTrigger.TAKEN_BACK: WorkerState.STARTING,
         **_FROM_NOW_ON,
     },
-    State.DISMISSED: _to_the_end(State.DISMISSED),
-    State.STOPPING: _to_the_end(State.STOPPING),
-    State.HANGING: _to_the_end(State.HANGING),
-    State.ENDED: {},
+    WorkerState.DISMISSED: _to_the_end(WorkerState.DISMISSED),
+    WorkerState.STOPPING: _to_the_end(WorkerState.STOPPING),
+    WorkerState.HANGING: _to_the_end(WorkerState.HANGING),
+    WorkerState.ENDED: {},
 }
 
-LIVING = (State.STARTING, State.WAITING, State.WORKING)
+LIVING = (WorkerState.STARTING, WorkerState.WAITING, WorkerState.WORKING)
 """States of workers that were not told to end."""
-ENDING = (State.DISMISSED, State.STOPPING, State.HANGING)
+ENDING = (WorkerState.DISMISSED, WorkerState.STOPPING, WorkerState.HANGING)
 """States of workers that were told to end, and have not ended."""
 
 

@@ -8,7 +8,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
 from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp
-from hvlaunch.engine.life import InvalidTransition, State
+from hvlaunch.engine.life import InvalidTransition, WorkerState
 from hvlaunch.engine.policy import Ending
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
@@ -201,7 +201,7 @@ class Lifecycle:
             return self.stop(steps, now)
         self.phase = Phase.STOPPING
         # A second order would give hanging workers another grace.
-        workers = [worker for worker in self._rounds.workers if worker.state is not State.HANGING]
+        workers = [worker for worker in self._rounds.workers if worker.state is not WorkerState.HANGING]
         return self._rounds.stacks.stop(workers, steps, now)
 
     def stop(self, steps: tuple[Step, ...], now: float) -> list[Action]:

@@ -8,7 +8,7 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.life import Trigger
+from hvlaunch.engine.life import WorkerTrigger
 from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
 from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
@@ -237,7 +237,7 @@ class Policy:
         silent = health.silent(now)
         late = [worker for worker in health.stragglers(now) if worker not in silent]
         # Kill all of them before judging: see above.
-        kills = self._rounds.stacks.stop([*silent, *late], AT_ONCE, now, Trigger.HANGS)
+        kills = self._rounds.stacks.stop([*silent, *late], AT_ONCE, now, WorkerTrigger.HANGS)
         decision = Decision()
         for worker in silent:
             decision = decision.also(self._hangs(worker, "silent", now))
@@ -251,7 +251,7 @@ class Policy:
 
     def suspended(self, worker: Worker, now: float) -> Decision:
         """Kill a worker that was stopped by a signal and not continued."""
-        kill = self._rounds.stacks.stop([worker], AT_ONCE, now, Trigger.HANGS)
+        kill = self._rounds.stacks.stop([worker], AT_ONCE, now, WorkerTrigger.HANGS)
         return self._hangs(worker, "stopped", now).also(Decision(kill))
 
     def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:

@@ -9,7 +9,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
 from hvlaunch.engine.forming import GATHERING_TIME, AskingWorkers, Bounds, Forming, FreshWorkers
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import Probing, shared_machines
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Hold, Restarts, Round, RoundState
@@ -323,7 +323,7 @@ class Rounds:
             yield Wait.HOLD
         if self.round.state is not RoundState.BROKEN:
             yield Wait.MEETING
-        if self.workers.count(State.WORKING):
+        if self.workers.count(WorkerState.WORKING):
             leave, unheard = self._waits.until(Wait.LEAVING), self._waits.until(Wait.LEAVING_UNHEARD)
             # The later of the two counts.
             is_longer = leave is not None and unheard is not None and unheard > leave

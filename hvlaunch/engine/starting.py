@@ -7,7 +7,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostAddress, HostNetwork
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import Probing
 from hvlaunch.engine.pool import PoolHost
 from hvlaunch.engine.round import Round
@@ -124,7 +124,9 @@ class Starter:
         starts: list[Action] = []
         for host in plan.hosts:
             network = self._network(host, port, addresses)
-            starts += self.launch(host, launches[host.name], network, current.number, State.WORKING, now)
+            starts += self.launch(
+                host, launches[host.name], network, current.number, WorkerState.WORKING, now
+            )
         address = self._network(first, port).master_addr
         return [tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port), *starts]
 
@@ -134,7 +136,7 @@ class Starter:
         launches: Sequence[Launch],
         network: HostNetwork,
         number: int,
-        state: State,
+        state: WorkerState,
         now: float,
     ) -> list[Action]:
         """Start these workers of a host: WORKING in the round, or STARTING to ask for a place from that round on."""

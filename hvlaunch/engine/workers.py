@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hvlaunch.engine.actions import Action, Leave, Step, Stop, TakeStacks
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
-from hvlaunch.engine.life import ENDING, TRANSITIONS, Life, State, Trigger
+from hvlaunch.engine.life import ENDING, TRANSITIONS, Life, WorkerState, WorkerTrigger
 from hvlaunch.engine.pool import Cooldown
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.hosts.placement import Launch, Placement, Seat
@@ -80,14 +80,14 @@ class Orders:
 class Worker:
     """A process of the user's command. Times are seconds of the driver's clock."""
 
-    def __init__(self, launch: Launch, born: int, state: State) -> None:
+    def __init__(self, launch: Launch, born: int, state: WorkerState) -> None:
         self.launch = launch
         """Slot and place: in its round, or provisionally in the round it was started for."""
         self.seat = self.host, self.slot = launch.seat
         self.start = launch.start
         self.born = born
         """Number of the round that the worker was started for."""
-        self.round: int | None = born if state is State.WORKING else None
+        self.round: int | None = born if state is WorkerState.WORKING else None
         """Number of its round, also after it was stopped."""
         self.last_round = -1
         """Newest round by its own report."""
@@ -103,7 +103,7 @@ class Worker:
         return self.launch.place.rank
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         return self.life.state
 
     @property
@@ -146,15 +146,15 @@ class Worker:
             stopped=self._was_stopped(event),
             error_file=event.error_file,
             look=event.look,
-            was_told=self.state is not State.HANGING and self.orders.had_begun(event.at),
+            was_told=self.state is not WorkerState.HANGING and self.orders.had_begun(event.at),
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:
         """True if the worker ended because of our order. The end of a hanging worker is a failure all the same."""
         # It was killed for its own fault.
-        if self.state is State.HANGING:
+        if self.state is WorkerState.HANGING:
             return False
-        return (self.state is State.DISMISSED and event.code == 0) or self.orders.caused(event)
+        return (self.state is WorkerState.DISMISSED and event.code == 0) or self.orders.caused(event)
 
 
 class Workers:
@@ -164,7 +164,7 @@ class Workers:
         self._waits = waits
         self._live: dict[str, dict[int, Worker]] = {}
         self._started: Counter[Seat] = Counter()
-        self._by_state: dict[State, dict[Worker, None]] = {state: {} for state in State}
+        self._by_state: dict[WorkerState, dict[Worker, None]] = {state: {} for state in WorkerState}
         self.size = 0
         self.began_at: float | None = None
         """Time of the job's first start of workers."""
@@ -194,11 +194,11 @@ class Workers:
         """Names of hosts with living workers."""
         return [host for host, workers in self._live.items() if workers]
 
-    def count(self, state: State) -> int:
+    def count(self, state: WorkerState) -> int:
         """Return the number of workers in this state."""
         return len(self._by_state[state])
 
-    def within(self, *states: State) -> list[Worker]:
+    def within(self, *states: WorkerState) -> list[Worker]:
         """Return workers in these states, by the time of entering them."""
         return [worker for state in states for worker in self._by_state[state]]
 
@@ -210,18 +210,18 @@ class Workers:
     @property
     def waiting(self) -> list[Worker]:
         """Workers with an unanswered request for a place, by host."""
-        return [worker for worker in self if worker.state is State.WAITING]
+        return [worker for worker in self if worker.state is WorkerState.WAITING]
 
     @property
     def working(self) -> list[Worker]:
         """Members of the round that have neither left nor been told to end, by rank."""
-        return sorted(self._by_state[State.WORKING], key=lambda worker: worker.rank)
+        return sorted(self._by_state[WorkerState.WORKING], key=lambda worker: worker.rank)
 
     def next_launch(self, seat: Seat, place: Placement) -> Launch:
         """Return the launch of the seat's next worker."""
         return Launch(seat[1], self._started[seat], place)
 
-    def launch(self, launch: Launch, *, born: int, state: State, now: float) -> Worker:
+    def launch(self, launch: Launch, *, born: int, state: WorkerState, now: float) -> Worker:
         """Add a worker that begins in this state: WORKING, or STARTING if it will ask for a place."""
         worker = Worker(launch, born, state)
         self._started[worker.seat] += 1
@@ -234,7 +234,7 @@ class Workers:
     def place(self, launch: Launch, number: int, now: float) -> None:
         """Give the asking worker its place in this round."""
         worker = self._live[launch.host][launch.slot]
-        self.go(worker, Trigger.PLACED, now)
+        self.go(worker, WorkerTrigger.PLACED, now)
         worker.launch = launch
         worker.round = worker.last_round = number
         self.cooldowns.pop(worker.seat, None)
@@ -242,7 +242,7 @@ class Workers:
 
     def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
         """Note that the worker left its round, if any, and waits for a later place."""
-        self.go(worker, Trigger.ASKED, now)
+        self.go(worker, WorkerTrigger.ASKED, now)
         worker.round = None
         worker.last_round = max(worker.last_round, last_round)
         worker.commit = max(worker.commit, commit)
@@ -250,21 +250,21 @@ class Workers:
     def take_back(self, now: float) -> None:
         """Take the workers out of their first round, which is still to come."""
         for worker in list(self):
-            self.go(worker, Trigger.TAKEN_BACK, now)
+            self.go(worker, WorkerTrigger.TAKEN_BACK, now)
             worker.round = None
 
-    def go(self, worker: Worker, trigger: Trigger, now: float) -> None:
+    def go(self, worker: Worker, trigger: WorkerTrigger, now: float) -> None:
         """Change the worker's state. Raises InvalidTransition."""
         before = worker.state
         after = worker.life.go(trigger, now)
         # Some transitions keep the state, and with it the place in the order.
         if after is not before:
             del self._by_state[before][worker]
-            if after is not State.ENDED:
+            if after is not WorkerState.ENDED:
                 self._by_state[after][worker] = None
-        if after in ENDING or after is State.ENDED:
+        if after in ENDING or after is WorkerState.ENDED:
             self._waits.end(Wait.DRAINING, worker)
-        if after is State.ENDED:
+        if after is WorkerState.ENDED:
             self._waits.end(Wait.ENDING, worker)
 
     def stop(
@@ -272,7 +272,7 @@ class Workers:
         workers: Iterable[Worker],
         steps: tuple[Step, ...],
         now: float,
-        trigger: Trigger = Trigger.STOPPED,
+        trigger: WorkerTrigger = WorkerTrigger.STOPPED,
     ) -> list[Stop]:
         """End these workers; return the orders for their hosts."""
         slots: dict[str, list[int]] = {}
@@ -289,7 +289,7 @@ class Workers:
     ) -> list[Leave | Stop]:
         """Dismiss waiting workers, and stop them if they stay."""
         leaves = [Leave(worker.host, worker.slot, worker.start, cause) for worker in workers]
-        return [*leaves, *self.stop(workers, gently(grace, grace), now, Trigger.DISMISSED)]
+        return [*leaves, *self.stop(workers, gently(grace, grace), now, WorkerTrigger.DISMISSED)]
 
     def stop_by_agent(self, host: str, steps: tuple[Step, ...], now: float) -> None:
         """Note that the host's agent ends its workers by itself, by these steps."""
@@ -298,7 +298,7 @@ class Workers:
             worker.orders.is_by_agent = True
         self.stop(workers, steps, now)
 
-    def end(self, worker: Worker, now: float, trigger: Trigger = Trigger.ENDED) -> None:
+    def end(self, worker: Worker, now: float, trigger: WorkerTrigger = WorkerTrigger.ENDED) -> None:
         """Remove a worker that has ended."""
         self.go(worker, trigger, now)
         del self._live[worker.host][worker.slot]
@@ -307,7 +307,7 @@ class Workers:
     def lose(self, host: str, now: float) -> None:
         """Remove all workers of a lost host."""
         for worker in self.on(host):
-            self.end(worker, now, Trigger.LOST)
+            self.end(worker, now, WorkerTrigger.LOST)
 
     def forget_waits(self, host: str, now: float) -> None:
         """End the slots' own cool-downs, since the whole host has one now."""
@@ -344,7 +344,7 @@ class StacksBeforeKill:
         workers: Sequence[Worker],
         steps: tuple[Step, ...],
         now: float,
-        trigger: Trigger = Trigger.STOPPED,
+        trigger: WorkerTrigger = WorkerTrigger.STOPPED,
     ) -> list[Action]:
         """End these workers like Workers.stop(), but only after their stacks were taken, or after TIME."""
         if not workers:

@@ -13,7 +13,7 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.lifecycle import AT_WORK, Lifecycle, Phase
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
@@ -231,7 +231,7 @@ def survivors_go_backwards(patch: Patch) -> None:
 
 def survivors_are_left_out(patch: Patch) -> None:
     def new(self):
-        waiting = [worker for worker in self if worker.state is State.WAITING]
+        waiting = [worker for worker in self if worker.state is WorkerState.WAITING]
         return [worker for worker in waiting if not worker.has_state] or waiting
 
     meanwhile(patch, AskingWorkers, "choose", Workers, "waiting", property(new))

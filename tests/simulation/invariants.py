@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.lifecycle import AT_WORK, Phase
 from hvlaunch.engine.waits import Wait
 from hvlaunch.hosts.placement import Placement
@@ -102,7 +102,7 @@ class Invariants:
             has_orders = self.world.engine.waits.has(Wait.ENDING, worker)
             assert worker.is_ending == has_orders, f"{name} has its orders, and is {worker.state.name}"
             if not worker.is_ending:
-                is_working = worker.state is State.WORKING
+                is_working = worker.state is WorkerState.WORKING
                 round_name = "no round" if worker.round is None else f"round {worker.round}"
                 assert is_working == (worker.round is not None), (
                     f"{name} is in {round_name}, and {worker.state.name}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.codec import decode
-from hvlaunch.engine.entries import Turn, begin_entry, turn_entry
+from hvlaunch.engine.entries import DecidedTurn, begin_entry, turn_entry
 from hvlaunch.job import JobSpec
 
 __all__ = ["Journal", "Origin", "Record"]
@@ -22,7 +22,7 @@ class Origin(NamedTuple):
 
 
 class Record(NamedTuple):
-    turn: Turn
+    turn: DecidedTurn
     origin: Origin | None
 
 
@@ -61,7 +61,7 @@ class Journal:
         """Return the turns in the entries."""
         for entry in entries[1:]:
             origin = entry["origin"]
-            yield Record(decode(Turn, entry["turn"]), None if origin is None else Origin(*origin))
+            yield Record(decode(DecidedTurn, entry["turn"]), None if origin is None else Origin(*origin))
 
     def _flush(self) -> None:
         self._bytes += b"".join(map(self._line, self._new))

@@ -11,7 +11,7 @@ import pytest
 from hvlaunch.engine import forming, starting
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining
-from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, State, Trigger
+from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, WorkerState, WorkerTrigger
 from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.hosts.placement import seats
@@ -199,22 +199,26 @@ def test_a_planted_bug_over_time_is_found_by_its_law(bug: Bug, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("state", "cause", "after", "words"),
     [
-        (State.STARTING, Trigger.ASKED, State.STARTING, "enough workers wait for"),
-        (State.STARTING, Trigger.STOPPED, State.WAITING, "has its orders, and is WAITING"),
-        (State.WAITING, Trigger.PLACED, None, "is WAITING, where PLACED can't come"),
-        (State.WAITING, Trigger.PLACED, State.WAITING, "is in round 0, and WAITING"),
-        (State.WAITING, Trigger.DISMISSED, State.WAITING, "has its orders, and is WAITING"),
-        (State.WORKING, Trigger.ASKED, State.STARTING, "enough workers wait for"),
-        (State.WORKING, Trigger.TAKEN_BACK, State.WORKING, "is in no round, and WORKING"),
-        (State.WORKING, Trigger.STOPPED, State.WORKING, "has its orders, and is WORKING"),
-        (State.WORKING, Trigger.STOPPED, State.HANGING, "no worker ended so"),
-        (State.WORKING, Trigger.HANGS, State.WORKING, "has its orders, and is WORKING"),
-        (State.STOPPING, Trigger.ENDED, State.STOPPING, "has no fault, and is named"),
-        (State.STOPPING, Trigger.LOST, None, "is STOPPING, where LOST can't come"),
+        (WorkerState.STARTING, WorkerTrigger.ASKED, WorkerState.STARTING, "enough workers wait for"),
+        (WorkerState.STARTING, WorkerTrigger.STOPPED, WorkerState.WAITING, "has its orders, and is WAITING"),
+        (WorkerState.WAITING, WorkerTrigger.PLACED, None, "is WAITING, where PLACED can't come"),
+        (WorkerState.WAITING, WorkerTrigger.PLACED, WorkerState.WAITING, "is in round 0, and WAITING"),
+        (WorkerState.WAITING, WorkerTrigger.DISMISSED, WorkerState.WAITING, "has its orders, and is WAITING"),
+        (WorkerState.WORKING, WorkerTrigger.ASKED, WorkerState.STARTING, "enough workers wait for"),
+        (WorkerState.WORKING, WorkerTrigger.TAKEN_BACK, WorkerState.WORKING, "is in no round, and WORKING"),
+        (WorkerState.WORKING, WorkerTrigger.STOPPED, WorkerState.WORKING, "has its orders, and is WORKING"),
+        (WorkerState.WORKING, WorkerTrigger.STOPPED, WorkerState.HANGING, "no worker ended so"),
+        (WorkerState.WORKING, WorkerTrigger.HANGS, WorkerState.WORKING, "has its orders, and is WORKING"),
+        (WorkerState.STOPPING, WorkerTrigger.ENDED, WorkerState.STOPPING, "has no fault, and is named"),
+        (WorkerState.STOPPING, WorkerTrigger.LOST, None, "is STOPPING, where LOST can't come"),
     ],
 )
 def test_a_planted_bug_in_the_table_of_lives_is_found(
-    state: State, cause: Trigger, after: State | None, words: str, monkeypatch: pytest.MonkeyPatch
+    state: WorkerState,
+    cause: WorkerTrigger,
+    after: WorkerState | None,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     table = {key: value for key, value in TRANSITIONS[state].items() if key is not cause}
     monkeypatch.setitem(TRANSITIONS, state, table if after is None else {**table, cause: after})

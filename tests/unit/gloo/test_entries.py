@@ -76,7 +76,7 @@ def test_an_action_of_another_class_is_different() -> None:
     """Named tuples are equal if their fields are."""
     first, second = tell.JobEnding(why.NoProgress(5)), tell.JobEnding(why.StartsFailed(5))
     assert first == second
-    turn = journal.Turn(0.0, on.Tick(), (first,))
+    turn = journal.DecidedTurn(0.0, on.Tick(), (first,))
     assert "the journal has JobEnding(cause=NoProgress(" in str(journal.Diverged(0, turn, [second]))
 
 
@@ -96,7 +96,7 @@ def test_malformed_journals(entries: list[journal.Entry], text: str) -> None:
 
 def test_malformed_turns() -> None:
     job = ended()
-    with pytest.raises(BadData, match="has not the fields of Turn"):
+    with pytest.raises(BadData, match="has not the fields of DecidedTurn"):
         replay([job.journal[0], job.journal[0]])
     with pytest.raises(BadData, match=r"event: .* is none of Began"):
         replay(changed(job, event={"is": "Bang"}))

@@ -5,37 +5,45 @@ import pytest
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
-from hvlaunch.engine.life import ENDING, LIVING, TRANSITIONS, InvalidTransition, Life, State, Trigger
+from hvlaunch.engine.life import (
+    ENDING,
+    LIVING,
+    TRANSITIONS,
+    InvalidTransition,
+    Life,
+    WorkerState,
+    WorkerTrigger,
+)
 from hvlaunch.engine.round import ROUND_TRANSITIONS, Round, RoundState, RoundTrigger
 from hvlaunch.errors import EXIT_INTERNAL
 from tests.unit.gloo.elastic_history import elastic, training
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec
 
 
-def break_table(monkeypatch: pytest.MonkeyPatch, state: State, *causes: Trigger) -> None:
+def break_table(monkeypatch: pytest.MonkeyPatch, state: WorkerState, *causes: WorkerTrigger) -> None:
     """Remove these transitions from the table."""
     left = {cause: after for cause, after in TRANSITIONS[state].items() if cause not in causes}
     monkeypatch.setitem(TRANSITIONS, state, left)
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    assert set(TRANSITIONS) == set(State)
+    assert set(TRANSITIONS) == set(WorkerState)
     reached = {after for ways in TRANSITIONS.values() for after in ways.values()}
-    assert reached == set(State)
+    assert reached == set(WorkerState)
     for state in (*LIVING, *ENDING):
-        assert TRANSITIONS[state][Trigger.LOST] is State.ENDED
-        assert TRANSITIONS[state][Trigger.ENDED] is State.ENDED
+        assert TRANSITIONS[state][WorkerTrigger.LOST] is WorkerState.ENDED
+        assert TRANSITIONS[state][WorkerTrigger.ENDED] is WorkerState.ENDED
 
 
 def test_stopped_workers_never_work_again() -> None:
     for state in ENDING:
-        assert set(TRANSITIONS[state].values()) <= {state, State.ENDED}
-    assert not TRANSITIONS[State.ENDED]
+        assert set(TRANSITIONS[state].values()) <= {state, WorkerState.ENDED}
+    assert not TRANSITIONS[WorkerState.ENDED]
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("cause", Trigger)
-def test_transitions_outside_of_the_table_raise(state: State, cause: Trigger) -> None:
+@pytest.mark.parametrize("state", WorkerState)
+@pytest.mark.parametrize("cause", WorkerTrigger)
+def test_transitions_outside_of_the_table_raise(state: WorkerState, cause: WorkerTrigger) -> None:
     life = Life("worker a/0/0", state, TRANSITIONS)
     after = TRANSITIONS[state].get(cause)
     if after is None:
@@ -47,16 +55,20 @@ def test_transitions_outside_of_the_table_raise(state: State, cause: Trigger) ->
 
 
 def test_an_invalid_transition_tells_the_story_of_its_worker() -> None:
-    life = Life("worker gpu07/3/1", State.STARTING, TRANSITIONS)
-    life.go(Trigger.ASKED, 12.0)
-    life.go(Trigger.PLACED, 12.5)
+    life = Life("worker gpu07/3/1", WorkerState.STARTING, TRANSITIONS)
+    life.go(WorkerTrigger.ASKED, 12.0)
+    life.go(WorkerTrigger.PLACED, 12.5)
     with pytest.raises(InvalidTransition) as caught:
-        life.go(Trigger.DISMISSED, 20.0)
+        life.go(WorkerTrigger.DISMISSED, 20.0)
     error = caught.value
-    assert (error.name, error.state, error.trigger) == ("worker gpu07/3/1", State.WORKING, Trigger.DISMISSED)
+    assert (error.name, error.state, error.trigger) == (
+        "worker gpu07/3/1",
+        WorkerState.WORKING,
+        WorkerTrigger.DISMISSED,
+    )
     assert [(step.when, step.before, step.after) for step in error.story] == [
-        (12.0, State.STARTING, State.WAITING),
-        (12.5, State.WAITING, State.WORKING),
+        (12.0, WorkerState.STARTING, WorkerState.WAITING),
+        (12.5, WorkerState.WAITING, WorkerState.WORKING),
     ]
     assert str(error) == (
         "worker gpu07/3/1 is WORKING, where DISMISSED can't come; before: "
@@ -65,9 +77,9 @@ def test_an_invalid_transition_tells_the_story_of_its_worker() -> None:
 
 
 def test_only_the_last_transitions_are_remembered() -> None:
-    life = Life("worker a/0/0", State.WAITING, TRANSITIONS)
+    life = Life("worker a/0/0", WorkerState.WAITING, TRANSITIONS)
     for count in range(100):
-        life.go(Trigger.ASKED, float(count))
+        life.go(WorkerTrigger.ASKED, float(count))
     assert [step.when for step in life.story] == [float(count) for count in range(84, 100)]
 
 
@@ -77,7 +89,7 @@ def test_only_the_last_transitions_are_remembered() -> None:
 def test_a_defect_fails_the_tests_run(monkeypatch: pytest.MonkeyPatch) -> None:
     job = training("a:2")
     job.is_journal_whole = False
-    break_table(monkeypatch, State.WORKING, Trigger.ENDED)
+    break_table(monkeypatch, WorkerState.WORKING, WorkerTrigger.ENDED)
     with pytest.raises(InvalidTransition):
         job.exit("a", 0, code=1)
 
@@ -92,7 +104,7 @@ def end_by_defect(job: History, event: on.Event) -> list[do.Action]:
 def test_in_a_job_a_defect_stops_the_workers_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     job = History(spec("a:2,b:1")).start()
     with monkeypatch.context() as broken:
-        break_table(broken, State.WORKING, Trigger.ENDED)
+        break_table(broken, WorkerState.WORKING, WorkerTrigger.ENDED)
         actions = end_by_defect(job, on.WorkerExited("a", 0, 0, 1, None, job.now))
     assert {stop.host for stop in job.of(do.Stop, actions)} == {"a", "b"}
     assert all([step.signal for step in stop.steps] == [15, 9] for stop in job.of(do.Stop, actions))
@@ -107,7 +119,7 @@ def test_a_defect_during_the_end_leaves_workers_to_the_agents(monkeypatch: pytes
     job = History(spec("a:2")).start()
     job.play(on.Interrupted(2))
     with monkeypatch.context() as broken:
-        break_table(broken, State.STOPPING, Trigger.ENDED)
+        break_table(broken, WorkerState.STOPPING, WorkerTrigger.ENDED)
         actions = end_by_defect(job, on.WorkerExited("a", 0, 0, None, 2, job.now))
     assert do.Abandon("a") in actions
     assert job.result.error is not None
@@ -118,7 +130,7 @@ def test_a_defect_in_stopping_leaves_workers_to_the_agents(
 ) -> None:
     job = training("a:2")
     with monkeypatch.context() as broken:
-        break_table(broken, State.WORKING, Trigger.ENDED, Trigger.STOPPED)
+        break_table(broken, WorkerState.WORKING, WorkerTrigger.ENDED, WorkerTrigger.STOPPED)
         actions = end_by_defect(job, on.WorkerExited("a", 0, 0, 1, None, job.now))
     assert do.Abandon("a") in actions
     assert job.result.exit_code == EXIT_INTERNAL

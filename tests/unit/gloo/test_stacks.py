@@ -13,7 +13,7 @@ from hvlaunch.driver.observing.observers import Answer, Target
 from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken
-from hvlaunch.engine.life import State
+from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.waits import Waits
 from hvlaunch.engine.workers import Workers
 from hvlaunch.hosts.placement import Launch, Placement
@@ -122,7 +122,7 @@ def test_stacks_before_a_kill_answer_per_host_and_are_stored(
     workers = Workers(Waits())
     for host, slot, rank in (("a", 1, 1), ("b", 0, 2), ("b", 1, 3), ("gone", 0, 9)):
         place = Placement(host, rank, slot, 0, 10, 2, 1, 0, 1)
-        workers.launch(Launch(slot, 0, place), born=0, state=State.WORKING, now=0.0)
+        workers.launch(Launch(slot, 0, place), born=0, state=WorkerState.WORKING, now=0.0)
     takes = [
         TakeStacks("a", 1, (1,)),
         TakeStacks("b", 1, (0,)),

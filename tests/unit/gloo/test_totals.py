@@ -7,7 +7,7 @@ import pytest
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.codec import decode
-from hvlaunch.engine.entries import Turn
+from hvlaunch.engine.entries import DecidedTurn
 from hvlaunch.watch.overview import BOUNDS, Totals
 from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
 from tests.unit.gloo.history import History, hosts, lost
@@ -17,7 +17,7 @@ def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
     """Return the totals after the history and further events."""
     found = Totals()
     for entry in job.journal[1:]:
-        turn = decode(Turn, entry)
+        turn = decode(DecidedTurn, entry)
         found.watch(turn.event, turn.actions, turn.at)
     for event, at in more:
         found.watch(event, [], at)
