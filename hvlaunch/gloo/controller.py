@@ -258,8 +258,8 @@ def _server(job: _Job, record: "JobRecord | None", say: Callable[[str], None]) -
 
 
 def _takeover(past: "Past", ways: HostWays) -> "Takeover":
-    from hvlaunch.boot import boot_id  # noqa: PLC0415 (few drivers are killed)
     from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.record.shared import boot_id  # noqa: PLC0415 (few drivers are killed)
 
     # After a boot, monotonic clocks start anew, and writes without fsync may be lost.
     boot = boot_id()

@@ -1,11 +1,14 @@
-"""Shared memory with a file behind: values outlive the process without a system call for each change."""
+"""Shared memory backed by a file: values outlive the process without a system call for each change; and the boot id.
+
+The boot id tells whether they, and times of the monotonic clock, are still valid.
+"""
 
 import errno
 import mmap
 import os
 from pathlib import Path
 
-__all__ = ["PAGE", "SharedFile"]
+__all__ = ["PAGE", "SharedFile", "boot_id"]
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 """Mappings begin at multiples of this many bytes."""
@@ -53,3 +56,11 @@ class SharedFile:
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def boot_id() -> str:
+    """Return the id of this machine's boot, or "" if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

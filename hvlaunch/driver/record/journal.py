@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.boot import boot_id
 from hvlaunch.driver.turn import Turn
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.codec import BadData, decode, encode
@@ -21,6 +20,7 @@ from hvlaunch.engine.events import Event, Lull
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.owners import other_writer
 from hvlaunch.record.log import BadLog, Log, Mark, read_records
+from hvlaunch.record.shared import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

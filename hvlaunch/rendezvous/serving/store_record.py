@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvlaunch.boot import boot_id
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.record.log import BadLog, Log, Mark, read_records
+from hvlaunch.record.shared import boot_id
 
 if TYPE_CHECKING:
     from hvlaunch.rendezvous.store import Store
