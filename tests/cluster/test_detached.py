@@ -60,7 +60,7 @@ def user(cluster: TestHosts, tmp_path: Path) -> User:
     return User(cluster, tmp_path)
 
 
-def test_what_is_printed_while_nobody_looks_on_and_drivers_are_killed_is_kept(user: User) -> None:
+def test_output_of_a_detached_job_survives_killed_drivers(user: User) -> None:
     job = user.detach(200)
     for _ in range(2):
         killed = user.driver
@@ -85,7 +85,7 @@ def test_without_driver_and_minder_nothing_is_left_after_the_lease_and_the_grace
     assert LEASE - SLACK / 2 < elapsed < LEASE + GRACE + SLACK
 
 
-def test_who_attaches_to_a_job_whose_driver_was_killed_goes_on_with_it(user: User) -> None:
+def test_attach_to_a_job_with_a_killed_driver_continues_it(user: User) -> None:
     """One in the foreground, whose agents wait 5 s for that."""
     script = [sys.executable, "-c", f"{LINES}sys.exit(5 * (rank == '3'))", 200, 0.05, 0]
     job = Job(user.hosts, [*HOSTS, *script], env={"XDG_STATE_HOME": user.env["XDG_STATE_HOME"]})

@@ -53,7 +53,7 @@ def test_a_job_under_a_fault(hosts: TestHosts, folder: Path, name: str, form: st
     assert (result.missed, result.problems) == (False, [])
 
 
-def test_a_result_that_is_not_the_one_it_must_be_is_found(hosts: TestHosts, folder: Path) -> None:
+def test_a_wrong_result_is_detected(hosts: TestHosts, folder: Path) -> None:
     kind = replace(KINDS["a worker gets SIGKILL"], static=Must((69,), "host {host}: lost"), loses="nobody")
     result = play(hosts, folder, kind, "static")
     assert result.problems == ["its code is 137, not 69"]

@@ -97,7 +97,7 @@ def read_ready(process: "subprocess.Popen[bytes]", count: int) -> None:
         assert process.stdout.readline().endswith(b"ready\n")
 
 
-def test_hosts_with_nothing_but_python_get_all_that_the_call_takes(
+def test_hosts_with_only_python_receive_everything_for_the_call(
     new_hosts: Callable[..., TestHosts],
 ) -> None:
     version = "{}.{}".format(*sys.version_info)

@@ -19,7 +19,7 @@ def status(hosts: TestHosts, place: str, method: str, address: str, key: str) ->
     return where.run([sys.executable, str(ASK), method, f"http://{address}/{key}"]).stdout.strip()
 
 
-def test_all_scopes_are_met_in_by_the_jobs_own_hosts_alone(cluster: TestHosts) -> None:
+def test_only_the_jobs_hosts_may_use_horovods_scopes(cluster: TestHosts) -> None:
     """Host a can't reach the driver's port, so its workers are relayed; d is no host of the job."""
     with shut_out(cluster, "a"):
         job = Job(cluster, ["--horovod", "-H", "a:3,b:2,c:2", *BOOTSTRAP])
@@ -52,7 +52,7 @@ def test_on_this_machine_alone(cluster: TestHosts) -> None:
     assert job.code() == 0, job.stderr
 
 
-def test_where_only_ipv6_leads_to_the_driver_agents_relay(cluster: TestHosts) -> None:
+def test_agents_relay_if_only_ipv6_reaches_the_driver(cluster: TestHosts) -> None:
     """Horovod's client speaks IPv4 alone."""
     with shut_out(cluster, "a", only_ipv4=True):
         job = Job(cluster, ["--horovod", "-H", "a-ipv6:2", *BOOTSTRAP]).saw("met by 127.0.0.1", 2)

@@ -19,9 +19,7 @@ for number in range(200):
 JOB = ["-H", "a:2,b:2,c:2,d:2", "--grace", "1", "--reconnect-timeout", "20", sys.executable, "-c", LINES]
 
 
-def test_a_driver_is_killed_whose_workers_have_ended_and_nothing_is_printed(
-    cluster: TestHosts, tmp_path: Path
-) -> None:
+def test_a_driver_killed_after_its_workers_ended_prints_nothing(cluster: TestHosts, tmp_path: Path) -> None:
     reader, writer = full_pipe()
     journal = tmp_path / "journal"
     process = cluster.driver.popen(

@@ -172,7 +172,7 @@ def test_an_interrupt_leaves_nothing(cluster: TestHosts, mpirun: str, number: in
     nothing_is_left(cluster)
 
 
-def test_a_launcher_that_is_killed_takes_all_with_it(cluster: TestHosts, mpirun: str) -> None:
+def test_a_killed_launcher_ends_its_workers(cluster: TestHosts, mpirun: str) -> None:
     run = job(cluster, mpirun, "-H", "a:1,b:1", "--grace", 1, sys.executable, PROGRAMS / "detach.py")
     run.saw("ready", 2)
     (launcher,) = [one for one in cluster.driver.processes() if one.argv[0] == mpirun]
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_a_job_whose_driver_was_killed(cluster: TestHosts, mp
     nothing_is_left(cluster)
 
 
-def test_a_link_that_is_cut_for_good_leaves_nothing_on_either_side(cluster: TestHosts, mpirun: str) -> None:
+def test_a_permanent_cut_leaves_no_process_on_either_side(cluster: TestHosts, mpirun: str) -> None:
     """The launcher waits for its daemon there, and its daemon for the launcher: each is ended by who is on its side."""
 
     def files() -> str:
@@ -273,7 +273,7 @@ def test_the_command_of_a_dry_run_is_ready_to_paste(cluster: TestHosts, mpirun: 
         assert f"{rank} of 3, {local} of {size} at a:29500 in /usr b c" in pasted.stdout, pasted.stderr
 
 
-def test_a_host_that_is_not_there(cluster: TestHosts) -> None:
+def test_a_missing_host(cluster: TestHosts) -> None:
     if shutil.which("mpirun.openmpi") is None:
         pytest.skip("no mpirun.openmpi")
     run = job(cluster, "mpirun.openmpi", "-H", "a:1,nosuch:1", "true")

@@ -58,7 +58,7 @@ def shape(picture: Path) -> list[str]:
         pytest.param("make_view_pictures.py", ("12",), ("page.txt", "top.svg"), marks=pytest.mark.long),
     ],
 )
-def test_pictures_show_what_there_is(
+def test_pictures_show_the_current_view(
     script: str, words: tuple[str, ...], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     made = [sys.executable, str(DOCS / script), str(tmp_path), *words]

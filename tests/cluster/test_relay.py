@@ -48,7 +48,7 @@ def test_hosts_that_are_shut_out_relay(cluster: TestHosts) -> None:
     assert "can't reach the driver's rendezvous" not in job.stderr
 
 
-def test_all_hosts_relay_where_the_user_says_so(cluster: TestHosts) -> None:
+def test_all_hosts_relay_on_request(cluster: TestHosts) -> None:
     job = Job(cluster, ["--rendezvous-relay", "always", "-H", "a:2,b:1", *EXCHANGE])
     assert job.code(120) == 0, job.stderr
     assert ways(job) == ["127.0.0.1"] * 3

@@ -81,9 +81,7 @@ def test_ten_thousand_variables_and_odd_values_arrive_unchanged(cluster: TestHos
 @pytest.mark.parametrize(
     "size", [131_072 - len("BIG=") - 1, 131_072 - len("BIG=")], ids=["the longest", "one too long"]
 )
-def test_a_value_longer_than_the_kernel_takes_is_an_error_that_names_it(
-    cluster: TestHosts, tmp_path, size: int
-) -> None:
+def test_a_value_too_long_for_the_kernel_is_a_named_error(cluster: TestHosts, tmp_path, size: int) -> None:
     file = tmp_path / "env"
     file.write_text(f"BIG={'x' * size}\n")
     job = Job(cluster, ["-H", "a:1", "--env-file", file, "sh", "-c", "echo ${#BIG}"])

@@ -90,7 +90,7 @@ def test_an_interrupt_leaves_nothing(slurm: SlurmSite) -> None:
     wait_until(lambda: not marked(mark), "nothing is left", 60)
 
 
-def test_outside_of_a_job_it_is_an_error_that_says_so(slurm: SlurmSite) -> None:
+def test_outside_of_a_slurm_job_is_an_error(slurm: SlurmSite) -> None:
     job = slurm.run([*SRUN, "true"])
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr == (

@@ -53,7 +53,7 @@ def test_one_connection_to_a_jump_host_serves_all(site: Site) -> None:
 
 
 @BOTH
-def test_those_who_are_too_many_for_sshd_come_back(site: Site, client: str) -> None:
+def test_connections_refused_by_a_full_sshd_are_retried(site: Site, client: str) -> None:
     """MaxStartups drops all but three at a time."""
     site.sshd("gate", "MaxStartups 3:100:4", "LogLevel VERBOSE")
     site.config("Host m*", "  HostName gate", "  HostKeyAlias gate")
@@ -204,7 +204,7 @@ def test_another_authority_does_not_spoil_a_known_key(site: Site) -> None:
 
 
 @BOTH
-def test_who_refuses_is_named(site: Site, client: str) -> None:
+def test_the_refusing_host_is_named(site: Site, client: str) -> None:
     words = ["--ssh-client", client, "-H", "n1", "true"]
     site.config("Host n1", "  ProxyJump gate", "Host gate", "  User nobody")
     assert "ermission denied" in complaint(site.run(*words))
@@ -249,7 +249,7 @@ def test_host_key_policies(site: Site, client: str, policy: str) -> None:
         assert "reinstalled" in complaint(site.run(*words))
 
 
-def test_what_paramiko_can_not_do_is_left_to_the_ssh_binary(site: Site) -> None:
+def test_features_that_paramiko_lacks_need_the_ssh_binary(site: Site) -> None:
     site.config("Host n1", "  GSSAPIAuthentication yes", "  IdentityFile none", "  ProxyUseFdpass no")
     site.sshd("n1", "GSSAPIAuthentication yes", "AuthorizedKeysFile none")
     line = complaint(site.run("-H", "n1", "true"))
@@ -273,7 +273,7 @@ WAYS = {
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize(("client", "line"), WAYS.values(), ids=WAYS)
-def test_nothing_stays_when_hvlaunch_ends(site: Site, client: str, line: str, number: int) -> None:
+def test_no_process_remains_when_hvlaunch_ends(site: Site, client: str, line: str, number: int) -> None:
     """Neither on the hosts nor here: the fixture counts, after a while."""
     site.config("Host n*", f"  {line}")
     job = site.run("--ssh-client", client, "-H", "n1,n2", "--grace", 1, "sh", "-c", "echo up; exec sleep 600")

@@ -147,7 +147,7 @@ def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, t
     assert "rank 3 of 8 on host b failed first" in job.stored
 
 
-def test_of_two_successors_one_drives_and_the_other_says_so(cluster: TestHosts, tmp_path: Path) -> None:
+def test_only_one_of_two_successors_drives(cluster: TestHosts, tmp_path: Path) -> None:
     job = Succession(cluster, tmp_path, command=[sys.executable, "-c", LINES, 200, 0.02, 0])
     job.first.saw("line 2 20 ", 1)
     job.kill()

@@ -162,7 +162,7 @@ def _cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def test_what_is_passed_on_and_what_is_not(cluster: TestHosts, tmp_path: Path) -> None:
+def test_forwarded_and_withheld_variables(cluster: TestHosts, tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("FROM_FILE='a b'\nBOTH=file\n")
     env = {

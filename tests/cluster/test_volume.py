@@ -132,9 +132,7 @@ def _blocks(proc: Path) -> bool:
     return len(words) > 1 and words[1] in ("0x1", "0x2")
 
 
-def test_a_reader_that_stops_holds_the_workers_up_and_loses_nothing(
-    cluster: TestHosts, tmp_path: Path
-) -> None:
+def test_a_stopped_reader_blocks_the_workers_without_loss(cluster: TestHosts, tmp_path: Path) -> None:
     said, shown = tmp_path / "stderr", tmp_path / "stdout"
     with said.open("wb") as stderr, shown.open("wb") as copy:
         job = start(cluster, stdout=subprocess.PIPE, stderr=stderr)
@@ -162,9 +160,7 @@ def test_a_reader_that_stops_holds_the_workers_up_and_loses_nothing(
 
 
 @pytest.mark.parametrize("client", ["paramiko", "openssh"])
-def test_what_start_up_files_left_running_prints_into_the_channel_all_the_time(
-    cluster: TestHosts, client: str
-) -> None:
+def test_background_output_of_start_up_files_disturbs_no_channel(cluster: TestHosts, client: str) -> None:
     """It is told once, and nothing of it is in the output; nothing of it is left running either."""
     startup = cluster["a"].home / "root" / ".bashrc"
     startup.write_text("while :; do echo backup: $((at += 1)) files of $RANDOM; done &\n")

@@ -46,7 +46,7 @@ def test_an_agent_comes_in_beside_strangers(kind):
             process.communicate()
 
 
-def test_a_stranger_has_seconds_for_all_that_it_says():
+def test_an_unauthenticated_client_has_seconds_in_total():
     with (
         closing(CallListener("the word", KEY, lambda _: None, CallLimits(patience=0.3))) as listener,
         socket.create_connection(("127.0.0.1", listener.port), timeout=20) as stranger,

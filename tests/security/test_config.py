@@ -38,9 +38,7 @@ def options_of(*words: str, told: list[str] | None = None, **environ: str) -> Op
 
 @pytest.mark.parametrize("mode", [0o666, 0o602])
 @pytest.mark.parametrize("name", ["job.yaml", "xdg/hvlaunch/config.toml"])
-def test_a_named_file_and_the_users_own_are_refused_where_others_can_change_them(
-    here: Path, name: str, mode: int
-) -> None:
+def test_configuration_that_others_can_change_is_refused(here: Path, name: str, mode: int) -> None:
     path = here / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("# nothing\n")
@@ -138,7 +136,7 @@ def my_link_to(target: str) -> Callable[[Path, Give], None]:
         pytest.param(my_link_to("/dev/zero"), id="my link to a device"),
     ],
 )
-def test_a_file_that_was_found_and_that_others_could_have_put_there_is_not_used_and_stops_no_job(
+def test_a_discovered_file_that_others_could_have_planted_is_ignored(
     here: Path, given_to_bob: Give, plant: Callable[[Path, Give], None]
 ) -> None:
     plant(here, given_to_bob)
@@ -224,7 +222,7 @@ def test_a_pyproject_of_another_user_holds_nobody_up(
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "xdg/hvlaunch/config.toml"])
-def test_a_pipe_to_which_nobody_writes_is_an_error(here: Path, name: str) -> None:
+def test_a_pipe_without_a_writer_is_an_error(here: Path, name: str) -> None:
     (here / name).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(here / name)
     words = ("--config-file", name) if name == "job.yaml" else ()
@@ -241,9 +239,7 @@ def test_a_file_of_mine_in_a_sticky_directory_is_used(here: Path) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OWN, ids=lambda value: getattr(value, "flag", ""))
 @pytest.mark.parametrize("name", ["hvlaunch.toml", "pyproject.toml"])
-def test_what_hvlaunch_runs_and_trusts_is_no_matter_of_a_file_that_was_found(
-    here: Path, group, option, name: str
-) -> None:
+def test_a_discovered_file_may_not_name_programs_or_keys(here: Path, group, option, name: str) -> None:
     head = "[tool.hvlaunch]\n" if name == "pyproject.toml" else ""
     (here / name).write_text(head + of_toml(option, None))
     with pytest.raises(BadUsage, match="is not taken from a file that was not named but found") as caught:
@@ -257,7 +253,7 @@ def test_what_hvlaunch_runs_and_trusts_is_no_matter_of_a_file_that_was_found(
 
 
 @pytest.mark.parametrize("key", ["hostfile", "env-file", "output-filename"])
-def test_paths_of_a_file_that_was_found_stay_below_it(here: Path, key: str) -> None:
+def test_paths_in_a_discovered_file_stay_below_it(here: Path, key: str) -> None:
     (here.parent / "secret").write_text("A=1\n")
     (here / "link").symlink_to(here.parent / "secret")
     for path in ("../secret", str(here.parent / "secret"), "~/secret", "link"):
@@ -305,7 +301,7 @@ def test_hosts_of_a_file_that_was_found_must_be_known(here: Path, keys: str) -> 
     assert options_of("--config-file", "hvlaunch.toml", HVLAUNCH_HOST_KEYS=keys).hosts == "evil.example:4"
 
 
-def test_the_user_is_told_what_a_file_that_was_found_sets(
+def test_the_settings_of_a_discovered_file_are_reported(
     here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (here / "hvlaunch.toml").write_text("np = 1\nx = {A = '1', B = '2'}\n")

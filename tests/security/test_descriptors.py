@@ -83,7 +83,7 @@ def test_before_the_first_client(server: Server) -> None:
         assert worker.recv(99).startswith(b"HTTP/1.1 404")
 
 
-def test_strangers_that_have_them_all_make_room(server: Server) -> None:
+def test_unauthenticated_clients_that_hold_all_descriptors_are_evicted(server: Server) -> None:
     with closing(server.client()) as early:
         early.put("s", "k", b"value")
         with ExitStack() as crowd:

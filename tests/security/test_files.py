@@ -91,7 +91,7 @@ def test_a_token_file_that_others_can_change_or_read(tmp_path: Path, mode: int) 
         read_token_file(path)
 
 
-def test_a_token_file_of_a_group_that_can_change_it(tmp_path: Path) -> None:
+def test_a_token_file_that_its_group_can_change(tmp_path: Path) -> None:
     path = written(tmp_path / "token", "x" * 32, 0o660)
     if os.getuid() == 0:
         os.chown(path, 0, 4242)
@@ -239,7 +239,7 @@ def test_events_follow_no_link_of_another_user(tmp_path: Path, given_to_bob: Giv
     assert (tmp_path / "profile").read_text() == "mine\n"
 
 
-def test_events_follow_a_link_of_mine_but_not_where_all_can_replace_it(tmp_path: Path) -> None:
+def test_events_follow_only_an_own_link_in_a_protected_directory(tmp_path: Path) -> None:
     (tmp_path / "events").symlink_to(tmp_path / "target")
     EventFile(tmp_path / "events", no_error).close()
     assert (tmp_path / "target").exists()

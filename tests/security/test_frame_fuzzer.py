@@ -54,7 +54,7 @@ def test_broken_frames_change_nothing(kind: str, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("kind", SHARES)
-def test_what_is_not_broken_is_taken(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_frames_are_accepted(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a fuzzer would only see how its first frame is refused."""
     monkeypatch.chdir(tmp_path)
     for seed in range(10):

@@ -109,9 +109,7 @@ BREACHES: list[tuple[str, dict[str, Any], bytes]] = [
 @pytest.mark.parametrize(
     ("header", "body"), [case[1:] for case in BREACHES], ids=[case[0] for case in BREACHES]
 )
-def test_a_breach_ends_the_host_that_did_it_and_nothing_else(
-    rig: Rig, header: dict[str, Any], body: bytes
-) -> None:
+def test_a_breach_ends_only_its_host(rig: Rig, header: dict[str, Any], body: bytes) -> None:
     rig.channel.frame(header, body)
     assert "host a: lost: it sent what no agent of hvlaunch's sends: " in lost(rig)
     assert not rig.sink.got
@@ -140,7 +138,7 @@ def test_a_breach_ends_the_host_that_did_it_and_nothing_else(
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_facts_that_no_host_has_end_it(changes: dict[str, Any]) -> None:
+def test_impossible_facts_end_the_host(changes: dict[str, Any]) -> None:
     rig = Rig()
     assert isinstance(rig.event(), on.HostConnected)
     rig.channel.greet(**changes)
@@ -189,7 +187,7 @@ def test_a_last_frame_that_was_not_asked_for_ends_the_host(rig: Rig) -> None:
         ([("end", b""), ("data", b"x")], "beyond its window"),
     ],
 )
-def test_what_a_relay_may_not_do_ends_the_host(rig: Rig, frames: list[tuple[str, bytes]], cause: str) -> None:
+def test_forbidden_relay_frames_end_the_host(rig: Rig, frames: list[tuple[str, bytes]], cause: str) -> None:
     rig.channel.frame({"type": "reached", "address": "127.0.0.1", "tried": [], "relay_port": 5})
     assert isinstance(rig.event(), on.RendezvousReached)
     rig.channel.frame({"type": "relay", "id": 1, "what": "open"})

@@ -39,7 +39,7 @@ def test_dns_does_not_make_a_host_this_machine(name: str) -> None:
     assert not is_local(Host(name), resolve=lambda _: [OURS])
 
 
-def test_who_is_this_machine_by_dns_alone_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_this_machine_by_dns_alone_gets_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "is_here_by_dns", partial(is_here_by_dns, resolve=lambda _: [OURS]))
 
     def refuse(host: Host, _timeout: float | None = None) -> Connection:
@@ -186,7 +186,7 @@ def test_a_script_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
         "../x",
     ],
 )
-def test_what_is_no_name_of_a_host(word: str) -> None:
+def test_invalid_host_names(word: str) -> None:
     with pytest.raises(BadHost):
         parse_hosts(word)
     with pytest.raises(BadHost):

@@ -132,7 +132,7 @@ def test_a_request_that_was_recorded_is_not_done_again(server: RendezvousServer)
     assert server.get("s", "k") is None
 
 
-def test_who_answers_in_the_rendezvous_place_is_told_nothing() -> None:
+def test_an_impostor_of_the_rendezvous_learns_nothing() -> None:
     with RendezvousServer(TOKEN, certificate=Certificate()) as stranger:
         client = Client(f"https://127.0.0.1:{stranger.port}", TOKEN, certificate=KEY.fingerprint)
         with pytest.raises(RendezvousUnreachable, match="certificate"):
@@ -170,7 +170,7 @@ def listener(callers: "SimpleQueue[AgentCaller]") -> Iterator[CallListener]:
         yield one
 
 
-def test_what_agents_and_driver_say_can_not_be_read(
+def test_messages_of_agents_and_driver_are_encrypted(
     listener: CallListener, callers: "SimpleQueue[AgentCaller]"
 ) -> None:
     with closing(Middle(listener.port)) as middle:
@@ -198,9 +198,7 @@ def test_a_command_that_was_changed_is_not_run(
         caller.connection.socket.close()
 
 
-def test_a_call_that_was_recorded_lets_nobody_in(
-    listener: CallListener, callers: "SimpleQueue[AgentCaller]"
-) -> None:
+def test_a_replayed_call_is_refused(listener: CallListener, callers: "SimpleQueue[AgentCaller]") -> None:
     with closing(Middle(listener.port)) as middle:
         process = call(middle.port)
         caller = callers.get(timeout=60)

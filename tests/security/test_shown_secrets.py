@@ -75,12 +75,12 @@ def test_a_secret_is_known_by_its_look(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "secret"), ELSEWHERE)
-def test_a_secret_is_known_by_what_stands_before_it(text: str, secret: str) -> None:
+def test_a_secret_is_recognized_by_the_text_before_it(text: str, secret: str) -> None:
     assert secret not in masked_value(text)
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_is_shown(text: str) -> None:
+def test_values_that_are_no_secrets_are_shown(text: str) -> None:
     assert masked_value(text) == text
 
 
@@ -95,7 +95,7 @@ def test_the_word_behind_an_option(option: str) -> None:
     "words",
     [["--max-tokens", "512"], ["--token", "--verbose"], ["--use-auth-token", "true"], ["--author", "ada"]],
 )
-def test_options_that_only_sound_so(words: list[str]) -> None:
+def test_options_that_only_sound_secret(words: list[str]) -> None:
     assert list(masked_words(words)) == words
 
 
@@ -137,7 +137,7 @@ def dry_run(capsys: pytest.CaptureFixture[str], *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_plan_hides_them_and_says_how_to_see_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_hides_secrets_and_tells_how_to_show_them(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys)
     assert "hunter2" not in text
     assert SECRETS["AWS"] not in text
@@ -146,7 +146,7 @@ def test_a_plan_hides_them_and_says_how_to_see_them(capsys: pytest.CaptureFixtur
     assert "\n**** hides what may be a secret; --show-secrets shows it\n" in text
 
 
-def test_a_plan_shows_them_to_those_who_ask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_shows_secrets_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     text = dry_run(capsys, "--show-secrets")
     assert MASK not in text
     assert text.count("hunter2") == 2

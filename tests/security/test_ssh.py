@@ -46,13 +46,13 @@ def test_the_ssh_binary_forwards_no_agent_though_the_configuration_does(make_ssh
     assert by_openssh(sshd, 'echo "socket=$SSH_AUTH_SOCK"') == "socket="
 
 
-def test_the_agent_is_forwarded_to_those_who_ask(make_sshd, agent) -> None:
+def test_the_agent_is_forwarded_on_request(make_sshd, agent) -> None:
     sshd = make_sshd()
     sshd.config += [f"IdentityAgent {agent}"]
     assert by_openssh(sshd, "ssh-add -l 2>&1", forward_agent=True) == "The agent has no identities."
 
 
-def test_who_asks_for_it_of_paramiko_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paramiko_refuses_agent_forwarding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--forward-agent", "-H", "a", "true"]) == 2
     assert (
         "--forward-agent needs the ssh binary; try: --ssh-client openssh as well" in capsys.readouterr().err
@@ -73,7 +73,7 @@ def test_no_port_of_the_configuration_is_forwarded(make_sshd, keyword: str) -> N
     "word",
     ["Ciphers aes128-cbc,aes256-cbc", "Ciphers aes128-ctr\nMACs hmac-sha1"],
 )
-def test_a_host_that_offers_only_what_is_weak_is_refused(make_sshd, word: str) -> None:
+def test_a_host_with_only_weak_algorithms_is_refused(make_sshd, word: str) -> None:
     error = refusal(ConnectFailed, make_sshd(words=tuple(word.split("\n"))))
     assert "the SSH handshake with" in str(error)
     assert error.hint == "--ssh-client openssh"
@@ -115,7 +115,7 @@ def test_a_key_of_a_kind_that_the_configuration_excludes_is_not_shown(make_sshd)
     )
 
 
-def test_an_rsa_key_where_the_configuration_has_one_algorithm_for_it(make_sshd, tmp_path: Path) -> None:
+def test_an_rsa_key_with_one_allowed_algorithm(make_sshd, tmp_path: Path) -> None:
     sshd, key = make_sshd(), keygen(tmp_path / "rsa", "rsa", "-b", "2048")
     sshd.authorize(key)
     sshd.config += ["PubkeyAcceptedAlgorithms rsa-sha2-256"]

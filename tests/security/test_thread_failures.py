@@ -133,7 +133,7 @@ def test_where_a_launcher_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(failure_of(begin), on.ThreadFailed)
 
 
-def test_what_an_event_loop_would_swallow() -> None:
+def test_errors_that_an_event_loop_would_swallow() -> None:
     event = failure_of(loud(fail))
     assert isinstance(event, on.ThreadFailed)
     assert "Planted" in event.problem.cause

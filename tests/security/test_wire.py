@@ -178,7 +178,7 @@ print("GOT", client.get("s", "k") == b"a" * 10_000, flush=True)
 
 
 @pytest.mark.parametrize("how", ["change", "answer"])
-def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: str) -> None:
+def test_modified_bytes_are_refused(cluster: TestHosts, how: str) -> None:
     with in_the_middle(cluster["a"], how) as middle:
         job = Job(cluster, ["--rendezvous-relay", "never", "-H", "a:1", sys.executable, "-c", CLIENT])
         code = job.code()
@@ -192,7 +192,7 @@ def test_nothing_that_was_changed_on_its_way_is_taken(cluster: TestHosts, how: s
 
 # What a changed length makes the host wait for never comes, and only the time tells.
 @pytest.mark.parametrize("how", ["change", "answer"])
-def test_ssh_that_was_changed_on_its_way_runs_nothing(cluster: TestHosts, how: str) -> None:
+def test_a_modified_ssh_stream_runs_no_command(cluster: TestHosts, how: str) -> None:
     with in_the_middle(cluster.driver, how, SSH) as middle:
         job = Job(cluster, ["--start-timeout", 10, "-H", "a:1", "touch", "/run/home/root/ran"])
         assert job.code() == 69

@@ -34,7 +34,7 @@ SPOOFS = {
 
 
 @pytest.mark.parametrize("name", SPOOFS)
-def test_what_a_terminal_would_act_upon_is_escaped(name: str) -> None:
+def test_control_sequences_are_escaped(name: str) -> None:
     shown = visible(f"host a{SPOOFS[name]}b")
     assert shown.isprintable()
     assert shown.startswith("host a\\")
