@@ -115,7 +115,7 @@ def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
 
 @cache
 def _base() -> bytes:
-    """Return the archive with the members that all calls share."""
+    """Return the archive with the common members of all calls."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", (files("hvlaunch.api") / "in_worker.py").read_bytes())
@@ -160,7 +160,7 @@ class CallDirectory:
     """The files of one call on this machine: the program for the hosts, and the results. The process holds its lock."""
 
     def __init__(self) -> None:
-        """Make the directory, and remove those of callers that were killed together with their drivers. Raises OSError."""
+        """Make the directory, and remove directories of callers killed together with their drivers. Raises OSError."""
         for path in _left_over():
             shutil.rmtree(path, ignore_errors=True)
         # A forked child has this object too, and must not remove its parent's files.
@@ -177,7 +177,7 @@ class CallDirectory:
             raise
 
     def remove(self) -> None:
-        """Remove the directory. May be repeated; does nothing in a forked process, whose parent still needs it."""
+        """Remove the directory. May be repeated; does nothing in a forked process, since the parent still needs the files."""
         if os.getpid() == self._pid:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()

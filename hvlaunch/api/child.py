@@ -27,7 +27,7 @@ _PROGRAM = (
 
 
 class Child:
-    """A driver that runs one job. When `result` is done, the driver and the threads of this object have ended.
+    """The driver of a job. When `result` is done, the driver and the threads of this object have ended.
 
     The driver writes to the stdout and stderr of this process. If sys.stdout or sys.stderr is another object, as in a
     notebook, a thread copies the output there.
@@ -83,7 +83,7 @@ class Child:
 
     @property
     def is_ours(self) -> bool:
-        """True in the process that started it. A forked child has none of the threads."""
+        """True in the process that started the driver. A forked child has none of the threads."""
         return os.getpid() == self._pid
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class _Output:
         self.pipe: IO[bytes] | None = None
         """The read end of a pipe, whose data a thread copies to `text`."""
         self.descriptor = number
-        """The driver's stream. stderr is there also for a job that is not shown, since it has error messages."""
+        """The driver's stream. stderr stays open even for a hidden job, for error messages."""
         if is_shown and text is not None and not _is_own(text, number):
             read_end, self.descriptor = os.pipe()
             self.pipe = os.fdopen(read_end, "rb", buffering=0)

@@ -1,4 +1,4 @@
-"""The driver of a job that a Python process has started: a child of that process, the caller, with a socket between them.
+"""Driver of a job from a Python program: a child process of the program (the caller), connected by a socket.
 
 As a process of its own the driver needs neither the main thread nor the signal handlers of the caller. It stops the job when the
 caller ends, or closes the socket.
@@ -50,7 +50,7 @@ class Begun(NamedTuple):
 
 
 class JobWaits(NamedTuple):
-    """The status of a job that waits for hosts; None if it does not wait."""
+    """The status while the job waits for hosts; None otherwise."""
 
     status: Status | None
 
@@ -90,7 +90,7 @@ def _read(file: Any, size: int) -> bytes:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Run the job that the parent process asks for, and send it the result."""
+    """Run the job of the parent's request, and send back the result."""
     # The caller decides whether Ctrl-C stops the job.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
@@ -127,7 +127,7 @@ def main(descriptor: int) -> NoReturn:
 
 
 def _end_by_signals(end: Callable[[], None]) -> None:
-    """Make signals that end this process call `end` first. They do so before and after the job, which has its own handlers."""
+    """Make signals that end this process call `end` first. The job itself has other handlers."""
 
     def handle(number: int, _frame: object) -> None:
         end()
@@ -158,12 +158,12 @@ class Caller:
             send(self._connection, message)
 
     def keep_status(self, ask: AskStatus | None) -> None:
-        """Keep the function that returns the status from now on; None if the job does not wait."""
+        """Use this function for the status from now on; None while the job does not wait."""
         self._ask = ask
         self._changed.set()
 
     def tell_status(self) -> NoReturn:
-        """Send the status when it changes."""
+        """Send each change of the status."""
         sent: Status | None = None
         self._changed.wait()
         time.sleep(_STATUS_DELAY)

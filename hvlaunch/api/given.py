@@ -82,7 +82,7 @@ def _settings(name: str, option: Option, value: object) -> Iterator[Setting]:
 
 
 def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
-    """Yield the words of the option for each time that it would be typed. Raises BadValue, TypeError."""
+    """Yield the words of each occurrence of the option on a command line. Raises BadValue, TypeError."""
     if option.value is None:
         if not isinstance(value, bool):
             raise BadValue("is neither True nor False")

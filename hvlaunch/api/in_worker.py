@@ -93,7 +93,7 @@ class _Result:
         self._pid = os.getpid()
 
     def write(self, data: bytes) -> int:
-        """Write all bytes, as a pickler needs it."""
+        """Write all bytes; the pickler's interface."""
         view = memoryview(data).cast("B")
         size = len(view)
         while view:

@@ -38,7 +38,7 @@ _SHORTEST = 4
 
 
 class KnownJob(NamedTuple):
-    """A job as its directory describes it: `about` has the facts of its start, `result` its end, if it has ended."""
+    """A job by its directory: `about` has the facts of the start, `result` the end, if the job has ended."""
 
     id: str
     directory: Path
@@ -66,7 +66,7 @@ class KnownJob(NamedTuple):
 
 
 def known_jobs(root: Path) -> list[KnownJob]:
-    """Return all jobs, the newest last. Directories that are no jobs are ignored."""
+    """Return all jobs, the newest last. Other directories are ignored."""
     with suppress(FileNotFoundError, NotADirectoryError):
         names = [name for name in os.listdir(root) if not name.startswith(IN_MAKING)]  # noqa: PTH208 (names alone)
         jobs = [job for name in names if (job := known_job(root / name)) is not None]
@@ -102,7 +102,7 @@ def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
 
 
 def await_end(job: KnownJob) -> Mapping[str, Any] | None:
-    """Wait until the job has no driver; return its result, or None if none was kept, as after a good end."""
+    """Wait until the job has no driver; return the kept result, or None, as after a good end."""
     _await_end_of_driver(job)
     while await_driver(job):
         _await_end_of_driver(job)
@@ -130,7 +130,7 @@ def _await_end_of_driver(job: KnownJob) -> None:
 
 
 def result_of(job: KnownJob) -> Mapping[str, Any] | None:
-    """Return the job's result; None if none was kept."""
+    """Return the job's kept result, or None."""
     return _read(job.directory / RESULT)
 
 
@@ -161,7 +161,7 @@ def _try_to_remove(directory: Path) -> None:
 
 
 def known_job(directory: Path) -> KnownJob | None:
-    """Return the job of this directory; None if it has no job."""
+    """Return the job of this directory, or None."""
     about = _read(directory / ABOUT)
     if about is None:
         return None

@@ -1,4 +1,4 @@
-"""Makes a warm pool, and holds it until it is ended: the work of the process of `hvlaunch pool up`."""
+"""Makes a warm pool and holds it to its end: the work of the process of `hvlaunch pool up`."""
 
 import os
 import signal

@@ -46,9 +46,9 @@ _MOST_KEPT = 64 << 20
 
 
 class PoolStream:
-    """The bytes between one job's driver and one agent that a warm agent has forked; this is the end at the driver.
+    """The driver's end of a byte stream between a job's driver and an agent, forked by a warm agent.
 
-    One channel carries the streams of all jobs of a host, so a slow driver must not block it: its bytes wait here.
+    A slow driver must not block the channel, which all jobs of a host share: the bytes for a slow driver wait here.
     """
 
     def __init__(self, link: socket.socket, job: str, begun: bytes = b"") -> None:
@@ -126,7 +126,7 @@ class PoolStream:
 
 
 class WarmHost:
-    """One thread connects, and delivers what agents send; the threads of the streams send through it."""
+    """A thread connects, and delivers the agents' bytes; each stream has a thread for the other direction."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class WarmHost:
             connection.close()
 
     def _send(self, *frames: "Frame") -> None:
-        """Raises OSError if there is no connection."""
+        """Raises OSError without a connection."""
         channel = self._channel
         if channel is None:
             raise ConnectionResetError("no connection")

@@ -79,11 +79,11 @@ class WarmPool:
             for host in hosts
         }
         self._certificate: Certificate | None = None
-        """For the next job, which then need not load the library that makes it."""
+        """For the next job, to save the import of a library."""
         self._lock = threading.Lock()
 
     def start(self, on_status: OnStatus) -> Sequence[Problem]:
-        """Connect to all hosts, and return the problems of those that can't be reached; they are tried again later.
+        """Connect to all hosts, and return the problems of unreachable hosts, to be tried again later.
 
         `on_status` gets the progress, and None at the end.
         """
@@ -225,7 +225,7 @@ class WarmPool:
 
 
 def _request_of(link: socket.socket) -> tuple[dict[str, Any] | None, bytes]:
-    """Read a request, and the bytes behind its line, which belong to a pool stream; None if it is malformed."""
+    """Read a request, and the bytes behind its line, which belong to a pool stream; None for a malformed request."""
     link.settimeout(_REQUEST_PATIENCE)
     received = b""
     while b"\n" not in received and len(received) < _LONGEST_REQUEST:

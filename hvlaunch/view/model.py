@@ -33,7 +33,7 @@ _WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """Steps of a rank, if it reports them. `rate` is in steps per second."""
+    """Steps that a rank reports. `rate` is in steps per second."""
 
     step: int
     total: int | None = None
@@ -250,7 +250,7 @@ def _place(order: Sequence[str], word: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ViewEnding:
-    """The end of a job, with the last lines of the rank that caused it."""
+    """The end of a job, with the last lines of the guilty rank."""
 
     exit_code: int
     cause: str | None
