@@ -184,6 +184,7 @@ class LocalRanks:
             connection = accept(self._listener)
         except OSError:
             return
+        # Any user of the host can connect to a name in the abstract namespace.
         if peer_uid(connection) != os.geteuid():
             connection.close()
             return
@@ -248,6 +249,7 @@ class LocalRanks:
         plan = {"argv": argv, "defaults": defaults, "env": env, "stdin": with_stdin, "cwd": os.getcwd()}
         rank = self._ranks[slot]
         rank.awaited = 3 if with_stdin else 2
+        # From the order on, not from the wait: the starters of a host work at the same time.
         rank.deadline = time.monotonic() + _PATIENCE
         rank.send({"type": "start", "slot": slot}, dumps(plan).encode("ascii"))
 

@@ -144,6 +144,7 @@ def _connect_all(selector: Selector, targets: Sequence[Target]) -> Dict[int, soc
             connection = socket.socket(family, kind, protocol)
         except (OSError, ValueError):  # not an address
             continue
+        # Without blocking, the addresses are tried at the same time: a dead one may take minutes.
         connection.setblocking(False)
         if connection.connect_ex(endpoint) not in _UNDERWAY:
             connection.close()

@@ -145,6 +145,7 @@ class RelayListener:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Numbers are never used twice, so a late frame can't reach a newer connection.
         self._opened += 1
         connection = self._connections[self._opened] = _Connection(self._opened, sock)
         self._send(connection, "open")
@@ -192,6 +193,7 @@ class RelayListener:
         except OSError:
             self._break(connection)
             return
+        # Reserved before sending: the driver returns the credit once the bytes are passed on.
         connection.credit -= len(data)
         connection.reading = bool(data)
         self._send(connection, "data" if data else "end", data)

@@ -13,7 +13,6 @@ import sys
 import time
 
 from hvlaunch.agent import guardian, reaper
-from hvlaunch.agent.own_pages import take_own_pages
 from hvlaunch.agent.quick import READ, WRITE, Selector, deque, prctl, signal, socket
 from hvlaunch.agent.wire import shapes
 from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder, PieceWriter, encode
@@ -21,9 +20,9 @@ from hvlaunch.agent.wire.shapes import Form, record, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Deque, Dict, Iterable, List, NoReturn, Optional
+    from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NoReturn, Optional, Tuple
 
-__all__ = ["LANE", "ORDERS", "main"]
+__all__ = ["LANE", "ORDERS", "main", "take_own_pages"]
 
 LANE = whole(1, 1 << 53)
 _SECONDS = shapes.number(0, 1 << 53)
@@ -48,6 +47,7 @@ _SPARE_AFTER = 0.1
 """Seconds between a job's end and the next fork, in which the job's driver may still be busy."""
 _NEVER = float("inf")
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
+_MADV_POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
 _PATIENCE = 5.0
 # Modules for failures and questions, imported beforehand: an upgrade may replace Python's files while the pool stands.
 _LATER = ("traceback", "subprocess", "shutil", "signal", "ctypes", "struct", "_hashlib", "_operator")
@@ -122,6 +122,7 @@ class _WarmAgent:
         for fd in (0, 1, self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        # A handler, because the kernel's default for SIGCHLD would not write to the pipe.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(0, READ, self._receive)
         self._selector.register(self._wake_read, READ, self._reap)
@@ -249,6 +250,7 @@ class _WarmAgent:
             # Another agent's channel in this process would stay open after the warm agent's end.
             others = [fd for stream in self._streams.values() for fd in (stream.fd, stream.stderr)]
             os.closerange(3, max(channel, stderr, *others) + 1)
+            # A session of its own, so that signals to the pool's process group do not end a job.
             os.setsid()
             guardian.main(config, prepare=prepare)
         except SystemExit as error:
@@ -260,6 +262,7 @@ class _WarmAgent:
         """Watch the agent's channel, for writing if bytes wait, for reading unless the pool's channel is full."""
         if stream.fd < 0:
             return
+        # An unread agent blocks in write() like one whose network is slow, and slows its workers down.
         reads = 0 if self._is_full else READ
         events = reads | (WRITE if stream.waiting else 0)
         if events == stream.interest:
@@ -354,6 +357,7 @@ class _WarmAgent:
         for number, stream in list(self._streams.items()):
             if stream.pid in ended:
                 stream.status = ended[stream.pid]
+                # Bytes in the channel outlive the agent: its bye is among them.
                 while stream.fd >= 0:
                     self._read(number, stream)
                 self._finish(number, stream)
@@ -406,3 +410,28 @@ class _WarmAgent:
             self._is_full = not self._is_full
             for number, stream in self._streams.items():
                 self._watch(number, stream)
+
+
+def take_own_pages() -> None:
+    """Copy this process's private writable pages now, before a job needs them."""
+    # After a fork, parent and child share pages until either writes: each first write would copy a page during a job.
+    # A kernel before 5.14 lacks the call, and copies page by page as before.
+    try:
+        import ctypes  # noqa: PLC0415 (some builds of Python have none)
+
+        madvise = ctypes.CDLL(None).madvise
+        for start, end in _private():
+            if madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE) != 0:
+                return
+    except (ImportError, AttributeError, OSError, ValueError):
+        pass
+
+
+def _private() -> Iterator[Tuple[int, int]]:
+    """Yield the ranges of private writable memory, from proc_pid_maps(5)."""
+    with open("/proc/self/maps", "rb") as file:
+        for line in file.read().splitlines():
+            span, rights = line.split()[:2]
+            if rights == b"rw-p":
+                start, _, end = span.partition(b"-")
+                yield int(start, 16), int(end, 16)

@@ -83,6 +83,7 @@ class Sealed:
                 is_done = True
             except ssl.SSLWantReadError:
                 is_done = False
+            # Sent even after the last step: the client's final message is in the buffer by then.
             self.socket.sendall(self._outgoing.read())
             if is_done:
                 return
@@ -126,6 +127,7 @@ class Sealed:
     def _record(self) -> bytes:
         head = self._exactly(_HEAD)
         size = int.from_bytes(head[3:], "big")
+        # A server of another kind may answer with a length of up to 64 KiB, and then wait for ever.
         if head[0] not in _RECORDS or size > _LONGEST:
             raise OSError("the other side does not speak TLS")
         return head + self._exactly(size)

@@ -1,4 +1,4 @@
-"""The program that joins the driver's new connection to a waiting agent; it only copies bytes.
+"""The program between the driver's new connection and a waiting agent: copies bytes.
 
 A carrier knows no secret: driver and agent authenticate each other through it.
 """
@@ -77,6 +77,7 @@ def _write(data: bytes) -> None:
 def _wait_for_end(directory: str, guardian: Optional[int]) -> None:
     """Wait until the guardian has killed leftover processes: on the first connection, too, the channel ends only then."""
     deadline = time.monotonic() + _END_PATIENCE
+    # The guardian is no child of this process, so it can only be polled.
     while guardian is not None and os.path.exists(directory) and time.monotonic() < deadline:
         try:
             os.kill(guardian, 0)

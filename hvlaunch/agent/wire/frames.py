@@ -145,6 +145,7 @@ class Decoder:
                 header = loads(buffer[start + _LENGTHS.size : split].decode("ascii"))
             except (ValueError, RecursionError) as error:
                 raise BadFrame("a header that is not JSON: %s" % error) from None
+            # Checked here, because the table is looked up by the type.
             if not isinstance(header, dict) or not isinstance(header.get("type"), str):
                 raise BadFrame("a header without a type")
             body = buffer[split:end]
@@ -152,6 +153,7 @@ class Decoder:
                 wrong = misfit(self._table, header, body)
                 if wrong is not None:
                     raise BadFrame(wrong)
+            # A generator, so that frames before a broken frame are still handled.
             yield header, body
             start = end
         partial = buffer[start:]

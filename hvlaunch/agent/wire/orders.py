@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ORDERS", "PLAN"]
 
+# The limits only keep a broken driver from filling the host's memory: no real job comes near.
 _ALL = 1 << 28
 _COUNT = whole(0, 1 << 53)
 _SLOT = whole(0, 1 << 31)
+# 64 is SIGRTMAX; 0 would be a mere test for the process.
 _SIGNAL = whole(1, 64)
 _SECONDS = number(0, 1 << 53)
 _NAME = text(1 << 10)
@@ -97,6 +99,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
     "bye": Form(),
 }
 
+# A shape of its own and no form: the plan is the body of a frame, because headers have a lower limit.
 PLAN = record(
     {
         "argv": several(_WORDS, 1 << 22),

@@ -115,6 +115,7 @@ class Visitors:
 
     def ask(self, fd: int, sealed: Optional[Sealed] = None) -> None:
         """Challenge a connection for a proof; `sealed` encrypts its bytes."""
+        # The oldest: otherwise strangers that keep silent would lock the driver out.
         if len(self._visitors) == _MOST:
             self._send_away(self._visitors[0])
         visitor = _Visitor(fd, sealed)
@@ -150,6 +151,7 @@ class Visitors:
         # The agent proves itself only now, to a driver that has proved itself: a stranger gets no proof to study.
         have = session.tell()
         proof = session_proof(self._key, "agent", visitor.nonce, resume["nonce"], *have)
+        # The previous connection may look alive for minutes, if its machine is down or cut off.
         self._hang_up()
         resumed = encode({"type": "resumed", "have": have, "proof": proof})
         self._channel.join(visitor.fd, visitor.writer, visitor.sealed, [resumed, *again])

@@ -148,6 +148,7 @@ class Choice:
     def __init__(self, name: str, **forms: Form) -> None:
         self._name = name
         self.forms = forms
+        # The field itself is part of each form, or misfit() would call it unknown.
         for form in forms.values():
             form.fields[name] = _any
 

@@ -123,7 +123,7 @@ _MODULES = (
 """Files below agent/ that every agent needs."""
 _WITH_RANKS = ("local_ranks", "starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
-_WARM = ("own_pages", "warm")
+_WARM = ("warm",)
 _RARE = ("diagnosis", "errand_processes", "family", "relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.own_pages import take_own_pages
+from hvlaunch.agent.warm import take_own_pages
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="madvise(2) of Linux")
 
