@@ -48,7 +48,7 @@ def idle_summary(rounds: Rounds, waits: Waits, due: float | None, deadline: floa
 def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout: float) -> None:
     """Bring the engine to the state after the idle turns that the event stands for."""
     for sign in event.signs:
-        for worker in rounds.workers.of([(sign.host, sign.slot)]):
+        for worker in rounds.workers.in_seats([(sign.host, sign.slot)]):
             worker.commit, worker.beat_at = sign.commit, sign.beat_at
     if rounds.round is None or not waits.has(Wait.COMMIT):
         return
@@ -150,7 +150,7 @@ class Engine:
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
             has_workers = self._rounds.workers.size > 0
-            self._group.tell(actions, self._lifecycle.final, self._rounds.round, has_workers=has_workers)
+            self._group.add_to(actions, self._lifecycle.final, self._rounds.round, has_workers=has_workers)
         self.is_idle = is_early and not actions and before == idle_tally(self.waits)
         return actions
 
@@ -242,7 +242,7 @@ class Engine:
     def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
         self.waits.end(Wait.FIRST_LIST)
         if not self._is_pool_known:
-            return self._lifecycle.end(Ending(error=problem), now) if self.phase in AT_WORK else []
+            return self._lifecycle.end_early(Ending(error=problem), now) if self.phase in AT_WORK else []
         # The script runs repeatedly; the same error is reported once.
         if str(problem) == self._discovery_error:
             return []
@@ -408,7 +408,7 @@ class Engine:
         actions = [*decision.actions]
         # A job that is ending already keeps its first reason.
         if self.phase in AT_WORK and decision.ending is not None:
-            return actions + self._lifecycle.end(decision.ending, now)
+            return actions + self._lifecycle.end_early(decision.ending, now)
         if self.phase in AT_WORK and decision.is_done:
             self._lifecycle.phase = Phase.FINISHING
         return actions + self._proceed(now)
@@ -428,7 +428,7 @@ class Engine:
             is_minor = False
         actions = [*decision.actions]
         if decision.ending is not None:
-            return actions + self._lifecycle.end(decision.ending, now)
+            return actions + self._lifecycle.end_early(decision.ending, now)
         return actions + self._lifecycle.close_if_over(now)
 
     def _advance(self, now: float, *, is_minor: bool) -> tuple[Decision, Problem | None]:

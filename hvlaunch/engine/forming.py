@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
     most: float
 
     @classmethod
-    def of(cls, spec: JobSpec) -> "Bounds":
+    def of_spec(cls, spec: JobSpec) -> "Bounds":
         elastic = spec.elastic
         least, most = (1, spec.np) if elastic is None else (elastic.min_np, elastic.max_np)
         return cls(least, float("inf") if most is None else most)
@@ -56,7 +56,7 @@ class Forming(ABC):
         self._workers = workers
         self._starter = starter
         self._waits = waits
-        self._bounds = Bounds.of(spec)
+        self._bounds = Bounds.of_spec(spec)
 
     def _gather(self, now: float, seconds: float) -> None:
         """Begin to wait for others, if that has not begun."""
@@ -163,7 +163,9 @@ class FreshWorkers(Forming):
             raise self._too_few(
                 BadUsage(f"--end-with-rank {last}: the job has only ranks 0-{len(places) - 1}")
             )
-        return Plan.of(hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places])
+        return Plan.with_launches(
+            hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places]
+        )
 
     def _all(self, now: float) -> list[PoolHost] | None:
         """Return the hosts; None until each is ready."""
@@ -208,7 +210,9 @@ class FreshWorkers(Forming):
             taken = int(min(self._pool.slots(host), total))
             counts.append((host.name, range(taken)))
             total -= taken
-        return Plan.of(hosts, [self._workers.next_launch(seat, at) for seat, at in seats(counts).items()])
+        return Plan.with_launches(
+            hosts, [self._workers.next_launch(seat, at) for seat, at in seats(counts).items()]
+        )
 
     def _has_gathered(self, current: Round | None, total: float, now: float) -> bool:
         """True if the round may begin with this many workers; False to wait for connecting hosts."""
@@ -303,7 +307,7 @@ class AskingWorkers(Forming):
         if len(able) < self._bounds.least or not self._is_first_complete(able, now):
             return None
         chosen = able if self._bounds.most > len(able) else able[: int(self._bounds.most)]
-        return Plan.of(*seated(hosts, chosen))
+        return Plan.with_launches(*seated(hosts, chosen))
 
     def _is_first_complete(self, waiting: Collection[Worker], now: float) -> bool:
         """True if a round of new workers alone may begin while others still start."""
@@ -316,14 +320,14 @@ class AskingWorkers(Forming):
         return self._newest(plan).commit
 
     def _newest(self, plan: Plan) -> Worker:
-        workers = self._workers.of(launch.seat for launch in plan.launches)
+        workers = self._workers.in_seats(launch.seat for launch in plan.launches)
         return max(workers, key=lambda worker: worker.commit)
 
     def enter(self, plan: Plan, current: Round, now: float) -> list[Action]:
         # They have asked, so they run.
         current.note_all_started()
         self._waits.begin(Wait.MEETING, None, now + self._options.reset_timeout)
-        return self._starter.place(plan, current, self._newest(plan), now)
+        return self._starter.assign_places(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
         hosts = in_order((host for host in self._pool if host.is_usable(now)), current)

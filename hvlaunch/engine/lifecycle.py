@@ -76,7 +76,7 @@ class GroupStates:
     def __init__(self) -> None:
         self._told: tuple[str, int | None] = ("", None)
 
-    def tell(
+    def add_to(
         self, actions: list[Action], final: str | None, current: Round | None, *, has_workers: bool
     ) -> None:
         """Add the state to a turn's actions if it changed. Finish stays the last action."""
@@ -170,7 +170,7 @@ class Lifecycle:
         """End the job for a defect of hvlaunch: in order if possible, otherwise by leaving it to the agents."""
         if self.phase in (*AT_WORK, Phase.FINISHING):
             try:
-                return self.end(Ending(error=problem), now)
+                return self.end_early(Ending(error=problem), now)
             # The defect may be in the records that an end in order needs.
             except InvalidTransition:
                 pass
@@ -185,7 +185,7 @@ class Lifecycle:
         names = dict.fromkeys([*(current.hosts if current is not None else ()), *self._rounds.workers.hosts])
         return [name for name in names if self._pool[name].has_agent]
 
-    def end(self, ending: Ending, now: float) -> list[Action]:
+    def end_early(self, ending: Ending, now: float) -> list[Action]:
         """End the job early."""
         self.ending = ending
         actions: list[Action] = [] if ending.cause is None else [tell.JobEnding(ending.cause)]

@@ -345,7 +345,7 @@ class Probing:
                 self.ask_again(*names)
         return False
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """End the probing: the network is accepted, impossible, or not needed any more."""
         self._waits.end(Wait.PROBING_AGAIN)
         self._forget_retries()

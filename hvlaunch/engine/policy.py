@@ -85,7 +85,7 @@ class Policy:
         is_member = self._rounds.is_member(worker)
         current = self._round if is_member or self._has_left(worker) else None
         exit_ = worker.ended(event, self._workers.began_at or 0.0, now)
-        self._workers.end(worker, now)
+        self._workers.remove(worker, now)
         self._rounds.changed()
         # A spare that fails says nothing of the round.
         if current is not None and (is_member or exit_.stopped):

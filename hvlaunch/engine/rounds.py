@@ -41,7 +41,7 @@ class Rounds:
         self._spec = spec
         self._elastic = spec.elastic
         self._pool = pool
-        self.bounds = Bounds.of(spec)
+        self.bounds = Bounds.of_spec(spec)
         self.workers = Workers(waits)
         self.stacks = StacksBeforeKill(self.workers)
         self.probing = Probing(spec.network_interfaces, spec.lease, waits)
@@ -174,7 +174,7 @@ class Rounds:
             except HvlaunchError as error:
                 return Settled(actions, error.problem)
             if self._plan is None:
-                self.probing.end()
+                self.probing.finish()
                 return self._wait_for_more(now)
             if self.round is None and not self.workers.size:
                 actions += [tell.SharedMachine(names) for names in shared_machines(self._plan.facts)]
@@ -186,7 +186,7 @@ class Rounds:
         problem = network.problem() if network is not None else None
         if problem is not None:
             return self._doubt(problem, plan, actions, now)
-        self.probing.end()
+        self.probing.finish()
         self._plan = None
         self._waits.end(Wait.SLOTS)
         self._waits.end(Wait.GATHERING)
@@ -200,7 +200,7 @@ class Rounds:
             if self._elastic is not None and not self.probing.is_certain(host, other, now):
                 return Settled([*actions, *self.probing.want(plan.facts, now)])
             self.probing.ask_again(host, other)
-        self.probing.end()
+        self.probing.finish()
         return Settled(actions, problem)
 
     def _ask_again(self) -> None:

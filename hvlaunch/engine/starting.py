@@ -38,7 +38,7 @@ class Plan(NamedTuple):
         return {host.name: host.facts for host in self.hosts if host.facts is not None}
 
     @classmethod
-    def of(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":
+    def with_launches(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":
         """Plan a round on the hosts that the launches name."""
         names = {launch.host for launch in launches}
         used = [host for host in hosts if host.name in names]
@@ -146,12 +146,12 @@ class Starter:
             self._workers.launch(launch, born=number, state=state, now=now)
         return [do.Start(host.name, number, tuple(launches), network, host.facts)]
 
-    def place(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
+    def assign_places(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
         """Place the workers that asked; `newest` is the one with the newest commit."""
         # Workers that ask meet at the rendezvous, without a MASTER_PORT.
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
         for launch in plan.launches:
-            self._workers.place(launch, current.number, now)
+            self._workers.give_place(launch, current.number, now)
         return [
             tell.RoundFormed(current.number, len(plan.launches), plan.names, current.cause),
             *(

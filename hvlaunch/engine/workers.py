@@ -180,7 +180,7 @@ class Workers:
     def at(self, seat: Seat) -> Worker | None:
         return self._live.get(seat[0], {}).get(seat[1])
 
-    def of(self, seats: Iterable[Seat]) -> list[Worker]:
+    def in_seats(self, seats: Iterable[Seat]) -> list[Worker]:
         """Return the living workers in these seats, in their order."""
         return [worker for seat in seats if (worker := self.at(seat)) is not None]
 
@@ -231,7 +231,7 @@ class Workers:
         self.size += 1
         return worker
 
-    def place(self, launch: Launch, number: int, now: float) -> None:
+    def give_place(self, launch: Launch, number: int, now: float) -> None:
         """Give the asking worker its place in this round."""
         worker = self._live[launch.host][launch.slot]
         self.go(worker, WorkerTrigger.PLACED, now)
@@ -298,7 +298,7 @@ class Workers:
             worker.orders.is_by_agent = True
         self.stop(workers, steps, now)
 
-    def end(self, worker: Worker, now: float, trigger: WorkerTrigger = WorkerTrigger.ENDED) -> None:
+    def remove(self, worker: Worker, now: float, trigger: WorkerTrigger = WorkerTrigger.ENDED) -> None:
         """Remove a worker that has ended."""
         self.go(worker, trigger, now)
         del self._live[worker.host][worker.slot]
@@ -307,7 +307,7 @@ class Workers:
     def lose(self, host: str, now: float) -> None:
         """Remove all workers of a lost host."""
         for worker in self.on(host):
-            self.end(worker, now, WorkerTrigger.LOST)
+            self.remove(worker, now, WorkerTrigger.LOST)
 
     def forget_waits(self, host: str, now: float) -> None:
         """End the slots' own cool-downs, since the whole host has one now."""
