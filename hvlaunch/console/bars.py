@@ -96,6 +96,7 @@ class Bars:
         for key, bar in list(self._bars.items()):
             settled = now - bar.changed >= _SETTLED
             text = bar.unfinished if settled and bar.unfinished else bar.state
+            # A bar that stands still is not printed again and again.
             if text and text != bar.shown:
                 lines.append((key, text + b"\n"))
                 bar.shown = text
@@ -111,6 +112,7 @@ class Bars:
     def _draw(self, bar: _Bar, state: bytes) -> None:
         blank = _is_blank(state)
         bar.erased = blank and not self._live
+        # A blank state erases the bar; its last visible state stays for a pipe.
         if not blank:
             bar.state = b"" if state == bar.shown else state
         elif self._live:
@@ -152,6 +154,7 @@ class BarStates:
         if before is not None:
             data = _newest(before[0] + data, is_begun=key in self._begun)
         now = self._clock()
+        # Too early: hold it back, and let a newer state replace it.
         if now < self._next.get(key, 0.0):
             self._held[key] = data, origin
             return []

@@ -305,6 +305,7 @@ class Display:
         """Add output of a worker."""
         splitter = self._splitters.get(key)
         if splitter is None:
+            # Made on first output: most streams of a large job stay silent for long.
             splitter = self._splitters[key] = LineSplitter()
         text = splitter.feed(data)
         if self._unfinished is not None and not (data.endswith(b"\n") and key not in self._unfinished.noted):

@@ -52,6 +52,7 @@ class EventFile:
 
     def close(self, timeout: float = _PATIENCE) -> None:
         """Write the rest, for at most `timeout` seconds."""
+        # None ends the thread after everything before it.
         self._queue.put(None)
         self._thread.join(timeout)
 

@@ -124,6 +124,7 @@ class OutputFiles:
         descriptor = self._descriptor(rank, stream)
         unwritten = memoryview(data)
         try:
+            # A write may be partial, for example on a nearly full disk.
             while unwritten:
                 written = os.write(descriptor, unwritten)
                 self._ends[rank, stream] += written

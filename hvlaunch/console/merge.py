@@ -148,6 +148,7 @@ def _joined(lines: list[_Line]) -> Iterator[Merged]:
     ordered: list[_Line] = []
     for alone, group in groupby(lines, lambda line: len(line.ranks) == 1):
         run = list(group)
+        # Lines of single ranks did not merge, so their arrival decides.
         ordered += sorted(run, key=lambda line: line.number) if alone else run
     for (ranks, stream), group in groupby(ordered, lambda line: (tuple(sorted(line.ranks)), line.stream)):
         yield ranks, stream, b"".join(line.text for line in group)

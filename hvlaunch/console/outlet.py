@@ -93,6 +93,7 @@ class Outlet:
                 del self._page[0]
             self._settle()
             self._feed(now)
+            # A new page only after the last one was taken: waiting items take less memory than lines of pages.
             self._page.extend(self.display.page(now))
             if not self._page and not self._waiting:
                 self._settle()
@@ -102,6 +103,7 @@ class Outlet:
         if is_printed != self._is_noted:
             self._is_noted = is_printed
             written = self._written()
+            # Taken back in reverse, so that sizes on record shrink step by step.
             for output in written if is_printed else reversed(written):
                 if output.note is not None:
                     output.note(is_printed)

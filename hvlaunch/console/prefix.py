@@ -42,6 +42,7 @@ class Prefix:
     def learn_places(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Learn host and local_rank of these ranks."""
         self._places.update(places)
+        # Cached prefixes may have been made without the hosts.
         self._known.clear()
 
     def text_for(self, ranks: tuple[int, ...], stream: Stream) -> bytes:

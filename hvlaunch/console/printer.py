@@ -188,6 +188,7 @@ class Printer:
         if stream == "stderr" and not (store is not None and store.has(origin)):
             before = b"" if rank in self._ended else self._tails.get(rank, b"")
             self._ended.discard(rank)
+            # Cut twice: a large chunk must not be copied whole.
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
         self._loop.put(Output(rank, stream, data, done, origin, note))
         if self._loop.has_ended:
@@ -467,6 +468,7 @@ class PrintLoop:
 
     def _finish(self) -> None:
         for outlet in self._each:
+            # Through the outlet's queue, after everything that waits there.
             outlet.put(outlet.display.end_all)
         if self._files is not None:
             self._files.close()

@@ -112,6 +112,7 @@ def _from_error_file(text: str) -> tuple[str, str]:
         return "error file", text
     if not isinstance(message, str):
         return "error file", text
+    # The message itself may contain the traceback.
     return ("traceback" if _TRACEBACK.search(message) else "error file"), message
 
 

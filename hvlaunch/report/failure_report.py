@@ -170,6 +170,7 @@ def survivors(stacks: Sequence[ProcessStack], exits: Iterable[WorkerExit], job_i
 def _cause(
     worker: WorkerExit, evidence: Evidence, memory: tuple[Memory, ...], missing: Missing | None
 ) -> Cause:
+    # Facts of hosts are shown only if they fit the kind: others would mislead.
     why = kind(worker, evidence)
     # Memory of the GPUs explains only a GPU's shortage, and memory of the host only the host's.
     relevant = [usage for usage in memory if usage.of.startswith("GPU") is (why == "gpu memory")]

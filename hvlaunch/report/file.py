@@ -29,6 +29,7 @@ def write_report(path: Path, report: FailureReport) -> None:
     """Write the report to `path`. Raises OSError."""
     from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (when the job has ended)
 
+    # The HTML form is made from the JSON form, so secrets are masked once for both.
     form = as_json(report)
     if path.suffix == ".html":
         from hvlaunch.report.html_page import as_html  # noqa: PLC0415 (as above)

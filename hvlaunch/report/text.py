@@ -67,12 +67,14 @@ def _not_started(exits: Iterable[WorkerExit]) -> list[str]:
 def _failed(report: FailureReport, cause: Cause) -> list[str]:
     result, failure, size = report.result, cause.worker, report.size
     victim = result.first_victim
+    # The cause comes first, and the advice last, next to the prompt.
     lines = [_headline(failure, size, is_first=victim is None), *_quote("Its", cause.evidence)]
     if victim is not None:
         lines.append(_of_victim(victim, failure, report.evidence.get(victim.rank)))
     lines += [_of_memory(usage) for usage in cause.memory]
     if cause.missing is not None:
         lines += _of_missing(cause.missing, failure.host)
+    # These ranks have lines of their own above.
     named = {failure.rank, *([] if victim is None else [victim.rank])}
     others = [worker for worker in result.exits if worker.rank not in named]
     lines += _indented(

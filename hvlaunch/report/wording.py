@@ -63,6 +63,7 @@ def endings(
     """
     groups: dict[tuple[int, str], list[WorkerExit]] = {}
     for worker in sorted(workers, key=lambda worker: (worker.when, worker.rank)):
+        # Equal ends share a line, because thousands of workers often end alike.
         groups.setdefault(_kind(worker), []).append(worker)
     lines = [_line(group, since) for _, group in sorted(groups.items(), key=lambda item: item[0][0])]
     if len(lines) > _MOST_LINES:
