@@ -9,7 +9,13 @@ import pytest
 
 from tests.house import LIMITS, MOST_ATTRIBUTES, MOST_METHODS, PRODUCT, big_classes, counts, modules
 
-LARGER_CLASSES: dict[str, str] = {}
+LARGER_CLASSES: dict[str, str] = {
+    "Client": "a method for each verb of the rendezvous, and four attributes: users look for verbs in one place",
+    "ClientConnection": "the state of a connection's pace: each attribute is read by the one decision when to read and when to drop",
+    "RendezvousServer": "the driver's calls and the server's thread share one lock and one start; each call is two lines",
+    "RequestReader": "the parser's callbacks build up one request: its parts are the attributes",
+    "Store": "a method for each verb, and the callbacks that a change calls: all of them work on the same four tables",
+}
 """Classes over the caps, each with the reason why dividing it would not help a reader."""
 
 HVLAUNCH = "hvlaunch"
@@ -51,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "view",
         "watch",
     },
-    "console": {"errors", "hosts", "job", "owners"},
+    "console": {"errors", "hosts", "job", "owners", "record"},
     "driver": {
         "agent",
         "boot",
@@ -62,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
         "job",
         "outside",
         "owners",
+        "record",
         "rendezvous",
         "report",
         "ssh",
@@ -106,7 +113,8 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous",
         "ssh",
     },
-    "rendezvous": {"boot", "errors", "owners"},
+    "record": set(),
+    "rendezvous": {"boot", "errors", "owners", "record"},
     "report": {"console", "errors", "hosts", "job", "owners", "telemetry"},
     "ssh": {"errors", "job", "owners", "sweeper"},
     "sweeper": set(),
