@@ -214,8 +214,7 @@ def folder(name: str) -> Folder:
 
 def glossary() -> list[str]:
     """Return the words that the developers' glossary explains."""
-    pages = [ROOT / "docs" / "internals" / "glossary.md", ROOT / "docs" / "architecture.md"]
-    text = next(page.read_text() for page in pages if page.exists()).split("## Words")[-1].split("\n## ")[0]
+    text = (ROOT / "docs" / "internals" / "glossary.md").read_text()
     rows = re.findall(r"^\| ([^|*-][^|]*) \|", text, re.MULTILINE)
     return [word.strip() for row in rows if row != "word" for word in row.split(",")]
 

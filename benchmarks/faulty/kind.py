@@ -11,7 +11,7 @@ LEASE = 6.0
 GRACE = 2.0
 START = 30.0
 CLOSING = 25.0
-STOPPING = 30.0  # "Waits" in docs/architecture.md has both
+STOPPING = 30.0  # docs/internals/waits.md has both
 SETTLE = 2.0
 
 SOON = GRACE + SETTLE

@@ -18,7 +18,7 @@ from hvlaunch.engine.life import InvalidTransition
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.policy import Decision, Ending, Policy
-from hvlaunch.engine.pool import HostState, Pool, PoolHost, no_list, no_start, stuck, unfit
+from hvlaunch.engine.pool import HostState, InvalidHostStep, Pool, PoolHost, no_list, no_start, stuck, unfit
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits
@@ -159,7 +159,7 @@ class Engine:
         try:
             return self.handle(event, now)
         # Workers must not outlive a defect of the engine, so the job still ends in order.
-        except InvalidTransition as defect:
+        except (InvalidTransition, InvalidHostStep) as defect:
             actions = self._lifecycle.end_for(defect.problem, now)
         self.deadline = self._next_deadline(now)
         return actions

@@ -1,13 +1,14 @@
 """The hosts that a job may use: their connections, cool-downs and failures. Pure."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import cast
 
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.errors import (
+    Defect,
     DiscoveryFailed,
     HostLost,
     HostsFailed,
@@ -18,7 +19,18 @@ from hvlaunch.errors import (
 from hvlaunch.hosts.placement import Seat, slots_of, unlikely
 from hvlaunch.job import Host, JobSpec
 
-__all__ = ["Cooldown", "HostState", "Pool", "PoolHost", "no_list", "no_start", "stuck", "unfit"]
+__all__ = [
+    "HOST_TRANSITIONS",
+    "Cooldown",
+    "HostState",
+    "InvalidHostStep",
+    "Pool",
+    "PoolHost",
+    "no_list",
+    "no_start",
+    "stuck",
+    "unfit",
+]
 
 _MOST_DOUBLINGS = 30
 
@@ -74,6 +86,24 @@ class HostState(Enum):
     CLOSING = "closing"
 
 
+HOST_TRANSITIONS: Mapping[str, tuple[tuple[HostState, ...], HostState]] = {
+    "connect": ((HostState.NONE,), HostState.CONNECTING),
+    "ready": ((HostState.CONNECTING,), HostState.READY),
+    "parts": ((HostState.READY,), HostState.PARTING),
+    "closes": ((HostState.READY, HostState.PARTING), HostState.CLOSING),
+    # A host that failed before it was connected is gone like the others: policy need not know the difference.
+    "gone": (tuple(HostState), HostState.NONE),
+}
+"""Each step of a host: the states from which it may come, and the state that follows."""
+
+
+class InvalidHostStep(Defect):
+    """HOST_TRANSITIONS has no such step from the host's state."""
+
+    def __init__(self, host: str, state: HostState, step: str) -> None:
+        super().__init__(f"host {host} is {state.name}, and {step} can't follow")
+
+
 class PoolHost:
     """A host and its connection."""
 
@@ -103,6 +133,13 @@ class PoolHost:
     @property
     def name(self) -> str:
         return self.host.name
+
+    def take_step(self, step: str) -> None:
+        """Change the state as HOST_TRANSITIONS says. Raises InvalidHostStep."""
+        states, after = HOST_TRANSITIONS[step]
+        if self.state not in states:
+            raise InvalidHostStep(self.name, self.state, step)
+        self.state = after
 
     @property
     def has_agent(self) -> bool:
@@ -169,28 +206,29 @@ class Pool:
         return sum(self.slots(host) for host in hosts)
 
     def connect(self, host: PoolHost, due: float) -> None:
-        host.disconnect()
-        host.state = HostState.CONNECTING
+        host.take_step("connect")
         self._waits.begin(Wait.CONNECTING, host.name, due)
         self.open[host.name] = None
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
-        host.state, host.facts, host.gpus = HostState.READY, facts, facts.gpus or 0
+        host.take_step("ready")
+        host.facts, host.gpus = facts, facts.gpus or 0
         # Earlier failures to connect are over.
         host.was_ready, host.was_lost = True, False
         self._waits.end(Wait.CONNECTING, host.name)
         self.errors.pop(host.name, None)
 
     def parts(self, host: PoolHost, due: float) -> None:
-        host.state = HostState.PARTING
+        host.take_step("parts")
         self._waits.begin(Wait.PARTING, host.name, due)
 
     def closes(self, host: PoolHost, due: float) -> None:
-        host.state = HostState.CLOSING
+        host.take_step("closes")
         self._waits.end(Wait.PARTING, host.name)
         self._waits.begin(Wait.CLOSING, host.name, due)
 
     def gone(self, host: PoolHost) -> None:
+        host.take_step("gone")
         host.disconnect()
         for wait in (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING):
             self._waits.end(wait, host.name)

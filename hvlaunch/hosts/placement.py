@@ -33,7 +33,7 @@ Seat = tuple[str, int]
 
 
 class Placement(NamedTuple):
-    """One worker's place in a round. Ranks count from 0; docs/architecture.md, "Words", says what they mean."""
+    """One worker's place in a round. Ranks count from 0; docs/internals/glossary.md, says what they mean."""
 
     host: str
     rank: int

@@ -1,7 +1,7 @@
 """Messages about rounds between an elastic job's workers and its driver: small JSON values in four scopes.
 
 A worker asks for a place under its own id and watches for an answer; the driver announces the end of rounds.
-docs/architecture.md has the protocol.
+docs/internals/elastic-jobs.md has the course.
 """
 
 import json

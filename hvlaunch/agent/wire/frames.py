@@ -1,7 +1,7 @@
 """Frames between driver and agent: two lengths, a small JSON header, raw bytes.
 
 The header has the type and small values; the body is output, stdin, or the workers of a `start`.
-docs/architecture.md lists the types.
+docs/internals/wire.md lists the types.
 
 Frames travel in pieces. A start-up file of the login shell can leave a program running that prints into the channel for
 as long as it likes. A write of at most PIPE_BUF bytes into a pipe is atomic (POSIX, write; pipe(7)): each piece is a

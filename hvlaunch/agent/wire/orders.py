@@ -1,4 +1,4 @@
-"""Forms of the frames from the driver; docs/architecture.md, "Frames", explains them."""
+"""Forms of the frames from the driver; docs/internals/wire.md, explains them."""
 
 from __future__ import annotations
 

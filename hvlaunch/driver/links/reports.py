@@ -1,4 +1,4 @@
-"""The forms of an agent's frames, as docs/architecture.md, "Frames", describes. Any other frame ends the connection.
+"""The forms of an agent's frames, as docs/internals/wire.md, describes. Any other frame ends the connection.
 
 A fitting form says nothing about truth or order: expected.py checks the order.
 """

@@ -54,7 +54,9 @@ def test_the_steps_on_the_page_are_those_of_the_engine(
 
 def test_the_steps_of_a_host_on_the_page_are_those_of_the_engine() -> None:
     steps = {
-        (state.name, step, after.name) for step, (states, after) in HOST_TRANSITIONS.items() for state in states
+        (state.name, step, after.name)
+        for step, (states, after) in HOST_TRANSITIONS.items()
+        for state in states
     }
     assert drawn("A host") == steps
 
