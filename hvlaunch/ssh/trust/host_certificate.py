@@ -9,8 +9,6 @@ import fnmatch
 import re
 from dataclasses import dataclass
 
-from hvlaunch.errors import HvlaunchError
-
 __all__ = ["CERTIFICATE", "BadHostCertificate", "HostCertificate", "read_certificate"]
 
 CERTIFICATE = "-cert-v01@openssh.com"
@@ -21,7 +19,7 @@ _STRONG_RSA = (b"rsa-sha2-256", b"rsa-sha2-512")
 _LENGTH_BYTES = 4
 
 
-class BadHostCertificate(HvlaunchError):
+class BadHostCertificate(Exception):
     """The certificate can't be read, or its authority's signature is wrong."""
 
 

@@ -275,7 +275,7 @@ def _certificate(key: HostKey) -> tuple[HostCertificate | None, str | None]:
     try:
         return read_certificate(key.certificate), None
     except BadHostCertificate as error:
-        return None, error.cause
+        return None, str(error)
 
 
 def _found(files: Sequence[_File], names: Sequence[str]) -> list[_Entry]:
