@@ -12,6 +12,8 @@ from tests.house import LIMITS, MOST_ATTRIBUTES, MOST_METHODS, PRODUCT, big_clas
 LARGER_CLASSES: dict[str, str] = {
     "Client": "a method for each verb of the rendezvous, and four attributes: users look for verbs in one place",
     "ClientConnection": "the state of a connection's pace: each attribute is read by the one decision when to read and when to drop",
+    "HostLink": "a host from its connecting to its end, in one thread; output, order of frames, session and errands are apart",
+    "HostSession": "reading, writing and reconnecting share the channel and the counts under the same locks",
     "RendezvousServer": "the driver's calls and the server's thread share one lock and one start; each call is two lines",
     "RequestReader": "the parser's callbacks build up one request: its parts are the attributes",
     "Store": "a method for each verb, and the callbacks that a change calls: all of them work on the same four tables",
