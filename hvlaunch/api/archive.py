@@ -105,6 +105,7 @@ def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
         "path": [os.path.abspath(place) for place in sys.path],  # noqa: PTH100 (a text; "" means the working directory)
         "raises": raises,
     }
+    # Opened for reading as well: zipfile looks for the archive's directory before it appends.
     with path.open("x+b") as file:
         # The members that all calls share are compressed once for this process.
         file.write(_base())
@@ -140,6 +141,7 @@ def command(python: str | None) -> tuple[str, ...]:
     """Return the command for a host: with the given Python, or the first available of this path, this version, `python3`."""
     version = "{}.{}".format(*sys.version_info)
     candidates: Any = (python,) if python is not None else (sys.executable, f"python{version}", "python3")
+    # `sh` is the script's $0; the candidates are its "$@".
     return ("/bin/sh", "-c", _FIND, "sh", *candidates)
 
 
@@ -185,7 +187,10 @@ class CallDirectory:
 
 def _left_over() -> Iterator[Path]:
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # Another caller may remove the same directory at this moment.
         with suppress(OSError):
+            # Directories of temporary files are shared: another user's directory, or a link, stays
+            # as it is.
             status = path.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
             # A young directory may not have its lock yet.

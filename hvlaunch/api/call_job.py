@@ -41,8 +41,10 @@ class CallJob(Job[R]):
         self._child = child
         self._directory = directory
         self._return_exceptions = return_exceptions
+        # This table, and not the object, holds the child: a job without its object continues.
         _LEFT[child] = directory
         # Not at exit: _end_all() does it then, in the right order.
+        # _end_all() does the same at the end of the process, after it has stopped the jobs.
         weakref.finalize(self, _when_ended, child).atexit = False
 
     @property
@@ -71,6 +73,7 @@ class CallJob(Job[R]):
         if not self._child.is_ours:
             super().stop(kill=kill)
             return
+        # The driver takes a second signal as a second Ctrl-C, and kills the workers.
         for _ in range(1 + kill):
             self._child.stop()
 
@@ -104,6 +107,7 @@ class CallJob(Job[R]):
     def _await_end(self, timeout: float | None) -> JobResult:
         try:
             return self.ended.result(timeout)
+        # Python 3.10 has two classes of this name, and callers catch the built-in one.
         except FutureTimeoutError:
             raise TimeoutError(f"the job has not ended within {timeout:g} s") from None
 
@@ -132,9 +136,11 @@ _LEFT: dict[Child, CallDirectory] = {}
 def _end_all() -> None:
     """Stop all jobs at the end of this process, and wait for their workers."""
     # All jobs are told first, so that they end at the same time.
+    # A copy: the threads of ending jobs remove their entries meanwhile.
     children = [child for child in list(_LEFT) if child.is_ours]
     for child in children:
         child.stop()
+    # All are stopped before the first is awaited, so that they end at the same time.
     for child in children:
         with suppress(HvlaunchError, FutureTimeoutError):
             child.result.result(_AT_EXIT)
@@ -275,6 +281,8 @@ def _facts(path: Path) -> Mapping[str, Any] | None:
             if len(last) != tail or not last.endswith(MARK):
                 return None
             (size,) = SIZE.unpack_from(last)
+            # A damaged file may have any number here: its seek must not leave the file, nor its
+            # read fill the memory.
             file.seek(max(0, end - tail - min(size, _MOST_FACTS)))
             facts: Mapping[str, Any] = json.loads(file.read(size))
     except (OSError, ValueError):

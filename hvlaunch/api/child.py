@@ -20,6 +20,8 @@ from hvlaunch.outside.control import DriverGone
 
 __all__ = ["Child"]
 
+# SIGINT is ignored before any import: Ctrl-C also reaches this child, and its parent decides about
+# the job.
 _PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = {path!r}; "
     "from hvlaunch.api.driver import main; main({descriptor})"
@@ -56,6 +58,8 @@ class Child:
                 streams = [null.fileno(), *(output.descriptor for output in outputs)]
                 self._process = _begin(streams, theirs.fileno())
             # Sent by the socket, and not by the command line, which other users can read.
+            # Our copy of the driver's end is closed by now: sending to a dead driver fails instead
+            # of waiting.
             send(ours, Request(spec, is_shown, tells_status=on_status is not None))
         except OSError:
             for end in (ours, *(output.pipe for output in outputs)):
@@ -63,6 +67,7 @@ class Child:
                     end.close()
             raise
         finally:
+            # With our copies open, the readers would never see the end of the driver's output.
             for output in outputs:
                 output.close()
         self._connection = ours
@@ -75,6 +80,7 @@ class Child:
         ]
         for thread in self._threads:
             thread.start()
+        # Not one of _threads: this thread joins them.
         threading.Thread(target=self._listen, name="hvlaunch job", daemon=True).start()
 
     @property
@@ -105,6 +111,7 @@ class Child:
         self._show_status(None)
         # The socket is at its end, so the driver ends now or has ended.
         code = self._process.wait()
+        # A caller that has the result must have all of the output, too.
         for thread in self._threads:
             thread.join()
         # The fallback: a driver that was killed has sent no message.
@@ -132,6 +139,7 @@ def _begin(streams: Sequence[int], connection: int) -> "subprocess.Popen[bytes]"
     """Start a driver with these streams as stdin, stdout and stderr. Raises OSError."""
     stdin, stdout, stderr = streams
     return subprocess.Popen(
+        # Isolated (-I): modules come only from the path of this process, which the program sets.
         [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path, descriptor=connection)],
         stdin=stdin,
         stdout=stdout,
@@ -173,6 +181,8 @@ def _is_own(text: TextIO, number: int) -> bool:
     with suppress(OSError, ValueError, AttributeError):
         # The driver writes to the descriptor: our buffered text must come first.
         if text is (sys.__stdout__ if number == 1 else sys.__stderr__):
+            # What was printed here before comes before the driver's output, which does not pass
+            # this buffer.
             text.flush()
             return text.fileno() == number
     return False
@@ -182,12 +192,14 @@ def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
     import codecs  # noqa: PLC0415 (where output is passed on)
 
     # A read may end in the middle of a character.
+    # A read may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with pipe:
         is_over = False
         while not is_over:
             data = os.read(pipe.fileno(), 1 << 16)
             is_over = not data
+            # A closed destination must not end the reading: a full pipe would block the driver.
             with suppress(OSError, ValueError):
                 # It was closed.
                 _write(text, decoder.decode(data, is_over))

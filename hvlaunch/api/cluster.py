@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster"]
 
+# SIGINT is ignored before any import, as in child.py.
 _PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = {path!r}; "
     "from hvlaunch.api.cluster import main; main({descriptor})"
@@ -129,6 +130,8 @@ def _as_named(spec: JobSpec) -> JobSpec:
 def main(descriptor: int) -> NoReturn:
     """Hold the pool that the caller asks for, until the caller has gone."""
     link = socket.socket(fileno=descriptor)
+    # ssh and other children must not hold the link open: its end tells the caller that this process
+    # is gone.
     link.set_inheritable(False)
     request = receive(link)
     if request is None:

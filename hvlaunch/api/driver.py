@@ -76,6 +76,7 @@ def send(connection: socket.socket, message: object) -> None:
 
 def receive(connection: socket.socket) -> Any:
     """Return the next message; None at the end. Raises OSError."""
+    # Unbuffered: a buffer would take bytes of the next message, and is thrown away.
     with connection.makefile("rb", buffering=0) as file:
         size = int.from_bytes(_read(file, 8), "big")
         data = _read(file, size)
@@ -95,6 +96,7 @@ def main(descriptor: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     connection = socket.socket(fileno=descriptor)
+    # ssh and other children must not hold the socket open: the caller reads it to its end.
     connection.set_inheritable(False)
     request = receive(connection)
     if request is None:
@@ -131,10 +133,12 @@ def _end_by_signals(end: Callable[[], None]) -> None:
 
     def handle(number: int, _frame: object) -> None:
         end()
+        # Ended by the signal itself, and not by an exit code: the caller recognizes a stop by it.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
+        # Under nohup SIGHUP is ignored, and must stay so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
 
@@ -154,6 +158,7 @@ class Caller:
 
     def send(self, message: object) -> None:
         """Raises OSError."""
+        # The main thread and the status's thread send: their messages must not mix.
         with self._lock:
             send(self._connection, message)
 
@@ -168,6 +173,7 @@ class Caller:
         self._changed.wait()
         time.sleep(_STATUS_DELAY)
         while True:
+            # Before the function is read: a change after this line ends the wait below at once.
             self._changed.clear()
             ask = self._ask
             status = None if ask is None else ask()

@@ -84,12 +84,14 @@ def _settings(name: str, option: Option, value: object) -> Iterator[Setting]:
 def _texts(option: Option, value: Any) -> Iterator[tuple[str, ...]]:
     """Yield the words of each occurrence of the option on a command line. Raises BadValue, TypeError."""
     if option.value is None:
+        # Any object is true or false: a text like "no" would count as True.
         if not isinstance(value, bool):
             raise BadValue("is neither True nor False")
         # False is typed only for a flag with an opposite, such as --no-x.
         if value or option.opposites:
             yield ()
     elif len(option.value.metavars) > 1:
+        # A text also has a length, and items: its characters.
         if isinstance(value, str) or len(value) != len(option.value.metavars):
             raise BadValue(f"needs {len(option.value.metavars)} values")
         yield tuple(_text(part) for part in value)
@@ -114,10 +116,12 @@ def _joined(option: Option, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
+    # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
         raise BadValue(f"{value!r} is of type {type(value).__name__}")
     text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     # The operating system would cut the word at a NUL.
+    # The kernel ends arguments and variables at the first NUL byte.
     if "\0" in text:
         raise BadValue("has a NUL byte")
     return text

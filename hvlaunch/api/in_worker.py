@@ -42,15 +42,18 @@ class ResultNotPickled(Exception):
 def main(read: Callable[[str], bytes]) -> NoReturn:
     """Call the function and end the process. `read` returns a member of the archive by name."""
     # Programs that the function starts must not hold the pipe open.
+    # Programs that the function starts must not hold the pipe to the agent open.
     os.set_inheritable(_RESULT, False)
     call = json.loads(read("call.json").decode("ascii"))
     result = _Result(call["raises"])
     archive = sys.path[0]
     try:
+        # Before the import: a Python of the wrong version may not be able to import cloudpickle at all.
         _check_python(call["python"])
         import cloudpickle  # noqa: PLC0415 (the one of the archive: the pickled call refers to its functions)
 
         # Only after cloudpickle: a module of the user could hide it.
+        # After the import: the function's path may lead to another cloudpickle.
         sys.path[:] = _path(call["path"], archive)
         value = _call(cloudpickle, read("call.pickle"))
     except BaseException as error:  # noqa: BLE001 (the caller gets any error)
@@ -81,6 +84,7 @@ def _path(theirs: list[str], archive: str) -> list[str]:
     ours = sys.path[1:]
     first = [place for place in theirs[:1] if place not in ours]
     others = [place for place in theirs[1:] if place not in ours]
+    # The archive is last: it stands in for modules that the host lacks.
     return [*first, *ours, *others, archive]
 
 
@@ -127,6 +131,7 @@ class _Result:
             code = 1
         if os.getpid() != self._pid:
             sys.exit(code)
+        # A part of a value may be in the pipe already, from a pickling that failed on its way.
         start = self._size
         # The traceback as text goes along: the exception may not be picklable.
         self.write(_pickled(error))

@@ -111,8 +111,10 @@ class Launcher(LauncherOptions):
         # An executor, and not a task: the loop cancels all tasks when it ends.
         beginning = asyncio.get_running_loop().run_in_executor(None, copy_context().run, begin)
         try:
+            # Shielded: a cancelled start would leave a job that nobody stops.
             job = await asyncio.shield(beginning)
             await asyncio.wait([asyncio.wrap_future(job.ended)])
+            # Reading and unpickling may take long, and the loop has other tasks.
             return await asyncio.to_thread(job.results)
         finally:
             await _shielded(beginning)

@@ -220,6 +220,7 @@ class Client:
         tries = _Tries(self.lease, deadline)
         while True:
             # The server waits, and not this client: a poll is a single request of up to 30 s.
+            # An expired deadline still asks once: a timeout of 0 reads the state of now.
             poll = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL)
             try:
                 reply = self._ask_once(method, f"{path}wait={poll:.3f}", body, poll)
@@ -285,6 +286,7 @@ def read_lease(environ: Mapping[str, str]) -> float:
         lease = float(text)
     except ValueError:
         lease = math.nan
+    # NaN fails each comparison, so that a malformed text ends here too.
     if not 0 <= lease < math.inf:
         raise NoRendezvous(f"HVLAUNCH_LEASE is {text!r}, which is no number of seconds")
     return lease

@@ -84,7 +84,8 @@ class Requests:
                 return self._exchange(connection, method, path, body, patience)
             # A server may have closed an idle connection just before the request.
             except (ConnectionError, ssl.SSLError):
-                self.close()  # the other kept connections are most likely dead too
+                # The other kept connections are most likely dead too.
+                self.close()
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
         for pause in (*_PAUSES, None):
@@ -108,9 +109,12 @@ class Requests:
         return PinnedConnection(self._host, self._port, self._pin, self._timeout)
 
     def _kept(self) -> http.client.HTTPConnection | None:
-        if self._process != os.getpid():  # after a fork: the connections are the parent's
+        # After a fork, the connections are the parent's: requests of both processes would mix on
+        # one connection.
+        if self._process != os.getpid():
             self._process = os.getpid()
             self.close()
+        # No lock: pop() of a deque is atomic, and another thread may take the last connection first.
         try:
             return self._idle.pop()
         except IndexError:
@@ -128,10 +132,13 @@ class Requests:
             if connection.sock is None:
                 # Connected here, so that keepalive is set before the first wait.
                 self._connect(connection)
+            # A long poll is answered up to `patience` seconds later than other requests.
             connection.sock.settimeout(self._timeout + patience)
             connection.request(method, path, body=body, headers=self._headers)
             response = connection.getresponse()
             reply = _read(response)
+        # An interrupted exchange leaves a part of its answer in the connection: a later request
+        # would read it.
         except BaseException:
             connection.close()
             raise
@@ -162,7 +169,9 @@ class Requests:
 
 def _read(response: http.client.HTTPResponse) -> Reply:
     """Raises IncompleteRead."""
-    if response.length is None:  # each complete head ends with the length
+    # Each complete head ends with the length. http.client takes a head cut off by the end of the
+    # connection for a complete one.
+    if response.length is None:
         raise http.client.IncompleteRead(b"")
     return Reply(response.status, response.read(), (response.getheader("ETag") or "").strip('"'))
 
@@ -193,7 +202,8 @@ def _address(url: str) -> tuple[str, str, int]:
         ):
             host = None
     if not host or not port:
-        shown = url.rpartition("@")[2]  # the part before may be a password
+        # The part before may be a password.
+        shown = url.rpartition("@")[2]
         raise NoRendezvous(f"{shown!r} is not the address of a rendezvous", hint="https://HOST:PORT")
     return parts.scheme, unquote(host), port
 
@@ -206,7 +216,8 @@ def keep_alive(sock: socket.socket, *, times: int = 100) -> None:
 
     A firewall may have dropped the connection at the other end alone: a waiting client would never notice.
     """
-    if not hasattr(socket, "TCP_KEEPIDLE"):  # macOS lacks it
+    # macOS lacks these options.
+    if not hasattr(socket, "TCP_KEEPIDLE"):
         return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -237,6 +248,7 @@ class PinnedConnection(http.client.HTTPConnection):
         super().connect()
         try:
             self.sock = _context().wrap_socket(self.sock)
+            # Before http.client sends the first head: no other server may get the token.
             _check(self.sock, self._pin)
         except BaseException:
             self.close()

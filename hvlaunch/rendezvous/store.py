@@ -138,7 +138,8 @@ class Store:
         elif since:
             news = place is not None and place.gone.get(key, 0) > since
         else:
-            news = requested > 0  # perhaps a forgotten deletion
+            # The client may lack a deletion that the store has forgotten.
+            news = requested > 0
         value = None if entry is None else entry.value
         return Changes(self.version, {key: value}, complete=False) if news else None
 
@@ -166,7 +167,9 @@ class Store:
             place = self._scopes[scope] = _Scope()
         for key, value in values.items():
             self.version += 1
-            place.values.pop(key, None)  # a dict keeps a replaced key at its old place
+            # A dict keeps a replaced key at its old place, and changes() relies on the order of
+            # versions.
+            place.values.pop(key, None)
             place.values[key] = Entry(value, self.version)
             if place.gone:
                 place.gone.pop(key, None)
@@ -186,6 +189,7 @@ class Store:
         """
         entry = self.read(scope, key)
         old = b"0" if entry is None else entry.value
+        # int() alone would also take spaces, underscores and thousands of digits.
         if _NUMBER.fullmatch(old) is None:
             raise NotANumber(f"{scope}/{key}: the value is not a number")
         total = int(old) + amount
@@ -197,8 +201,10 @@ class Store:
     def append(self, scope: str, key: str, value: bytes) -> None:
         """Append to the value. Raises like put()."""
         old = self.get(scope, key) or b""
+        # Checked before the two are joined: a refused request costs no copy.
         if len(old) + len(value) > self.limits.value:
             raise self._too_large(scope, key, len(old) + len(value))
+        # The file gets the appended part alone: whole values would make many small appends costly.
         self._put(scope, {key: old + value}, value)
 
     def compare_and_set(self, scope: str, key: str, value: bytes, version: int) -> int | None:
@@ -226,8 +232,10 @@ class Store:
         place = self._scopes.get(scope)
         if place is None:
             return
+        # A copy of the keys: _remove() changes the dict.
         removed = [(key, self._remove(scope, place, key)) for key in list(place.values)]
         self._forget_old_deletions()
+        # Callbacks come last, as in _put(): they may read or change the store.
         for key, version in removed:
             self._notify(scope, key, None, version)
 
@@ -250,6 +258,7 @@ class Store:
             raise StoreFull(
                 f"{_names(scope, values)}: the rendezvous is full: it would have {size} bytes, and may have {self.limits.total}"
             )
+        # After all checks: a refused batch changes nothing.
         self.keys, self.size = keys, size
 
     def _too_large(self, scope: str, key: str, size: int) -> ValueTooLarge:
@@ -267,6 +276,7 @@ class Store:
         if entry is not None:
             self.keys -= 1
             self.size -= len(scope) + len(key) + len(entry.value)
+        # Removed first, so that the key moves to the end: changes() relies on the order of versions.
         place.gone.pop(key, None)
         place.gone[key] = version
         self._deletions.append((scope, key, version))
@@ -280,8 +290,10 @@ class Store:
             self._deleted_names -= len(scope) + len(key)
             self.forgotten = version
             place = self._scopes.get(scope)
+            # The key may have been set again meanwhile, or deleted again.
             if place is not None and place.gone.get(key) == version:
                 del place.gone[key]
+                # Otherwise each scope that was ever used would stay in memory.
                 if not place.gone and not place.values:
                     del self._scopes[scope]
 
@@ -324,7 +336,8 @@ class Store:
         place = self._scopes[scope]
         entry = place.values[key]
         self._account(scope, key, entry, value)
-        place.values[key] = entry._replace(value=value)  # at its old place: its version is the same
+        # The key stays at its old place: its version is the same.
+        place.values[key] = entry._replace(value=value)
 
     def _account(self, scope: str, key: str, old: Entry | None, value: bytes) -> None:
         if old is None:
@@ -384,6 +397,7 @@ class Store:
             for changed in self._until_changed.take((scope, key)) + self._until_changed.take((scope, None)):
                 changed()
         if scope in self._subscribers:
+            # A copy: a subscriber may cancel itself, or another, during its call.
             for subscriber in list(self._subscribers[scope].values()):
                 subscriber(key, value, version)
 
@@ -436,7 +450,8 @@ def until_changed(
 
     def look() -> None:
         changes = store.changes(scope, key, since=since)
-        if changes is None:  # a deletion, for a client without knowledge
+        # A deletion, and the client has no knowledge that it could be missing from.
+        if changes is None:
             wait()
         else:
             done(changes)
@@ -471,6 +486,7 @@ class Waiters(Generic[CallT]):
 
         Returns a function to cancel it, at any time and any number of times.
         """
+        # A key of its own: the same callback may wait more than once.
         waiter = object()
         self._calls.setdefault(place, {})[waiter] = call, weight
         self.count += 1

@@ -130,7 +130,8 @@ def _wakes(tasks: Path) -> dict[str, int | None]:
     for task in tasks.glob("*/status"):
         try:
             lines = task.read_text().splitlines()
-        except OSError:  # a thread that ended
+        # The thread has ended meanwhile.
+        except OSError:
             continue
         status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
         if status["Name"] == _NAME:
@@ -204,6 +205,7 @@ def _backend(group: dist.ProcessGroup) -> dist.ProcessGroupNCCL | None:
     """Return the group's NCCL backend for GPUs, if any. The group's name does not tell: a group may have one backend per device type."""
     try:
         backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
+    # torch raises this for a group without a backend for GPUs.
     except RuntimeError:
         return None
     return backend if dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL) else None

@@ -30,7 +30,8 @@ def answer_stack_signal() -> None:
     scratch = os.environ.get("HVLAUNCH_SCRATCH")
     if scratch is None or STACK_SIGNAL is None or _files or signal.getsignal(STACK_SIGNAL) != signal.SIG_DFL:
         return
-    with suppress(OSError, ValueError):  # the directory is no more, or another program's
+    # The directory is gone, or is another program's.
+    with suppress(OSError, ValueError):
         # One file per process, opened in advance: a signal handler must not open files.
         path = os.path.join(scratch, f"stack.{os.getpid()}")  # noqa: PTH118 (as cheap as can be)
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "w")
@@ -94,6 +95,7 @@ def shutdown() -> None:
 
 def _end(process: int) -> None:
     """Leave the group at the end of Python: Horovod's scripts call no shutdown(). Does not wait for peers, which may have failed."""
+    # A forked child inherits this registration, and has no part in the group.
     if current.is_initialized() and os.getpid() == process:
         wait_until_idle()
         current.leave()

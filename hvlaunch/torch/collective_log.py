@@ -144,6 +144,7 @@ class CollectiveLog:
         """Take part in all collectives of the peers until every worker follows; return the rank that joined last. `take_part` logs its step."""
         place = world().place
         self._follows = True
+        # Before this worker counts as joined: the last to join reads the counts of all.
         self._store.set(self._key("count", place.rank), str(self._count))
         joined = self._store.add(self._key("joined"), 1)
         self._store.set(self._key("from", joined), str(self._count))
@@ -151,6 +152,7 @@ class CollectiveLog:
             # The last worker to join ends the wait of all: no peer is left that could begin another
             # collective.
             counts = [int(self._store.get(self._key("count", rank))) for rank in range(place.size)]
+            # Behind the last step of any worker, so that every worker has taken part in all steps.
             self._tell(max(counts) + 1, LoggedStep(_END, how=place.rank))
         while (step := self._awaited(self._count + 1)).kind != _END:
             take_part(step)
@@ -168,6 +170,7 @@ class CollectiveLog:
 
     def _awaited(self, number: int) -> LoggedStep:
         key = self._key("step", number)
+        # Not get(): it gives up after the store's timeout, and peers may compute for longer.
         while not self._store.check([key]):
             time.sleep(_POLL)
         return LoggedStep.decoded(self._store.get(key))
@@ -192,7 +195,8 @@ class CollectiveLog:
                     [key := self._key("from", self._followers + 1)]
                 ):
                     with self._turn:
-                        if key == self._key("from", self._followers + 1):  # else all have joined meanwhile
+                        # Otherwise all have joined meanwhile.
+                        if key == self._key("from", self._followers + 1):
                             self._tell_follower(int(self._store.get(key)))
         atexit.unregister(self._end)
 

@@ -76,6 +76,7 @@ def allreduce_async_(
 
 
 def _into(tensor: torch.Tensor, handle: Handle[torch.Tensor]) -> Handle[torch.Tensor]:
+    # Detached: autograd refuses to write into a leaf that requires gradients.
     return handle.then(tensor.detach().copy_).then(lambda _: tensor)
 
 
@@ -137,6 +138,7 @@ def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torc
 
 def _shapes(tensor: torch.Tensor, process_set: ProcessSet) -> list[tuple[int, ...]]:
     """Gather the workers' shapes, in order of rank. Collective. Raises ValueError if their lengths or the tensors' types differ."""
+    # The numbers of dimensions first: shapes of different lengths could not be gathered.
     kind = torch.tensor([tensor.dim(), _number(tensor.dtype)], device=world().carrier)
     counts, types = zip(*(pair.tolist() for pair in _all(kind, process_set)), strict=True)
     _check_types("allgather", types)
@@ -212,6 +214,7 @@ def alltoall_async(
     """
     del name
     size = process_set.size()
+    # First: a call that raises here must not be in the log.
     sent = _splits(tensor, splits, size)
     carrier = world().carrier
     ended = note(process_set, LoggedStep("alltoall", tensor.shape, tensor.dtype))
@@ -275,6 +278,7 @@ def reducescatter_async(
     # Not every backend has reduce_scatter: every worker reduces everything and keeps its own rows.
     whole = _reduced(tensor, op, (prescale_factor, postscale_factor), process_set)
     begin, end = rows_of(tensor.shape[0], process_set)
+    # A copy: a view would keep the rows of all workers in memory.
     return whole.then(lambda result: result[begin:end].clone())
 
 
@@ -359,6 +363,7 @@ def sparse_allreduce_async(
     """
     del name
     rows = tensor.coalesce()
+    # Workers' tensors are joined along the first dimension, and torch keeps indices in columns.
     indices = allgather_async(rows.indices().T.contiguous(), None, process_set)
     # Both are on their way before either is awaited.
     values = allgather_async(rows.values(), None, process_set)

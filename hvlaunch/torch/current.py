@@ -174,6 +174,7 @@ class ProcessSet:
     def group(self) -> dist.ProcessGroup:
         """Torch's group of the set. Raises ValueError if the set was not added in this world, or this worker is outside."""
         if self._ranks is None:
+            # For its NotInitialized: torch may have a group that the script has made itself.
             world()
             if dist.group.WORLD is None:
                 raise ValueError("torch.distributed has no default group")

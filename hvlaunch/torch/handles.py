@@ -38,7 +38,8 @@ class Handle(Generic[T]):
         """Return True if wait() would not block. An in-place tensor then has its result."""
         if not all(work.is_completed() for work in self._works):
             return False
-        with suppress(CollectiveFailed):  # wait() raises it again
+        # Wait() raises it again.
+        with suppress(CollectiveFailed):
             self.wait()
         return True
 

@@ -153,6 +153,7 @@ class HTTPStore(Store):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Wait for the keys and return their values."""
         deadline = time.monotonic() + self._seconds
+        # A key may be deleted between a wait and the next reading, so this repeats both.
         while keys:
             with _as_torchs():
                 values = self._client.get_many(self._scope, keys)
@@ -252,6 +253,7 @@ def rendezvous_client(url: str | None, token: str | None, certificate: str | Non
         hint = "start this program with hvlaunch, or give the rendezvous' url"
         raise NoRendezvous("HVLAUNCH_RENDEZVOUS is not set", hint=hint)
     certificate = certificate or os.environ.get("HVLAUNCH_RENDEZVOUS_CERT")
+    # HVLAUNCH_LEASE speaks of this job's rendezvous alone.
     lease = read_lease(os.environ) if url == job_url else 0.0
     return Client(
         url, token or _token(os.environ, of_this_job=url == job_url), certificate=certificate, lease=lease
@@ -312,7 +314,8 @@ _groups: Counter[tuple[str, str, int]] = Counter()
 
 def register() -> None:
     """Register the scheme with torch."""
-    with contextlib.suppress(RuntimeError):  # it knows it already
+    # torch knows the scheme already.
+    with contextlib.suppress(RuntimeError):
         register_rendezvous_handler("hvlaunch", handle)
 
 

@@ -101,7 +101,8 @@ def meet(place: Place, timeout: timedelta, client: Post | None) -> Store:
         store = _published(place, client, timeout)
     else:
         store = _at_master_port(place, timeout)
-        if _is_torchruns():  # what is said there may be of workers before us: nobody is counted
+        # Keys at torchrun's store may come from earlier workers, so arrivals there are not counted.
+        if _is_torchruns():
             return store
     _check_in(store, place, deadline, timeout)
     return store
@@ -124,6 +125,7 @@ def _published(place: Place, client: Post, timeout: timedelta) -> Store:
         raise _no_master(place)
     if place.rank == 0:
         store = _listen(place.size, timeout)
+        # Published when the store listens: peers connect at once, and take a refusal for a failure.
         client.put(scope, key, f"{_bracketed(place.master_addr)}:{store.port}".encode())
         return store
     try:
@@ -138,6 +140,8 @@ def _listen(size: int, timeout: timedelta) -> TCPStore:
     """Listen on a free port: any, or one that workers may use."""
     ports = port_range(os.environ)
     if ports is None:
+        # The store listens at all addresses; this one is only for our own connection. _check_in()
+        # does the waiting, since it can name missing ranks.
         return TCPStore("localhost", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
     listener = reserve(ports)
     port = listener.getsockname()[1]
@@ -180,6 +184,7 @@ def _at_master_port(place: Place, timeout: timedelta) -> Store:
     times = _meetings[f"{address}", place.rank]
     _meetings[f"{address}", place.rank] += 1
     store = PrefixStore(f"meeting.{times}", _standing[key])
+    # The standing store has the timeout of its first meeting.
     store.set_timeout(timeout)
     return store
 
@@ -205,6 +210,7 @@ def _check_in(store: Store, place: Place, deadline: float, timeout: timedelta) -
         store.set(f"{_HERE}/{place.rank}", place.host)
         if store.add(_HERE, 1) == place.size:
             store.set(_ALL_HERE, "")
+        # torch takes a timeout of 0 for none at all.
         missing = _missing(store, place.size, max(deadline - time.monotonic(), 0.001))
     except dist.DistNetworkError as error:
         raise RankZeroGone from error

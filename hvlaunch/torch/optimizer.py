@@ -49,7 +49,7 @@ class _Exchange:
         self._process_set = process_set
 
     def reduce(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Replace tensor parameter's gradient by the reduced one; a missing gradient counts as zeros. Collective in the process set."""
+        """Replace each parameter's gradient by the reduced one; a missing gradient counts as zeros. Collective in the process set."""
         if not self._process_set.included():
             return
         learning = [tensor for tensor in parameters if tensor.requires_grad]
@@ -61,6 +61,7 @@ class _Exchange:
 
     def _gradient(self, parameter: torch.Tensor) -> torch.Tensor:
         if parameter.grad is None:
+            # All workers must send the same messages, also if only some have used the parameter.
             return torch.zeros_like(parameter)
         return parameter.grad.to_dense() if self._sparse_as_dense else parameter.grad
 
@@ -136,7 +137,7 @@ class _Distributed(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange the gradients, unless already exchanged, and make a step. Collective.
 
-        closure: computes the gradients, as in torch's optimizers; tensor call is followed by an exchange.
+        closure: computes the gradients, as in torch's optimizers; each call is followed by an exchange.
         """
         if closure is not None and not self._is_skipped:
             closure = self._exchanging(closure)
@@ -166,7 +167,7 @@ class _Distributed(torch.optim.Optimizer):
         for tensor in parameters:
             if tensor.requires_grad:
                 # A new backward pass after an exchange makes local gradients again; forgetting that would
-                # train tensor worker apart.
+                # train each worker apart.
                 tensor.register_post_accumulate_grad_hook(self._changed)
 
     def _changed(self, _: torch.Tensor) -> None:

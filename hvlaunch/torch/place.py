@@ -67,14 +67,16 @@ class _Launcher:
     def started(self, environ: Mapping[str, str]) -> bool:
         if self.rank not in environ:
             return False
-        if self.name == "hvlaunch":  # another launcher may stand between hvlaunch and this process
+        # Another launcher may stand between hvlaunch and this process.
+        if self.name == "hvlaunch":
             ours = (
                 ("RANK", self.rank),
                 ("WORLD_SIZE", *self.size),
                 ("TORCHELASTIC_RUN_ID", "HVLAUNCH_JOB_ID"),
             )
             return all(environ.get(torchs) in (None, environ.get(variable)) for torchs, variable in ours)
-        if self.name == "srun":  # a batch script has SLURM_PROCID, too
+        # A batch script has SLURM_PROCID, too.
+        if self.name == "srun":
             return "SLURM_STEP_ID" in environ
         return True
 
@@ -94,7 +96,8 @@ _LAUNCHERS = (
     _Launcher(
         "Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ""
     ),
-    _Launcher(  # before srun, which starts Hydra's proxies
+    # Before srun, which starts Hydra's proxies.
+    _Launcher(
         "MPICH", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID"), ""
     ),
     _Launcher(

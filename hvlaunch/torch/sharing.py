@@ -55,6 +55,7 @@ def split(value: Any) -> tuple[Any, list[torch.Tensor]]:
     tensors: list[torch.Tensor] = []
 
     def take_out(node: Any) -> Any:
+        # Other layouts have no plain memory to broadcast: such tensors are pickled with the skeleton.
         if isinstance(node, torch.Tensor) and node.layout == torch.strided:
             tensors.append(node)
             return _TensorRef(len(tensors) - 1)
@@ -78,7 +79,8 @@ def _rebuilt(node: Any, leaf: Callable[[Any], Any]) -> Any:
     if kind in (dict, OrderedDict):
         rebuilt = kind((key, _rebuilt(item, leaf)) for key, item in node.items())
         if kind is OrderedDict:
-            rebuilt.__dict__.update(node.__dict__)  # a module's state_dict has its version there
+            # A module's state_dict keeps its versions in an attribute.
+            rebuilt.__dict__.update(node.__dict__)
         return rebuilt
     if kind in (list, tuple):
         return kind(_rebuilt(item, leaf) for item in node)
@@ -162,6 +164,7 @@ def _broadcast(tensors: list[torch.Tensor], root_rank: int) -> None:
             for work in [dist.broadcast(_bytes(tensor), root_rank, async_op=True) for tensor in carried]:
                 work.wait()
         for target, tensor in zip(targets, carried, strict=True):
+            # Without a copy the backend has written into the target itself.
             if tensor.data_ptr() != target.data_ptr():
                 target.copy_(tensor)
 

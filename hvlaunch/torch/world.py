@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed.nn.functional  # DistributedDataParallel would, within a group; and it then holds that for ever
+
+# Imported before any group: DistributedDataParallel would import this module within one, and its
+# functions' default arguments would hold that group for ever.
+import torch.distributed.nn.functional
 from torch import distributed as dist
 from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
@@ -109,13 +112,16 @@ class World:
     def leave(self) -> None:
         """End the groups after every worker has called it. Collective; does not wait for a lost worker."""
         have_all_come = False
-        with contextlib.suppress(RuntimeError):  # who fails says so itself; here all is done
+        # A failing worker reports its error itself; here all is done.
+        with contextlib.suppress(RuntimeError):
             dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
             have_all_come = True
-        wait_until_idle()  # the script may end here, or keep a model
+        # Gloo's threads first: the script may end here, or keep a model that owns the groups.
+        wait_until_idle()
         self._end(breaks=not have_all_come)
         if have_all_come:
-            _over.clear()  # nothing is stuck: no thread of ours need be left behind where Python ends
+            # Nothing is stuck: no thread of ours need stay behind when Python ends.
+            _over.clear()
         else:
             let_go()
 
@@ -126,7 +132,8 @@ class World:
     def _end(self, *, breaks: bool) -> None:
         if dist.is_initialized():
             if breaks:
-                abort_groups()  # torch would wait for collectives that others have left
+                # torch would wait for collectives that peers have left.
+                abort_groups()
             _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
             dist.destroy_process_group()
         _restore(self.excepthook)
@@ -158,7 +165,8 @@ def choose_device(place: Place, backend: str) -> torch.device:
     index = place.local_rank if place.slot is None else place.slot
     if index < gpus:
         return torch.device("cuda", index)
-    if gpus == 1:  # a launcher that shows each worker a GPU of its own
+    # The launcher shows each worker a GPU of its own.
+    if gpus == 1:
         return torch.device("cuda", 0)
     if "nccl" in backend:
         raise TooFewGPUs(index, gpus, host=place.host)
@@ -196,6 +204,7 @@ def _group(ranks: tuple[int, ...], timeout: timedelta | None) -> dist.ProcessGro
     if everyone is not None and len(ranks) == everyone.size():
         return everyone
     group: dist.ProcessGroup
+    # Otherwise torch would make every rank take part in the making of every group.
     group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
     return group
 

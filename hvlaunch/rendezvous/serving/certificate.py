@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a job on this machine alone needs neither
+# A job on this machine alone needs neither.
+if TYPE_CHECKING:
     import ssl
 
 __all__ = ["Certificate", "tls_context"]
@@ -35,6 +36,8 @@ class Certificate:
     def _make(self) -> tuple[bytes, bytes]:
         """Return the private key as PEM and the certificate as DER."""
         # The server's thread and the driver's may need the pair at the same moment.
+        # Two threads must not make two pairs: clients would get the fingerprint of one and meet the
+        # other.
         with self._lock:
             if self._made is None:
                 self._made = _make()
@@ -43,6 +46,7 @@ class Certificate:
     def adopt(self, pem: bytes) -> None:
         """Use a pair made in advance, unless this certificate is made already. Raises ValueError."""
         with self._lock:
+            # An existing pair stays: clients may have its fingerprint already.
             self._made = self._made or _read(pem)
 
     @property
@@ -71,7 +75,8 @@ def tls_context(certificate: Certificate) -> ssl.SSLContext:
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # handshakes are cheap with these keys; a ticket would arrive unasked
+    # Handshakes are cheap with these keys; a ticket would arrive unasked.
+    context.num_tickets = 0
     # OpenSSL reads keys from files only. This file is in memory: the key never touches a disk.
     file = os.memfd_create("hvlaunch-key", os.MFD_CLOEXEC)
     with os.fdopen(file, "wb", buffering=0) as writer:
@@ -107,6 +112,7 @@ def _make() -> tuple[bytes, bytes]:
     public = _der(0x30, _P256_KEY, bits)  # RFC 5480, 2
     name = _der(0x30, _der(0x31, _der(0x30, _COMMON_NAME, _der(0x0C, _NAME))))
     # RFC 5280, 4.1: version 3, serial number, signature algorithm, validity, subject, key.
+    # The first byte keeps the serial number positive, and free of leading zeros, as DER demands.
     serial = _der(0x02, b"\x01" + hashlib.sha256(public).digest()[:16])
     version = _der(0xA0, _der(0x02, b"\x02"))
     body = _der(0x30, version, serial, _ECDSA_WITH_SHA256, name, _der(0x30, *_ALWAYS), name, public)

@@ -21,7 +21,8 @@ from hvlaunch.rendezvous.serving.traffic import Traffic, plain_address
 
 __all__ = ["ClientConnection"]
 
-_COPY_LIMIT = 64 << 10  # a longer body is written separately, without a copy
+# A longer body is written separately, without a copy.
+_COPY_LIMIT = 64 << 10
 _TOO_MANY = Answer(429, b"too many connections\n")
 
 
@@ -136,7 +137,9 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._send(exchange, answer)
         if self._held is not None:
-            return  # _release() continues, before any further read
+            # _release() continues, before any further read.
+            return
+        # The permission must not overtake answers to earlier requests.
         if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
             self._reader.permit_body()
             # Only now: the client's body is wanted, and no earlier answer is pending.
@@ -226,7 +229,8 @@ class ClientConnection(asyncio.Protocol):
         elif self._pending is not None:
             self._be_patient("wait", None)
         elif not reader.is_trusted:
-            self._be_patient("arrive", limits.unauthenticated - self._age)  # bytes do not prolong it
+            # Further bytes do not prolong this time.
+            self._be_patient("arrive", limits.unauthenticated - self._age)
         elif reader.partial or not reader.begun:
             self._be_patient("arrive", limits.exchange)
         else:

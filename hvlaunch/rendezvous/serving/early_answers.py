@@ -47,6 +47,7 @@ def answer_early(
         for listener in listeners():
             if listener.fileno() not in sockets:
                 sockets[listener.fileno()] = listener
+                # A caller may be gone between poll() and accept(), which would block the thread then.
                 listener.setblocking(False)
                 poll.register(listener, select.POLLIN)
         beside = {control.fileno() for control in control_sockets()}
@@ -65,6 +66,7 @@ def answer_early(
                     callers[caller.fileno()] = caller
                     poll.register(caller, select.POLLIN)
                     is_short = False
+                # The caller has gone again, or no descriptor is left for it.
                 except OSError as error:
                     is_short = is_shortage(error)
                 # The event loop takes over: it has limits for a crowd, and can drop silent callers.
@@ -75,6 +77,7 @@ def answer_early(
             elif answerer is None or not _serve(callers[fd], answerer):
                 return list(callers.values())
             else:
+                # Before close(): poll() would report a closed descriptor at once, again and again.
                 poll.unregister(fd)
                 callers.pop(fd).close()
 
@@ -96,7 +99,8 @@ def _serve(caller: socket.socket, answerer: Answerer) -> bool:
         local = caller.getsockname()
         answer = answerer.answer(data, [local[0]], local[1]) if data else None
         if answer is not None:
-            caller.recv(answerer.size)  # unread, it would make the end of the connection a reset
+            # Bytes left unread would turn the end of the connection into a reset.
+            caller.recv(answerer.size)
             caller.send(answer)
     except OSError:
         pass

@@ -156,7 +156,9 @@ class RequestReader:
         self._peer = peer
         self._arriving = arriving or Arriving(limits.body)
         self._parser = httptools.HttpRequestParser(self)
-        self._unclaimed = 0  # bytes since the last callback: the parser buffers a field until its end
+        # Bytes since the last callback: the parser buffers a field until its end, and a field may
+        # never end.
+        self._unclaimed = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -168,7 +170,8 @@ class RequestReader:
         self._announced = 0
         self._outcome: Answer | Route | None = None
         self._expects_continue = False
-        self._body = bytearray()  # a list of tiny chunks would cost many times their bytes
+        # A list of tiny chunks would cost many times their bytes.
+        self._body = bytearray()
         self._body_size = 0
 
     def forget(self) -> None:
@@ -198,6 +201,8 @@ class RequestReader:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # Any other exception is a defect of this server.
+            # httptools wraps whatever a callback raises; only _Stop is meant, another exception is
+            # a defect here.
             if not isinstance(error.__context__, _Stop):
                 raise
         except httptools.HttpParserInvalidMethodError:
@@ -229,6 +234,7 @@ class RequestReader:
     # Called by the parser:
 
     def on_message_begin(self) -> None:
+        # The same read may have more requests behind one with `Connection: close`.
         if self.ended:
             raise _Stop
         self._reset()
@@ -242,7 +248,8 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._outcome is not None:
-            return  # a trailer: too late to change the decision
+            # A trailer: too late to change the decision.
+            return
         self._grow_head(len(name) + len(value) + 4)
         name = name.lower()
         if name == b"authorization":
@@ -254,7 +261,8 @@ class RequestReader:
             self._announced = int(value)
         elif name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
-                self._stop(501)  # httptools decodes chunks, and no other coding
+                # httptools decodes chunks, and no other coding.
+                self._stop(501)
         elif name == b"expect":
             self._expects_continue = value.strip().lower() == b"100-continue"
 
@@ -269,6 +277,8 @@ class RequestReader:
         self._method = self._parser.get_method().decode("ascii")
         if self._version not in ("1.1", "1.0"):
             self._stop(505)
+        # CONNECT, or a field "Upgrade", would make the parser take the bytes behind it for another
+        # protocol.
         if self._parser.should_upgrade():
             self._stop(501)
         head = Head(self._method, self._target, self._authorization or b"", self._peer)
@@ -281,7 +291,8 @@ class RequestReader:
         if self._announced > self._limits.body:
             self._leave_body(413)
         if self._expects_continue and isinstance(self._outcome, Answer):
-            self._leave_body(self._outcome.status)  # instead of inviting a useless body
+            # An answer now, instead of inviting a useless body.
+            self._leave_body(self._outcome.status)
 
     def on_body(self, piece: bytes) -> None:
         self._unclaimed = 0

@@ -71,7 +71,9 @@ class Listeners:
         requested = port
         if port == 0 and host not in EVERYWHERE:
             # Another program can't take the port at another address meanwhile.
-            self._holder = _bind("", 0)  # it never listens
+            # Never listening, this socket only keeps other programs from the port, until add()
+            # needs it elsewhere.
+            self._holder = _bind("", 0)
             port = self._holder.getsockname()[1]
         try:
             first = _listener(host, port, requested)
@@ -119,6 +121,8 @@ def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str
             try:
                 listeners.add(other)
             except CannotListen as error:  # noqa: PERF203 (there are few)
+                # An address that has left this machine is worth a warning. A port in use means
+                # another server there.
                 if _is_in_use(error):
                     raise
                 say(f"warning: {error.cause}")
@@ -167,6 +171,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
+            # Set either way: the default is a setting of the host (net.ipv6.bindv6only).
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host not in _BOTH_FAMILIES))
         bound.bind(address)
     except BaseException:
@@ -230,6 +235,8 @@ class Acceptor:
         self._when_short = when_short
         self._arriving: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
+        # A client may be gone between the loop's notice and accept(), which would block the server
+        # then.
         listener.setblocking(False)
         self._open()
 
@@ -252,7 +259,8 @@ class Acceptor:
                     # The socket stays readable: watching it without a pause would take a whole processor.
                     self._loop.remove_reader(self._listener)
                     self._pause = self._loop.call_later(0.0 if self._when_short() else PAUSE, self._open)
-                return  # no client waits any more, or it has gone again
+                # No client waits any more, or the client has gone again.
+                return
             if not self._is_welcome(sock, name):
                 sock.close()
                 continue
@@ -264,7 +272,8 @@ class Acceptor:
     async def _admit(self, sock: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._new_client, sock)
-        except OSError:  # the client has gone again
+        # The client has gone again.
+        except OSError:
             sock.close()
 
 

@@ -65,7 +65,9 @@ class Routes:
         path, _, query = head.target.partition(b"?")
         parts = _components(path)
         if not is_private and head.authorization:
-            return _READABLE  # right or wrong, the token is no secret any more
+            # Right or wrong, the token is no secret any more.
+            return _READABLE
+        # Before the path is judged: a client without the token learns nothing about paths.
         if not self._allowed(_bearer(head), parts, head):
             return _UNAUTHORIZED
         if parts is None:
@@ -82,6 +84,7 @@ class Routes:
             # In constant time: the duration must not reveal a part of the token.
             return compare_digest(token, self._token)
         # Another kind of credentials is wrong, and not the same as none.
+        # A wrong credential is refused even in scopes that need none.
         if head.authorization or parts is None:
             return False
         return self._horovod.opens(head.method, parts[0], head.peer)
@@ -111,7 +114,8 @@ class Routes:
             self._horovod.delete(self._store, scope, key)
         else:
             self._store.delete(scope, key)
-        return _OK  # even for a missing key: a DELETE may be repeated
+        # Also for a missing key: a client may repeat its DELETE.
+        return _OK
 
 
 def _bearer(head: Head) -> bytes | None:
@@ -128,6 +132,7 @@ def _components(path: bytes) -> list[str] | None:
         # Split before decoding: an encoded slash belongs to a name.
         if b"%" not in path:
             parts = path[1:].decode().split("/")
+        # unquote_to_bytes() leaves malformed escapes as they are, without an error.
         elif _BAD_PERCENT.search(path):
             return None
         else:

@@ -18,7 +18,8 @@ from hvlaunch.rendezvous.serving.store_record import Once, StoreFile, StoreRecor
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
-if TYPE_CHECKING:  # asyncio and the parser cost most of a server's start: loaded for the first client
+# asyncio and the parser cost most of a server's start: they are loaded for the first client.
+if TYPE_CHECKING:
     import asyncio
     import ssl
     from concurrent.futures import Future
@@ -30,7 +31,8 @@ if TYPE_CHECKING:  # asyncio and the parser cost most of a server's start: loade
     from hvlaunch.rendezvous.serving.routes import Routes
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # they cost most of the start: a job pays for them when it starts a server
+# They cost most of the start: a job pays for them when it starts a server.
+if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
@@ -123,6 +125,7 @@ class RendezvousServer:
             self._listeners = Listeners(self._host, self.port)
         self._take_up(notes)
         self.port = self._listeners.port
+        # On disk before the first client comes: a successor must listen at the same port.
         self._record.note(_PORT, b"%d" % self.port)
         self._record.flush()
         # A pipe wakes the thread while there is no event loop.
@@ -143,6 +146,7 @@ class RendezvousServer:
             if listener is None:
                 return
             if self._loop is not None:
+                # With a loop, acceptors and the record belong to its thread.
                 self._loop.call_soon_threadsafe(self._accept_at, listener)
                 self._loop.call_soon_threadsafe(self._record.note, f"{_AT}{host}")
             else:
@@ -172,8 +176,11 @@ class RendezvousServer:
             if loop is not None:
                 loop.call_soon_threadsafe(self._stop.set)
             self._wake()
+        # Not under the lock: the ending thread takes it too.
         if self._thread is not None:
             self._thread.join()
+        # Under the lock: _wake() must not write to a closed descriptor, which may be another file's
+        # by then.
         with self._lock:
             pipe, self._wakeup = self._wakeup, None
             for fd in pipe or ():
@@ -219,6 +226,8 @@ class RendezvousServer:
             self._record.then(lambda: call(key, value, version))
 
         def begin() -> Callable[[], None]:
+            # Both in one call in the server's thread: no change slips between the news and the
+            # subscription.
             for news in () if since is None else self._store.news(scope, since):
                 notify(*news)
             return self._store.subscribe(scope, notify)
@@ -253,6 +262,7 @@ class RendezvousServer:
 
         def change() -> None:
             if self._horovod.round != number:
+                # Twice: first the scopes of the earlier round, then earlier content of the new ones.
                 self._horovod.clear(self._store)
                 self._horovod.open(sizes, addresses, number)
                 self._horovod.clear(self._store)
@@ -312,7 +322,8 @@ class RendezvousServer:
 
     def _call(self, work: Callable[[], T]) -> T:
         """Run `work` in the server's thread and return its result; before there is a loop, in this thread."""
-        with self._lock:  # close() stops the loop under it: work sent before is still done
+        # close() stops the loop under this lock: work sent before is still done.
+        with self._lock:
             if self._closing or self._thread is None:
                 raise RendezvousClosed("the rendezvous is not running")
             if self._loop is None:
@@ -350,6 +361,7 @@ class RendezvousServer:
                 self._answerer,
                 self._shortage.relieve,
             )
+            # The event loop needs descriptors of its own, and clients may hold all others.
             self._release_reserved()
             if self._closing:
                 for caller in callers:
@@ -358,11 +370,13 @@ class RendezvousServer:
                 self._run_loop(callers)
         finally:
             self._release_reserved()
-            with self._lock:  # later calls get an error instead of waiting
+            # Later calls get an error instead of waiting for a loop that has ended.
+            with self._lock:
                 self._closing, self._loop = True, None
             self._record.close()
             self._listeners.close()
             self._control.close()
+            # endpoint() must not wait for a loop that never comes.
             self._awake.set()
             # Last: a call between the loop's end and this point waits for an answer.
             self._calls.end()
@@ -416,7 +430,8 @@ class RendezvousServer:
         self._new_transport = lambda: ClientTransport(connect, context, self._answerer)
         self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        with self._lock:  # from here on, only this thread touches the store
+        # From here on, only this thread touches the store.
+        with self._lock:
             if self._closing:
                 return
             self._loop = loop
@@ -434,7 +449,8 @@ class RendezvousServer:
         await self._stop.wait()
         for acceptor in self._acceptors:
             acceptor.close()
-        self._record.flush()  # releases answers held for the disk
+        # This releases answers held for the disk.
+        self._record.flush()
         # A client cut off without an answer would retry; 503 tells it to stop.
         connections = [*self._traffic.open, *self._control.connections]
         for connection in connections:

@@ -118,6 +118,7 @@ class RoundStore(Store):
     def _awaited(self, key: str, deadline: float) -> bytes:
         while True:
             try:
+                # A round that is over still gets one request: the value may be set already.
                 left = 0.0 if self._over() else max(deadline - time.monotonic(), 0.0)
                 return self._client.wait(self._scope, key, timeout=min(left, _LOOK))
             except (WaitTimeout, RendezvousUnreachable) as error:  # noqa: PERF203 (a look at each)
@@ -126,6 +127,8 @@ class RoundStore(Store):
                 if time.monotonic() >= deadline:
                     raise DistStoreError(str(error)) from error
                 if isinstance(error, RendezvousUnreachable):
+                    # An unreachable server fails at once: without a pause this loop would take a
+                    # whole processor.
                     time.sleep(min(_LOOK, max(deadline - time.monotonic(), 0.0)))
 
 
@@ -217,7 +220,8 @@ class Handler(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave. A node of the newest round thereby ends the job, with or without success. Returns False if the rendezvous is unreachable."""
-        error = sys.exc_info()[1]  # torchrun calls this in a `finally`, whether its workers failed or not
+        # Torchrun calls this in a `finally`, whether its workers failed or not.
+        error = sys.exc_info()[1]
         outcome: Outcome = "failed" if isinstance(error, Exception) else "done"
         atexit.unregister(self._leave_quietly)
         try:
@@ -267,11 +271,13 @@ class Handler(RendezvousHandler):
         try:
             if place.rank == 0:
                 self._publish(scope)
+                # Otherwise the values of every round would stay until the job's end.
                 self._client.delete_scope(self._scope_of(place.epoch, place.round - 1))
             address, port = json.loads(store.get(_STORE))
         except ClientError as error:
             raise RendezvousConnectionError(str(error)) from error
-        self._store = store  # C++ must not hold the last reference
+        # C++ must not hold the last reference.
+        self._store = store
         _LOG.info("round %d: rank %d of %d, store %s:%d", place.round, place.rank, place.size, address, port)
         return RendezvousInfo(store, place.rank, place.size, RendezvousStoreInfo(address, port))
 

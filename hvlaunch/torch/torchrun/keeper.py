@@ -164,7 +164,8 @@ class StateKeeper:
         self._token: object = None
         self._failing_since: float | None = None
         self._lost: Exception | None = None
-        self._talk = threading.Lock()  # an older answer must not overtake a newer one
+        # An older answer must not overtake a newer one.
+        self._talk = threading.Lock()
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -217,6 +218,7 @@ class StateKeeper:
             except RendezvousConnectionError as error:
                 if not isinstance(error.__cause__, _PASSING) or self._clock() >= deadline:
                     raise
+            # Not a sleep: stop() ends this pause.
             self._stopped.wait(_PAUSE)
 
     def _change(self, transition: Callable[[JobState | None], JobState | None]) -> JobState | None:
@@ -248,6 +250,7 @@ class StateKeeper:
         with self._changed:
             self._failing_since = self._lost = None
             self._token = None if answer is None else answer[1]
+            # wait() compares by identity: for an equal state it must see the same object.
             if state != self._state:
                 self._state = state
             self._changed.notify_all()
@@ -304,9 +307,11 @@ class StateKeeper:
                 self._changed.notify_all()
 
     def _give_a_sign(self) -> None:
-        with self._talk:  # no sign may follow stop()
+        # No sign may follow stop()
+        with self._talk:
             if not self._stopped.is_set():
                 self._client.put(self._backend.scope, _sign_of(self._node), b"%d" % next(self._signs))
+        # Outside the lock, which _change() takes itself.
         state = self._state
         if state is None or self._stopped.is_set():
             return
