@@ -69,6 +69,7 @@ class LiveRows:
         if rows is not None and self._status is None:
             self._status_from = now + _STATUS_DELAY
         if rows is None:
+            # A status that has ended must not stay until the next frame.
             self._next_frame = now
         self._status, self._status_rows, self._stale = rows, None, True
 
@@ -199,6 +200,7 @@ class Prompts:
 
     def feed(self, key: Key, unfinished: bytes, now: float) -> None:
         """Update the unfinished line of a reader's stream; empty for no line."""
+        # Each change begins the wait anew: a line that still grows is no prompt.
         self._lines.pop(key, None)
         self._due.pop(key, None)
         if unfinished:
@@ -268,6 +270,7 @@ class Display:
     def keep_unfinished(self, lines: "UnfinishedLines | None") -> None:
         """Record the beginnings of unfinished lines in `lines` from now on."""
         self._unfinished = lines
+        # Lines may be unfinished already.
         self._touched.update(self._splitters)
 
     def note_unfinished(self) -> None:
@@ -308,6 +311,7 @@ class Display:
             # Made on first output: most streams of a large job stay silent for long.
             splitter = self._splitters[key] = LineSplitter()
         text = splitter.feed(data)
+        # Whole lines leave nothing to note, unless an unfinished line is on record.
         if self._unfinished is not None and not (data.endswith(b"\n") and key not in self._unfinished.noted):
             self._touched.add(key)
         if splitter.has_states or key in self._bars:
@@ -337,6 +341,7 @@ class Display:
 
     def end_all(self, now: float) -> None:
         """End all streams."""
+        # sorted() also copies the keys, which end_stream() removes.
         for key in sorted(self._splitters):
             self.end_stream(key, now)
         self._place_merged(now, everything=True)
@@ -381,6 +386,7 @@ class Display:
         """Time of the next page without new input."""
         times = [self._bars.deadline, self._merger.deadline if self._merger is not None else None]
         times.append(self._status_at if self._waited_for is not None else None)
+        # Rows and prompts can be drawn only from the start of a line.
         if self._live is not None and self._prompts is not None and self._screen.is_whole:
             times += [self._live.deadline, None if self._live.is_asking else self._prompts.deadline]
         return min((time for time in times if time is not None), default=None)

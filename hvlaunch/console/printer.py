@@ -127,6 +127,7 @@ class Printer:
         """Keep the beginnings of lines that a previous driver had not shown. `done` is called once they are kept."""
         for (rank, stream), text in lines.items():
             self._loop.put(_Word(None, None, partial(_keep_line, rank, stream, text)))
+        # An empty output is acknowledged in its turn, after the lines before it are kept.
         self._loop.put(Output(0, "stdout", b"", done))
 
     def go_headless(self) -> None:
@@ -191,6 +192,8 @@ class Printer:
             # Cut twice: a large chunk must not be copied whole.
             self._tails[rank] = (before + data[-TAIL:])[-TAIL:]
         self._loop.put(Output(rank, stream, data, done, origin, note))
+        # After put(): the thread may have ended just before, and nothing else would acknowledge
+        # this output.
         if self._loop.has_ended:
             self._loop.release_queue()
 
@@ -211,6 +214,7 @@ class Printer:
         tell = (lambda display, now: display.end_stream((rank, stream), now)) if is_shown else None
         self._loop.put(_Word(tell, stream, lambda keeper: keeper.end_stream(rank, stream, origin)))
         if done is not None:
+            # An empty output is acknowledged in its turn, after the unfinished line is written.
             self._loop.put(Output(rank, stream, b"", done))
 
     def say(self, text: str) -> None:
@@ -249,10 +253,12 @@ class Printer:
         rest, with a message, once readers have taken nothing for `patience` seconds; with None it waits for ever.
         close() may be called again. Later output is not printed.
         """
+        # Before the mark of the end: the thread reads it when it meets the mark.
         self._loop.closing = _Closing(patience, last)
         self._loop.put(None)
         while self._thread.is_alive():
             writes = self._loop.writes
+            # The thread waits up to `patience` seconds for the rest, and again for the last message.
             self._thread.join(None if patience is None else 2 * patience + 1)
             # A write can block in spite of poll(): then no message can be printed either.
             if self._thread.is_alive() and self._loop.writes == writes:
@@ -315,6 +321,7 @@ class PrintLoop:
             self._print()
             self.is_whole = True
         finally:
+            # Before the release: output() itself acknowledges whatever is put afterwards.
             self.has_ended = True
             self.release_queue()
 
@@ -378,6 +385,7 @@ class PrintLoop:
             # Otherwise the patience is used up already.
             if self.is_taken:
                 self._write_the_rest()
+        # Last of all: the store keeps the messages above, too.
         if self.store is not None:
             self.store.close()
 
@@ -390,6 +398,7 @@ class PrintLoop:
                 self._drop(waiting, patience or 0.0)
                 return
             self._bell.wait_for(waiting, left)
+            # A reader that takes a little at a time gets as long as it needs.
             if self._write(self._clock()):
                 last = self._clock()
 
@@ -480,6 +489,7 @@ class PrintLoop:
                 self.store.write()
             except OSError as error:
                 self._say_once(self.store, f"the job's directory: {_reason(error)}; some output is not kept")
+        # Also after an error: workers must not stand still because output can't be kept.
         kept, self._kept = self._kept, []
         for output in kept:
             output.done(len(output.data))
@@ -548,6 +558,7 @@ class _Bell:
             if (descriptor := outlet.waits_at) is not None:
                 poll.register(descriptor, select.POLLOUT)
         if is_idle is not None:
+            # Made for the first slow reader: most jobs need no descriptors for it.
             self._pipe = self._pipe or new_bell()
             if self._pipe is None:
                 timeout = _UNWOKEN if timeout is None else min(timeout, _UNWOKEN)

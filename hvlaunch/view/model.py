@@ -158,12 +158,14 @@ def slowest_rank(progress: Mapping[int, RankProgress]) -> int | None:
     rates = {rank: state.rate for rank, state in progress.items() if state.rate is not None}
     if not rates:
         return None
+    # The lowest rank among equals: the answer must not jump from look to look.
     behind = min(progress, key=lambda rank: (progress[rank].step, rank))
     lead = max(state.step for state in progress.values()) - progress[behind].step
     # Ranks report at different moments, so a small lead does not count.
     if lead > max(rates.values()) * _TOLD_WITHIN:
         return behind
     slow = min(rates, key=lambda rank: (rates[rank], rank))
+    # The median hardly moves with a few very slow or very fast ranks.
     return slow if rates[slow] < _SLOW * median(rates.values()) else None
 
 
@@ -245,6 +247,7 @@ def _sum(gpus: Sequence[Mapping[str, Any]], field: str) -> int | None:
 
 
 def _place(order: Sequence[str], word: str) -> int:
+    # Unknown states come first, where the user sees them.
     return order.index(word) if word in order else 0
 
 
@@ -335,6 +338,8 @@ class Model:
             command=tuple(str(word) for word in job.get("command") or ()),
             began=job["began"],
             # The last event comes after the last answer of the driver.
+            # After the last event the driver is not asked again, so its answer may be from before
+            # the end.
             phase=job["phase"] if self.ending is None else "ended",
             round=current.get("number"),
             round_state=current.get("state"),

@@ -35,6 +35,7 @@ class Tails:
         # Two states suffice: the last may be empty so far.
         self._unfinished[rank, stream] = b"\r".join(unfinished.split(b"\r")[-2:])[-_LONGEST:]
         lines = self._lines.setdefault(rank, deque(maxlen=_MOST_LINES))
+        # Older lines would drop out of the deque at once.
         lines.extend(state for line in whole[-_MOST_LINES:] if (state := _shown(line)))
 
     def lines(self, rank: int) -> list[str]:
@@ -77,6 +78,7 @@ def newest_lines_with(
     pattern = text.casefold()
 
     def add(item: Stored, line: bytes) -> None:
+        # A program may overwrite its line: a terminal shows the last state.
         shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         if pattern in shown.casefold():
             lines_found.append({"time": item.time, "rank": item.rank, "stream": item.kind, "text": shown})
@@ -87,6 +89,7 @@ def newest_lines_with(
         key = item.rank, item.kind.removesuffix(" ended")
         if item.kind in _STREAMS:
             *lines, unfinished_line = (unfinished.pop(key, b"") + item.data).split(b"\n")
+            # A worker may never end its line.
             if len(unfinished_line) > _LONGEST_LINE:
                 lines, unfinished_line = [*lines, unfinished_line], b""
             if unfinished_line:

@@ -62,6 +62,7 @@ class Timeline:
 
     def add_event(self, record: Record) -> None:
         """Add the next event."""
+        # fromisoformat() of Python 3.10 does not know the Z.
         when = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
         kind = record["type"]
         number = record.get("round")
@@ -83,6 +84,7 @@ class Timeline:
 
     def _begin(self, number: int, when: float) -> None:
         # A late event of an earlier round must not begin it again.
+        # Several events may begin a round: the first of them counts.
         if not self._rounds or self._rounds[-1].number < number:
             self._end(when, None)
             self._rounds.append(RoundSpan(number, when))
@@ -90,6 +92,7 @@ class Timeline:
     def _end(self, when: float, cause: str | None) -> None:
         if self._rounds and self._rounds[-1].end is None:
             self._rounds[-1].end = when
+            # Causes may have text from hosts, with control characters that a terminal would obey.
             self._rounds[-1].cause = None if cause is None else visible(cause)
 
     def _place(self, record: Record, when: float) -> None:

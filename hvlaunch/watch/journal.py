@@ -18,6 +18,7 @@ from hvlaunch.job import JobSpec
 
 __all__ = ["ReplayJournal", "entries"]
 
+# O_EXCL: an older journal is not overwritten, and a link in the file's place is not followed.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -40,6 +41,7 @@ class ReplayJournal:
 
     def begin(self, spec: JobSpec, job_id: str, rendezvous_port: int) -> None:
         """Write the first entry."""
+        # The entry is made within _write(), where an event that can't be encoded ends the journal.
         self._write(lambda: begin_entry(__version__, job_id, spec, rendezvous_port))
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:

@@ -102,6 +102,7 @@ class Ranks:
 
     def places(self) -> dict[int, tuple[str, int]]:
         """Return the newest host and local rank of each rank."""
+        # A copy: the loop's thread may change the original while another thread reads.
         return dict(self._places)
 
     def rank_of(self, host: str, slot: int, start: int) -> int | None:
@@ -140,6 +141,7 @@ class Failures:
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """Take note of an event at `now` and its actions."""
+        # Before the actions, which may already begin the next round.
         if isinstance(event, on.WorkerExited) and self._rounds:
             self._note_exit(event, self._rounds[-1])
         # In the order of the actions: a Stop before a begin is for workers of the round that has ended.
