@@ -41,7 +41,7 @@ class CallJob(Job[R]):
         self._child = child
         self._directory = directory
         self._return_exceptions = return_exceptions
-        # This table, and not the object, holds the child: a job without its object continues.
+        # At the end of this process, _end_all() also stops jobs whose objects are gone.
         _LEFT[child] = directory
         # Not at exit: _end_all() does it then, in the right order.
         # _end_all() does the same at the end of the process, after it has stopped the jobs.

@@ -67,6 +67,7 @@ class OutputStore:
             self._go_on()
         else:
             self._begin_segment()
+        # A copy that never changes: any thread may ask has().
         self._before = dict(self.seen)
 
     def learn_places(self, places: Mapping[int, Place]) -> None:
@@ -129,7 +130,8 @@ class OutputStore:
             raise
         self._lost.forget()
         if self._size >= self._most:
-            with suppress(OSError):  # the segment grows on
+            # If this fails, the old segment grows beyond its size.
+            with suppress(OSError):
                 self._begin_segment()
 
     @property

@@ -35,7 +35,8 @@ class RawFile:
         file.flush()
         try:
             self.descriptor: int | None = file.fileno()
-        except OSError:  # io.UnsupportedOperation: in memory
+        # A file in memory raises io.UnsupportedOperation, which is an OSError.
+        except OSError:
             self.descriptor = None
         self._writes_to: int | None = None
         """Descriptor for writes that never block; -1 if there is none, None before the first write."""
@@ -118,7 +119,8 @@ def _never_blocking(descriptor: int) -> int:
         return os.open(
             f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         )
-    except OSError:  # a socket, another user's terminal, a pipe whose reader is gone, no /proc
+    # A socket, another user's terminal, a pipe whose reader is gone, or no /proc.
+    except OSError:
         return -1
 
 

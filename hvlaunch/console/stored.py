@@ -146,7 +146,8 @@ class StoreReader:
             self._file = -1
 
     def _numbers(self) -> list[int]:
-        with suppress(OSError):  # the directory may be removed meanwhile
+        # The directory may be removed meanwhile.
+        with suppress(OSError):
             return segments(self._directory)
         return []
 
@@ -158,7 +159,8 @@ class StoreReader:
         for number in self._numbers():
             if number < first:
                 continue
-            with suppress(FileNotFoundError):  # the oldest segment may be removed just now
+            # The oldest segment may be removed just now.
+            with suppress(FileNotFoundError):
                 self._file = _open(segment_path(self._directory, number))
                 if number != self.position.segment:
                     self.has_missed = self.position != (0, 0) or number > 1

@@ -154,7 +154,8 @@ class Arrivals:
 def _place(caller: AgentCaller) -> str:
     try:
         address = plain_address(caller.connection.socket.getpeername())
-    except OSError:  # the connection is closed
+    # The connection is closed.
+    except OSError:
         return f"on {caller.hostname}"
     return f"on {caller.hostname} ({address})"
 

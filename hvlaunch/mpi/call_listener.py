@@ -179,7 +179,8 @@ class CallListener:
                 sock, name = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:  # the listener was closed, or the caller has hung up already
+            # The listener was closed, or the caller has hung up already.
+            except OSError as error:
                 if error.errno in _NO_DESCRIPTOR:
                     self._make_room()
                 continue

@@ -128,7 +128,8 @@ class LaunchedAgent:
         listener: Listener,
     ) -> AgentChannel:
         data = program.packed(is_near=is_near(self._sealed.socket), with_ranks=self.processes > 1)
-        with contextlib.suppress(OSError):  # the reader of this connection sees its end too
+        # The reader of this connection sees its end too.
+        with contextlib.suppress(OSError):
             # In TLS records of its own: the caller must not read frames that belong to the program.
             self._sealed.sendall(self._word + len(data).to_bytes(4, "big") + data)
         return self._channel(listener)

@@ -73,7 +73,8 @@ class LauncherProcess:
     def _wait(self) -> None:
         status = self._process.wait()
         for reader in self._readers:
-            reader.join(_LAST_WORDS)  # a process that it left behind may hold the pipe open
+            # A process that the launcher left behind may hold the pipe open.
+            reader.join(_LAST_WORDS)
         self._ended(_shell_status(status))
 
     def wait(self, timeout: float) -> int | None:

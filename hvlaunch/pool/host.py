@@ -85,6 +85,7 @@ class PoolStream:
     def _put(self, kind: int, data: bytes) -> None:
         part = STREAM_HEAD.pack(kind, len(data)) + data
         with self._lock:
+            # Behind waiting parts: the bytes must stay in order.
             if self._waiting:
                 self._keep(part)
                 return
@@ -112,6 +113,7 @@ class PoolStream:
                 if not self._waiting:
                     return
                 part = self._waiting[0]
+            # Not under the lock: this may block, and deliver() must not.
             try:
                 self._link.sendall(part)
             except OSError:
@@ -278,6 +280,7 @@ class WarmHost:
             connection.close()
         self._noise = b""
         broken: str | None = None
+        # Closing the connection ends the reading below, which would otherwise wait for ever.
         late = threading.Timer(self._start_timeout, connection.close)
         late.daemon = True
         late.start()

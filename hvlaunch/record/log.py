@@ -114,10 +114,12 @@ def write_whole_at(descriptor: int, data: bytes, offset: int) -> None:
     end = offset
     try:
         end += os.pwrite(descriptor, data, offset)
-        while end < offset + len(data):  # on a disk that is almost full
+        # A disk that is almost full takes a part.
+        while end < offset + len(data):
             end += os.pwrite(descriptor, data[end - offset :], end)
     except OSError:
-        with suppress(OSError):  # then a reader cuts the torn record off
+        # If this fails too, a reader cuts the torn record off.
+        with suppress(OSError):
             os.ftruncate(descriptor, offset)
         raise
 
@@ -185,6 +187,7 @@ class Log:
         Raises OSError; the file is unchanged then.
         """
         part = self.path.with_name(f"{self.path.name}.part")
+        # A process killed during replace() leaves such a file behind.
         part.unlink(missing_ok=True)
         copy = Log(part, os.open(part, _NEW, 0o600), Mark(0), is_synced=False)
         try:

@@ -450,7 +450,7 @@ def until_changed(
 
     def look() -> None:
         changes = store.changes(scope, key, since=since)
-        # A deletion, and the client has no knowledge that it could be missing from.
+        # Only a deletion, which a client without knowledge need not hear of.
         if changes is None:
             wait()
         else:

@@ -57,10 +57,12 @@ def kind(worker: WorkerExit, evidence: Evidence) -> Kind:
     """Return the most specific kind of failure that the evidence supports."""
     if worker.not_started is not None or worker.exit_code in (_NOT_EXECUTABLE, _NOT_FOUND):
         return "not started"
+    # Before the signal: the kernel ends a process for want of memory by SIGKILL.
     if worker.oom_killed:
         return "host memory"
     if worker.port_taken_by is not None:
         return "port taken"
+    # SIGABRT often follows an error whose text says more than the signal.
     if worker.signal is not None and worker.signal != SIGABRT and not worker.stopped:
         return "signal"
     words = "\n".join(evidence.verdict)
@@ -105,7 +107,8 @@ _ITS_PATH = re.compile(r"(?<= )'([^']+)'|([^\s:']+): No such file or directory")
 
 _TEXTS = (
     (
-        "HTTP request failed",  # horovod/common/gloo/http_store.cc
+        # Horovod's own words, in horovod/common/gloo/http_store.cc.
+        "HTTP request failed",
         "--horovod, if these are Horovod's workers: they can't send the job's token",
     ),
     (

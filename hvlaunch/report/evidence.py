@@ -23,7 +23,8 @@ _LONGEST_MESSAGE = 8
 _TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 _LINK = re.compile(
     r"The above exception was the direct cause|During handling of the above exception, another exception occurred"
-    r"|-- Process \d+ terminated with the following error"  # torch.multiprocessing.spawn's
+    # torch.multiprocessing.spawn() writes this line.
+    r"|-- Process \d+ terminated with the following error"
 )
 _CXX_FRAME = re.compile(r"\s*(frame #\d+: |#\d+ +0x)")
 # torch.distributed puts this before every line of a traceback.

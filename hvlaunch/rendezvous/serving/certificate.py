@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# A job on this machine alone needs neither.
+# A job on this machine alone needs no TLS.
 if TYPE_CHECKING:
     import ssl
 

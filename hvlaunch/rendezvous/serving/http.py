@@ -234,7 +234,6 @@ class RequestReader:
     # Called by the parser:
 
     def on_message_begin(self) -> None:
-        # The same read may have more requests behind one with `Connection: close`.
         if self.ended:
             raise _Stop
         self._reset()

@@ -70,9 +70,8 @@ class Listeners:
         self._holder: socket.socket | None = None
         requested = port
         if port == 0 and host not in EVERYWHERE:
-            # Another program can't take the port at another address meanwhile.
-            # Never listening, this socket only keeps other programs from the port, until add()
-            # needs it elsewhere.
+            # It holds the port at all addresses without listening: Linux lets sockets with
+            # SO_REUSEADDR share a port with such a holder, so add() can listen there.
             self._holder = _bind("", 0)
             port = self._holder.getsockname()[1]
         try:

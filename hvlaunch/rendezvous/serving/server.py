@@ -226,8 +226,7 @@ class RendezvousServer:
             self._record.then(lambda: call(key, value, version))
 
         def begin() -> Callable[[], None]:
-            # Both in one call in the server's thread: no change slips between the news and the
-            # subscription.
+            # Both in one call: no change slips between the news and the subscription.
             for news in () if since is None else self._store.news(scope, since):
                 notify(*news)
             return self._store.subscribe(scope, notify)

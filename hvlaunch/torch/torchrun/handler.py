@@ -127,7 +127,7 @@ class RoundStore(Store):
                 if time.monotonic() >= deadline:
                     raise DistStoreError(str(error)) from error
                 if isinstance(error, RendezvousUnreachable):
-                    # An unreachable server fails at once: without a pause this loop would take a
+                    # An unreachable server may fail at once: without a pause this loop would take a
                     # whole processor.
                     time.sleep(min(_LOOK, max(deadline - time.monotonic(), 0.0)))
 
