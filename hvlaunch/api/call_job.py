@@ -44,7 +44,6 @@ class CallJob(Job[R]):
         # At the end of this process, _end_all() also stops jobs whose objects are gone.
         _LEFT[child] = directory
         # Not at exit: _end_all() does it then, in the right order.
-        # _end_all() does the same at the end of the process, after it has stopped the jobs.
         weakref.finalize(self, _when_ended, child).atexit = False
 
     @property
@@ -140,7 +139,6 @@ def _end_all() -> None:
     children = [child for child in list(_LEFT) if child.is_ours]
     for child in children:
         child.stop()
-    # All are stopped before the first is awaited, so that they end at the same time.
     for child in children:
         with suppress(HvlaunchError, FutureTimeoutError):
             child.result.result(_AT_EXIT)

@@ -181,8 +181,6 @@ def _is_own(text: TextIO, number: int) -> bool:
     with suppress(OSError, ValueError, AttributeError):
         # The driver writes to the descriptor: our buffered text must come first.
         if text is (sys.__stdout__ if number == 1 else sys.__stderr__):
-            # What was printed here before comes before the driver's output, which does not pass
-            # this buffer.
             text.flush()
             return text.fileno() == number
     return False
@@ -192,7 +190,6 @@ def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
     import codecs  # noqa: PLC0415 (where output is passed on)
 
     # A read may end in the middle of a character.
-    # A read may end within a character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     with pipe:
         is_over = False

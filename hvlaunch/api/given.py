@@ -121,7 +121,6 @@ def _text(value: Any) -> str:
         raise BadValue(f"{value!r} is of type {type(value).__name__}")
     text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
     # The operating system would cut the word at a NUL.
-    # The kernel ends arguments and variables at the first NUL byte.
     if "\0" in text:
         raise BadValue("has a NUL byte")
     return text

@@ -42,7 +42,6 @@ class ResultNotPickled(Exception):
 def main(read: Callable[[str], bytes]) -> NoReturn:
     """Call the function and end the process. `read` returns a member of the archive by name."""
     # Programs that the function starts must not hold the pipe open.
-    # Programs that the function starts must not hold the pipe to the agent open.
     os.set_inheritable(_RESULT, False)
     call = json.loads(read("call.json").decode("ascii"))
     result = _Result(call["raises"])
@@ -53,7 +52,6 @@ def main(read: Callable[[str], bytes]) -> NoReturn:
         import cloudpickle  # noqa: PLC0415 (the one of the archive: the pickled call refers to its functions)
 
         # Only after cloudpickle: a module of the user could hide it.
-        # After the import: the function's path may lead to another cloudpickle.
         sys.path[:] = _path(call["path"], archive)
         value = _call(cloudpickle, read("call.pickle"))
     except BaseException as error:  # noqa: BLE001 (the caller gets any error)

@@ -173,7 +173,6 @@ class Job(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         while not has_ended(job):
             # The result is written before the driver's lock is released: ask for it again.
-            # Asked again: the job may have ended while this waited for another driver.
             if not await_driver(job) and not has_ended(job):
                 raise DriverGone(f"job {job.id}: its driver was killed")
             if deadline is not None and time.monotonic() >= deadline:

@@ -40,7 +40,6 @@ def unpack(sizes: Iterable[int | None], data: memoryview) -> list[bytes | None]:
             values.append(None)
             continue
         # Not isinstance(): a bool is an int, and JSON has both.
-        # isinstance() would take JSON's true and false for numbers.
         if type(size) is not int or not 0 <= size <= len(data) - start:
             raise MalformedBatch("the sizes do not match the bytes that follow")
         values.append(bytes(data[start : start + size]))
@@ -71,7 +70,6 @@ def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
     # Deeply nested JSON of an attacker raises RecursionError.
-    # json raises RecursionError for deeply nested lists, which any client may send.
     except (ValueError, RecursionError) as error:
         raise MalformedBatch("this is not JSON") from error
 

@@ -338,8 +338,6 @@ class Model:
             command=tuple(str(word) for word in job.get("command") or ()),
             began=job["began"],
             # The last event comes after the last answer of the driver.
-            # After the last event the driver is not asked again, so its answer may be from before
-            # the end.
             phase=job["phase"] if self.ending is None else "ended",
             round=current.get("number"),
             round_state=current.get("state"),

@@ -84,7 +84,6 @@ class Timeline:
 
     def _begin(self, number: int, when: float) -> None:
         # A late event of an earlier round must not begin it again.
-        # Several events may begin a round: the first of them counts.
         if not self._rounds or self._rounds[-1].number < number:
             self._end(when, None)
             self._rounds.append(RoundSpan(number, when))

@@ -36,8 +36,6 @@ class Certificate:
     def _make(self) -> tuple[bytes, bytes]:
         """Return the private key as PEM and the certificate as DER."""
         # The server's thread and the driver's may need the pair at the same moment.
-        # Two threads must not make two pairs: clients would get the fingerprint of one and meet the
-        # other.
         with self._lock:
             if self._made is None:
                 self._made = _make()

@@ -139,7 +139,6 @@ class ClientConnection(asyncio.Protocol):
         if self._held is not None:
             # _release() continues, before any further read.
             return
-        # The permission must not overtake answers to earlier requests.
         if self._reader.awaits_continue and not ready and self._pending is None and not self._choked:
             self._reader.permit_body()
             # Only now: the client's body is wanted, and no earlier answer is pending.

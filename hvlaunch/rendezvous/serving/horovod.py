@@ -56,7 +56,6 @@ class HorovodScopes:
         elif scope in self._sizes:
             finished = self._finished.setdefault(scope, set())
             # A rank counts once, even if its DELETE is repeated.
-            # A set: a client may repeat its DELETE, which must not count twice.
             finished.add(key)
             if len(finished) >= self._sizes[scope]:
                 del self._finished[scope]

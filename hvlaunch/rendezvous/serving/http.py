@@ -201,8 +201,6 @@ class RequestReader:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             # Any other exception is a defect of this server.
-            # httptools wraps whatever a callback raises; only _Stop is meant, another exception is
-            # a defect here.
             if not isinstance(error.__context__, _Stop):
                 raise
         except httptools.HttpParserInvalidMethodError:

@@ -84,7 +84,6 @@ class Routes:
             # In constant time: the duration must not reveal a part of the token.
             return compare_digest(token, self._token)
         # Another kind of credentials is wrong, and not the same as none.
-        # A wrong credential is refused even in scopes that need none.
         if head.authorization or parts is None:
             return False
         return self._horovod.opens(head.method, parts[0], head.peer)
