@@ -237,33 +237,31 @@ def test_names() -> list[str]:
 
 
 def counts() -> dict[str, int]:
-    """Return the counts that may fall and must not rise, by their names."""
-    result: dict[str, int] = {}
-    comments = Language()
+    """Return the figures that may fall and must not rise, by their names. Rates are per 1,000, since texts grow."""
+    product, comments, docs, help_of_options = Language(), Language(), Language(), Language()
+    names_of_nothing = 0
     for path in modules():
-        tree, language = ast.parse(path.read_text()), Language()
+        tree = ast.parse(path.read_text())
+        names_of_nothing += bad_names(tree)
         for text in docstrings(tree):
-            language.add(text)
+            product.add(text)
         for text in full_line_comments(path):
             comments.add(text)
-        for name, number in (
-            ("headless sentences", language.headless),
-            ("pointer words", language.pointers),
-            ("bad names", bad_names(tree)),
-        ):
-            result[f"product: {name}"] = result.get(f"product: {name}", 0) + number
-    result["comments: headless sentences"] = comments.headless
-    result["comments: pointer words"] = comments.pointers
-    for name, texts in (
-        ("docs", [_prose(page) for page in sorted((ROOT / "docs").rglob("*.md"))]),
-        ("help", list(help_texts())),
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        docs.add(_prose(page))
+    for text in help_texts():
+        help_of_options.add(text)
+    result = {}
+    for name, language in (
+        ("docstrings", product),
+        ("comments", comments),
+        ("docs", docs),
+        ("help", help_of_options),
     ):
-        language = Language()
-        for text in texts:
-            language.add(text)
-        result[f"{name}: headless sentences"] = language.headless
-        result[f"{name}: pointer words"] = language.pointers
+        result[f"{name}: headless sentences per 1,000"] = round(10 * language.headless_percent)
+        result[f"{name}: pointer words per 1,000"] = round(10 * language.pointers_per_100)
     names = test_names()
+    result["variables with bad names"] = names_of_nothing
     result["tests: names over 80 characters"] = sum(len(name) > 80 for name in names)
     result["tests: names that are riddles"] = sum(bool(_RIDDLE.search(name)) for name in names)
     result["methods with vague names"] = sum(map(len, vague_methods().values()))
@@ -281,6 +279,7 @@ _BEFORE_AND_WANTED = {
     "files": ("492", "~310"),
     "mean lines of a file": ("127", ">= 180"),
     "files below 50 lines": ("102", "<= 25"),
+    "of these, no package's __init__": ("82", ""),
     "longest file": ("500", "<= 800"),
     "headless sentences, %": ("12.5", "<= 1"),
     "pointer words per 100": ("11.9", "<= 5"),
@@ -307,6 +306,9 @@ def _figures() -> dict[str, str]:
         "lines": str(sum(sizes)),
         "mean lines of a file": f"{sum(sizes) / len(sizes):.0f}",
         "files below 50 lines": str(sum(size < 50 for size in sizes)),
+        "of these, no package's __init__": str(
+            sum(path.read_text().count("\n") < 50 for path in modules() if path.name != "__init__.py")
+        ),
         "longest file": str(max(sizes)),
         "headless sentences, %": f"{language.headless_percent:.1f}",
         "pointer words per 100": f"{language.pointers_per_100:.1f}",
