@@ -59,6 +59,7 @@ class ControlClient:
             raise self._gone() from None
         finally:
             connection.close()
+        # The server's last answer to all its clients: the driver is ending.
         if answer.status == 503:  # noqa: PLR2004 (Service Unavailable)
             raise self._gone()
         if answer.status == 404:  # noqa: PLR2004 (Not Found)

@@ -27,6 +27,7 @@ def start_minder(directory: Path) -> None:
         return
     try:
         lock = take_lock(directory / MINDER, os.O_CREAT)
+    # Another process is starting the minder at this moment.
     except BlockingIOError:
         return
     try:
