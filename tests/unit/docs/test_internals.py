@@ -14,6 +14,7 @@ from hvlaunch.engine.round import ROUND_TRANSITIONS
 from tests.house import glossary
 
 PAGES = Path(__file__).parents[3] / "docs" / "internals"
+PRODUCT = Path(__file__).parents[3] / "hvlaunch"
 MOST_LINES = 150
 MOST_LINES_OF_THE_MAP = 120
 MOST_WORDS = 110
@@ -89,3 +90,21 @@ def test_the_glossary_has_each_word_once_and_few() -> None:
 def test_each_page_can_be_reached_from_the_map() -> None:
     links = set(re.findall(r"\]\((\w[\w-]*\.md)\)", (PAGES / "map.md").read_text()))
     assert links == {page.name for page in PAGES.glob("*.md")} - {"map.md"}
+
+
+def walks() -> list[tuple[str, str]]:
+    """Return the heading and the text of each walk."""
+    parts = (PAGES / "walks.md").read_text().split("\n## ")[1:]
+    return [(heading, text) for heading, _, text in (part.partition("\n") for part in parts)]
+
+
+@pytest.mark.parametrize(("heading", "text"), walks(), ids=[heading for heading, _ in walks()])
+def test_a_walk_lists_as_many_files_as_its_heading_says_and_each_exists(heading: str, text: str) -> None:
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    assert [file for file in files if not (PRODUCT / file).is_file()] == []
+    assert sorted(files) == sorted(set(files))
+    assert re.findall(r" \((\d+) files; \d+ before\)$", heading) == [str(len(files))]
+
+
+def test_there_are_six_walks() -> None:
+    assert len(walks()) == 6
