@@ -8,12 +8,19 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
-from hvlaunch.engine.forming import GATHERING_TIME, AskingWorkers, Bounds, Forming, FreshWorkers
+from hvlaunch.engine.forming import (
+    GATHERING_TIME,
+    AskingWorkers,
+    Bounds,
+    Forming,
+    FreshWorkers,
+    Plan,
+    Starter,
+)
 from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import Probing, shared_machines
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Hold, Restarts, Round, RoundState
-from hvlaunch.engine.starting import Plan, Starter
 from hvlaunch.engine.waits import ROUND_WAITS, Wait, Waits
 from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
