@@ -29,6 +29,9 @@ _TOO_MANY = Answer(429, b"too many connections\n")
 class ClientConnection(asyncio.Protocol):
     """Reads requests, and asks `admit` about each (see RequestReader).
 
+    `is_private` returns True if no other program can read or change the traffic. It is asked for each request: the answer
+    changes when a TLS handshake is done.
+
     No answer leaves while `record` is behind: it might reveal changes not on disk yet.
 
     While an answer is pending, or is not taken by the client, at most one more read is buffered: no client can make the
@@ -41,6 +44,7 @@ class ClientConnection(asyncio.Protocol):
         limits: HttpLimits,
         traffic: "Traffic[ClientConnection]",
         record: StoreRecord | None = None,
+        is_private: Callable[[], bool] = lambda: True,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
@@ -48,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         self._traffic = traffic
         self._record = record
         self._admit = admit
+        self._is_private = is_private
         self._reader: RequestReader
         self._transport: asyncio.Transport
         self.peer = ""
@@ -71,7 +76,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.peer = plain_address(transport.get_extra_info("peername"))
-        self._reader = RequestReader(self._admit, self._limits, self.peer, self._traffic.arriving)
+        self._reader = RequestReader(
+            self._admit, self._limits, self.peer, self._traffic.arriving, self._is_private
+        )
         if not self._traffic.enter(self):
             self._turn_away()
         self._pace()

@@ -79,6 +79,8 @@ class Head(NamedTuple):
     """The field's value; b"" if missing."""
     peer: str = ""
     """The client's address, if known."""
+    is_private: bool = True
+    """True if no other program can read or change the traffic."""
 
 
 class Answer(NamedTuple):
@@ -132,7 +134,7 @@ class RequestReader:
     """Takes the bytes of a connection and puts its requests into `ready`, in order.
 
     `admit(head)` is called for each head, before its body: a refused request costs no memory. It returns an Answer (a
-    refusal) or the Route for the body. Malformed or oversized input becomes a last exchange with its refusal, and sets
+    refusal) or the Route for the body. `is_private()` gives each head its value at that moment. Malformed or oversized input becomes a last exchange with its refusal, and sets
     `ended`: later bytes are ignored. The same happens to a first request without the token.
     """
 
@@ -142,6 +144,7 @@ class RequestReader:
         limits: HttpLimits,
         peer: str = "",
         arriving: Arriving | None = None,
+        is_private: Callable[[], bool] = lambda: True,
     ) -> None:
         self.ready: deque[Exchange] = deque()
         self.begun = 0
@@ -155,6 +158,7 @@ class RequestReader:
         self._limits = limits
         self._peer = peer
         self._arriving = arriving or Arriving(limits.body)
+        self._is_private = is_private
         self._parser = httptools.HttpRequestParser(self)
         # Bytes since the last callback: the parser buffers a field until its end, and a field may
         # never end.
@@ -278,7 +282,7 @@ class RequestReader:
         # protocol.
         if self._parser.should_upgrade():
             self._stop(501)
-        head = Head(self._method, self._target, self._authorization or b"", self._peer)
+        head = Head(self._method, self._target, self._authorization or b"", self._peer, self._is_private())
         self._outcome = self._admit(head)
         if not isinstance(self._outcome, Answer) or not self._outcome.to_unauthenticated:
             self.is_trusted = True

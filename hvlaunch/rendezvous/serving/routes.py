@@ -61,10 +61,10 @@ class Routes:
         self._token = token.encode("ascii")
         self._verbs = Verbs(store, once or Once(), about or {})
 
-    def __call__(self, head: Head, *, is_private: bool = True) -> Answer | Route:
+    def __call__(self, head: Head) -> Answer | Route:
         path, _, query = head.target.partition(b"?")
         parts = _components(path)
-        if not is_private and head.authorization:
+        if not head.is_private and head.authorization:
             # Right or wrong, the token is no secret any more.
             return _READABLE
         # Before the path is judged: a client without the token learns nothing about paths.

@@ -419,11 +419,7 @@ class RendezvousServer:
 
         def connect(is_private: Callable[[], bool]) -> ClientConnection:
             self._note_asked()
-
-            def admit(head: Head) -> Answer | Route:
-                return routes(head, is_private=is_private())
-
-            return ClientConnection(admit, limits, self._traffic, self._record)
+            return ClientConnection(routes, limits, self._traffic, self._record, is_private)
 
         context = None if self._certificate is None else self._tls_context
         self._new_transport = lambda: ClientTransport(connect, context, self._answerer)

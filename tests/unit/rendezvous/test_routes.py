@@ -30,7 +30,7 @@ def ask(store):
         if authorization is None:
             authorization = f"Bearer {token}".encode()
         target = target.encode() if isinstance(target, str) else target
-        outcome = routes(Head(method, target, authorization), is_private=is_private)
+        outcome = routes(Head(method, target, authorization, is_private=is_private))
         return outcome if isinstance(outcome, Answer) else outcome(body)
 
     return ask_routes
