@@ -14,8 +14,7 @@ from hvlaunch.agent.warm import LANE
 from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder
 from hvlaunch.agent.wire.shapes import Form, text, whole
 from hvlaunch.driver.links import host_ends
-from hvlaunch.driver.links.agent_channel import CommandChannel
-from hvlaunch.driver.links.piece_reader import Garbled
+from hvlaunch.driver.links.agent_channel import CommandChannel, Garbled
 from hvlaunch.errors import AgentFailed, HostError, HvlaunchError, Problem
 from hvlaunch.job import Host
 from hvlaunch.outside.pools import STREAM_DATA, STREAM_ENDED, STREAM_HEAD

@@ -6,7 +6,7 @@ docs/internals/wire.md lists the types.
 Frames travel in pieces. A start-up file of the login shell can leave a program running that prints into the channel for
 as long as it likes. A write of at most PIPE_BUF bytes into a pipe is atomic (POSIX, write; pipe(7)): each piece is a
 single write, with a mark and a number before it and a mark behind it. Foreign output can only stand between pieces, and
-driver/links/piece_reader.py separates it.
+driver/links/agent_channel.py separates it.
 """
 
 from __future__ import annotations

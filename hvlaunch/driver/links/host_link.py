@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.agent.wire.frames import MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.driver.links.agent_channel import AgentConnection
+from hvlaunch.driver.links.agent_channel import AgentConnection, Garbled
 from hvlaunch.driver.links.expected import Expected
 from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.driver.links.output import HostOutput, OutputPrinter
-from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.links.session import HostSession
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.turn import Arrival

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
 from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
-from hvlaunch.driver.links.piece_reader import Garbled
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Garbled, Listener
 from hvlaunch.errors import ConnectFailed, HostError, HostLost, HvlaunchError, StartTimeout
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.quick import same
 from hvlaunch.agent.wire.frames import FRAME_COST, BadFrame
 from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session
-from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener
+from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Garbled, Listener
 from hvlaunch.driver.links.flow import AckedFrames, Outgoing
-from hvlaunch.driver.links.piece_reader import Garbled
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host

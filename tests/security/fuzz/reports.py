@@ -8,9 +8,14 @@ from typing import Any, TypeVar
 
 from hvlaunch.agent.wire.frames import BadFrame, PieceWriter, encode
 from hvlaunch.driver.links import host_ends
-from hvlaunch.driver.links.agent_channel import AgentChannel, CommandConnection, Listener
+from hvlaunch.driver.links.agent_channel import (
+    AgentChannel,
+    CommandConnection,
+    Garbled,
+    Listener,
+    PieceReader,
+)
 from hvlaunch.driver.links.expected import RelayRules
-from hvlaunch.driver.links.piece_reader import Garbled, PieceReader
 from hvlaunch.driver.links.reports import report_decoder
 from hvlaunch.driver.program.agent_program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed

@@ -18,7 +18,7 @@ import pytest
 
 from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, encode
 from hvlaunch.agent.wire.session import BY_AGENT, STREAMS
-from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program.agent_program import agent_command, bundle, rare_modules
 from tests import pythons
 

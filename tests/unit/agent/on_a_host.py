@@ -11,8 +11,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 
 from hvlaunch.agent import quick
-from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
-from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.agent.wire.frames import END, HEAD, Decoder, PieceWriter, encode
 
 PR_SET_CHILD_SUBREAPER = 36
 BROKEN = ("", " ", "nul", "{", '{"a":}', "[1", '"a', "1 2", "NaN", "-Infinity", "{}x", '{"a" 1}', "\x00")
@@ -39,17 +38,15 @@ def check_json(values):
 
 def check_frames(values):
     frames = [({"type": "x", "value": value}, b"\n" * size) for size, value in enumerate(values)]
-    data = b"".join(
-        b"noise" + piece for piece in PieceWriter().cut(b"".join(encode(*frame) for frame in frames))
-    )
+    pieces = PieceWriter().cut(b"".join(encode(*frame) for frame in frames))
+    # The driver's reader of pieces needs a newer Python; test_pieces.py tests it.
+    data = b"".join(piece[HEAD.size : -len(END)] for piece in pieces)
     for step in (1, 7, len(data)):
-        noise = [b""]
         back = frames[:0]
-        decoder, reader = Decoder(), PieceReader(noise.append)
+        decoder = Decoder()
         for start in range(0, len(data), step):
-            back += decoder.feed(reader.feed(data[start : start + step]))
+            back += decoder.feed(data[start : start + step])
         assert back == frames, step
-        assert set(b"".join(noise)) == set(b"noise")
 
 
 def check_sockets():

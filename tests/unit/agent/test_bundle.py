@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, encode
-from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program import agent_program as bundles
 from hvlaunch.driver.program.agent_program import (
     NO_PYTHON,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.agent.wire.frames import START, PieceWriter
-from hvlaunch.driver.links.piece_reader import Garbled, PieceReader
+from hvlaunch.driver.links.agent_channel import Garbled, PieceReader
 
 SENT = st.lists(st.one_of(st.binary(max_size=50), st.binary(min_size=4000, max_size=9000)), max_size=4)
 NOISE = st.lists(

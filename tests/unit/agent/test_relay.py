@@ -14,7 +14,7 @@ from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.agent.wire.frames import Decoder
-from hvlaunch.driver.links.piece_reader import PieceReader
+from hvlaunch.driver.links.agent_channel import PieceReader
 from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]

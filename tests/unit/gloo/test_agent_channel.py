@@ -6,8 +6,7 @@ import zlib
 import pytest
 
 from hvlaunch.agent.wire.frames import BadFrame, PieceWriter, encode
-from hvlaunch.driver.links.agent_channel import CommandConnection
-from hvlaunch.driver.links.piece_reader import Garbled
+from hvlaunch.driver.links.agent_channel import CommandConnection, Garbled
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.job import Host
