@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
-from hvlaunch.driver.links.flow import AckedFrames
+from hvlaunch.driver.links.session import AckedFrames
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from tests.simulation.wires import Agent, Frame, Wire

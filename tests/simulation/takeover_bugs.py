@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvlaunch.agent.wire.session import LASTING, Session
-from hvlaunch.driver.links.flow import AckedFrames
+from hvlaunch.driver.links.session import AckedFrames
 from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead
 from tests.simulation.journals import Journal

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvlaunch.agent.wire.frames import MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.links.agent_channel import AgentConnection, Garbled
-from hvlaunch.driver.links.expected import Expected
-from hvlaunch.driver.links.flow import AckedFrames
 from hvlaunch.driver.links.output import HostOutput, OutputPrinter
-from hvlaunch.driver.links.session import HostSession
+from hvlaunch.driver.links.reports import Expected
+from hvlaunch.driver.links.session import AckedFrames, HostSession
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on

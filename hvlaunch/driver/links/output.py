@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.wire.frames import BadFrame
+from hvlaunch.agent.wire.frames import FRAME_COST, BadFrame
 from hvlaunch.console.lines import Stream
-from hvlaunch.driver.links.flow import Credit
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
@@ -39,6 +39,26 @@ class OutputPrinter(Protocol):
 
     def tail(self, rank: int) -> bytes:
         """Return the last bytes of the rank's stderr."""
+
+
+class Credit:
+    """Credit for processed output, sent to the agent in large portions. For any thread; `give` sends credit."""
+
+    # Portions, since a frame for each line would double the number of writes.
+
+    def __init__(self, window: int, give: Callable[[int], None]) -> None:
+        self._portion = window // 4
+        self._give = give
+        self._lock = Lock()
+        self._due = 0
+
+    def add(self, size: int) -> None:
+        """Count a processed frame with `size` bytes of output."""
+        with self._lock:
+            self._due += size + FRAME_COST
+            if self._due >= self._portion:
+                self._give(self._due)
+                self._due = 0
 
 
 class HostOutput:

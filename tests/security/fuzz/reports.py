@@ -15,8 +15,7 @@ from hvlaunch.driver.links.agent_channel import (
     Listener,
     PieceReader,
 )
-from hvlaunch.driver.links.expected import RelayRules
-from hvlaunch.driver.links.reports import report_decoder
+from hvlaunch.driver.links.reports import RelayRules, report_decoder
 from hvlaunch.driver.program.agent_program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.driver.links.flow import AckedFrames
+from hvlaunch.driver.links.session import AckedFrames
 from hvlaunch.driver.record.frame_record import FrameNumbers, FrameRecord, FrameRecords
 
 

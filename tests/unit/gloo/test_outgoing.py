@@ -1,6 +1,6 @@
 import threading
 
-from hvlaunch.driver.links.flow import Outgoing
+from hvlaunch.driver.links.session import Outgoing
 
 
 def test_relayed_frames_and_others_take_turns() -> None:
