@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import mebibytes
-from hvlaunch.rendezvous.serving import verbs
+from hvlaunch.rendezvous.serving import routes
 from hvlaunch.rendezvous.serving.http import HttpLimits
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.store import StoreLimits
@@ -104,7 +104,7 @@ class Broken(Exception):
 @contextmanager
 def serve() -> Iterator[RendezvousServer]:
     """A server with limits that a fuzzer gets to, and waits that it has the time for."""
-    longest, verbs.MAX_WAIT = verbs.MAX_WAIT, 0.05
+    longest, routes.MAX_WAIT = routes.MAX_WAIT, 0.05
     try:
         with RendezvousServer(
             TOKEN,
@@ -115,7 +115,7 @@ def serve() -> Iterator[RendezvousServer]:
             server.expect(["127.0.0.1"])
             yield server
     finally:
-        verbs.MAX_WAIT = longest
+        routes.MAX_WAIT = longest
 
 
 class Fuzzer:

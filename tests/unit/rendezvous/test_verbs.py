@@ -5,8 +5,7 @@ import json
 import pytest
 
 from hvlaunch.rendezvous.serving.http import Answer, Head, Later
-from hvlaunch.rendezvous.serving.routes import Routes
-from hvlaunch.rendezvous.serving.verbs import MAX_WAIT
+from hvlaunch.rendezvous.serving.routes import MAX_WAIT, Routes
 from hvlaunch.rendezvous.store import Store, StoreLimits
 from tests.unit.rendezvous.wire import TOKEN
 
