@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine import lifecycle, starting, workers
+from hvlaunch.engine import forming, lifecycle, workers
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
@@ -222,11 +222,11 @@ def a_slot_is_forgotten(patch: Patch) -> None:
 
 
 def survivors_sit_slot_by_slot(patch: Patch) -> None:
-    patch.setattr(starting, "_seniority", lambda worker: worker.slot)
+    patch.setattr(forming, "_seniority", lambda worker: worker.slot)
 
 
 def survivors_go_backwards(patch: Patch) -> None:
-    patch.setattr(starting, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
+    patch.setattr(forming, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
 
 
 def survivors_are_left_out(patch: Patch) -> None:

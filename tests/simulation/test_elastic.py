@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.engine import forming, starting
+from hvlaunch.engine import forming
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining
 from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, WorkerState, WorkerTrigger
@@ -146,8 +146,7 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         places_by_seat[last] = places_by_seat[last]._replace(rank=max(0, places_by_seat[last].rank - 1))
         return places_by_seat
 
-    for module in (starting, forming):
-        monkeypatch.setattr(module, "seats", wrong)
+    monkeypatch.setattr(forming, "seats", wrong)
 
 
 def a_lost_host_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
