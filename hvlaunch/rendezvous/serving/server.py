@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
 from hvlaunch.rendezvous.serving.early_answers import Answerer, answer_early
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, Route
     from hvlaunch.rendezvous.serving.listeners import Acceptor
     from hvlaunch.rendezvous.serving.routes import Routes
-from typing import TYPE_CHECKING, Any
-
-# They cost most of the start: a job pays for them when it starts a server.
-if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import Future
-
 __all__ = ["Calls", "RendezvousServer"]
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,9 @@ from hvlaunch.record.log import BadLog, Log, Mark, read_records
 from hvlaunch.record.shared import boot_id
 
 if TYPE_CHECKING:
-    from hvlaunch.rendezvous.store import Store
-from collections import OrderedDict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # it needs the parser, which a job without clients does not load
+    # http needs the parser, which a job without clients does not load.
     from hvlaunch.rendezvous.serving.http import Answer
+    from hvlaunch.rendezvous.store import Store
 
 __all__ = ["BadStoreFile", "Item", "Once", "StoreFile", "StoreRecord", "pack", "unpack"]
 
