@@ -35,10 +35,3 @@ def test_a_false_story_is_noticed() -> None:
 def test_rewriting_true_stories_changes_nothing() -> None:
     for path in HERE.glob("*.txt"):
         assert rewritten(path) == path.read_text()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _rewritten(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--rewrite", default=False):
-        for path in HERE.glob("*.txt"):
-            path.write_text(rewritten(path))
