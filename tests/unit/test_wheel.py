@@ -60,6 +60,7 @@ def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, by
         *(ROOT / "hvlaunch").rglob("*.py[i]"),
         *(ROOT / "hvlaunch").rglob("*.py"),
         ROOT / "hvlaunch/py.typed",
+        ROOT / "hvlaunch/cli/foreign.json",
         *page,
     }
     package = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in sources}
