@@ -2,12 +2,14 @@
 
     python benchmarks/rendezvous_servers.py NAME
 
-prints its port and serves until stdin ends. Those that speak HTTP have the same routes: `/<scope>/<key>` is a
+prints its port and serves until stdin ends, or until SIGTERM. Those that speak HTTP have the same routes: `/<scope>/<key>` is a
 value, PUT sets it, GET gives it or 404, DELETE forgets it.
 """
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -37,7 +39,9 @@ def hvlaunch(*, uvloop: bool = True, on_disk: bool = False, sync: bool = False) 
     from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
     from hvlaunch.rendezvous.serving.store_record import StoreFile  # noqa: PLC0415 (as above)
 
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:  # /tmp may be no disk
+    # /tmp may be in memory, where a sync costs nothing.
+    place = os.environ.get("TMPDIR", "/var/tmp")
+    with tempfile.TemporaryDirectory(prefix="rendezvous-", dir=place) as directory:
         file = StoreFile.create(Path(directory, "store"), sync=sync) if on_disk else None
         with RendezvousServer(TOKEN, host="127.0.0.1", file=file) as server:
             ready(server.port)
@@ -157,4 +161,6 @@ SERVERS: dict[str, Callable[[], None]] = {
 }
 
 if __name__ == "__main__":
+    # By default Python ends at once, and its temporary folders stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     SERVERS[sys.argv[1]]()

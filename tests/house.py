@@ -11,6 +11,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "big_classes",
     "counts",
     "folder",
+    "unexplained_pauses",
 ]
 
 ROOT = Path(__file__).parents[1]
@@ -57,6 +59,12 @@ _VAGUE_METHODS = {"of", "see", "tell", "look", "end", "take", "place"}
 _RIDDLE = re.compile(
     r"_(who|whom|whose|whoever|those|nobody|none)_|_that_is_none|_is_no_|_gets_on|_goes_on|_of_which|_as_ever"
 )
+_PAUSE = 0.5
+"""Seconds. A test that waits this long for no condition costs time, and fails on a slow machine."""
+_FOR_EVER = 60.0
+"""A program that sleeps this long is no pause: it waits to be stopped."""
+_SLEEP = re.compile(r"(?:\b|\\n)sleep[\s('\",]{1,4}(\d+(?:\.\d*)?|\.\d+)([smhd]?)\b")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Language:
@@ -234,6 +242,75 @@ def test_names() -> list[str]:
     return [
         name for file in files for name in re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)
     ]
+
+
+def _number(node: ast.expr, numbers: dict[str, float]) -> float | None:
+    """Return the value of an expression of numbers and of a file's names for numbers."""
+    if isinstance(node, ast.Constant):
+        return float(node.value) if isinstance(node.value, int | float) else None
+    if isinstance(node, ast.Name):
+        return numbers.get(node.id)
+    if isinstance(node, ast.BinOp):
+        left, right = _number(node.left, numbers), _number(node.right, numbers)
+        if left is not None and right is not None:
+            # For a sum or a difference, its larger part is near enough.
+            return left * right if isinstance(node.op, ast.Mult) else max(left, right)
+    return None
+
+
+def _text(node: ast.expr, numbers: dict[str, float]) -> str:
+    """Return a string or number as a command would have it, with numbers put in where an f-string has them."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(value, numbers) for value in node.values)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    number = _number(node.value if isinstance(node, ast.FormattedValue) else node, numbers)
+    return "..." if number is None else f"{number:f}"
+
+
+def _pauses(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield what sleeps: calls of `sleep`, and commands and scripts in strings and in lists of words."""
+    numbers: dict[str, float] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            number = _number(node.value, numbers)
+            if number is not None:
+                numbers[node.targets[0].id] = max(number, numbers.get(node.targets[0].id, 0.0))
+    for node in ast.walk(tree):
+        words: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            words = [ast.Constant(ast.unparse(node.func).rpartition(".")[2]), *node.args]
+        elif isinstance(node, ast.List | ast.Tuple):
+            words = node.elts
+        sleeps = [
+            (word, f"sleep {_text(word, numbers)}")
+            for before, word in pairwise(words)
+            if _text(before, numbers) == "sleep"
+        ]
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            sleeps.append((node, _text(node, numbers)))
+        for place, text in sleeps:
+            times = (float(seconds) * _UNITS[unit] for seconds, unit in _SLEEP.findall(text))
+            if any(_PAUSE <= seconds < _FOR_EVER for seconds in times):
+                yield place
+
+
+def unexplained_pauses(path: Path) -> list[int]:
+    """Return the lines of a test's file that sleep for half a second or more, without a comment why.
+
+    The comment is on that line or on the line before. A directive to a tool is no reason, and nor are two words.
+    """
+    with tokenize.open(path) as file:
+        explained = {
+            token.start[0]
+            for token in tokenize.generate_tokens(file.readline)
+            if token.type == tokenize.COMMENT
+            and not _NO_COMMENT.match(token.string)
+            and len(token.string.split()) > 3
+        }
+    pauses = _pauses(ast.parse(path.read_text()))
+    spans = {(node.lineno, node.end_lineno or node.lineno) for node in pauses}
+    return sorted(first for first, last in spans if not explained & set(range(first - 1, last + 1)))
 
 
 def counts() -> dict[str, int]:

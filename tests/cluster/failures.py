@@ -61,6 +61,7 @@ CASES = (
     shell(
         "consequence",
         f"[ $RANK = 0 ] && touch {{shared}}/left && echo '{GLOO}' >&2 && exit 1; [ $RANK = 1 ] || exec sleep 600; "
+        # 2 s: a busy machine's clocks are compared to about a second, and the order of the two ends is to be certain.
         "until [ -e {shared}/left ]; do sleep 0.1; done; sleep 2; echo 'ValueError: bad batch' >&2; exit 3",
         "--settle",
         "60",
@@ -69,6 +70,7 @@ CASES = (
     shell(
         "ended-early",
         "[ $RANK = 1 ] && touch {shared}/early && exit 0; [ $RANK = 2 ] && exec sleep 600; "
+        # 2 s: as above.
         "until [ -e {shared}/early ]; do sleep 0.1; done; sleep 2; "
         "echo 'RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv' >&2; exit 1",
         "--settle",

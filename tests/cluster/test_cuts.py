@@ -27,7 +27,6 @@ def may_persist() -> bool:
 def test_the_drivers_link_is_away_for_most_of_the_lease(
     cluster: TestHosts, way: list[str], each: str
 ) -> None:
-    """For which there is no condition to wait for: that it is long is the point."""
     if way == ["--mpi"] and shutil.which("mpirun") is None:
         pytest.skip("no mpirun")
     job = Job(
@@ -45,6 +44,7 @@ def test_the_drivers_link_is_away_for_most_of_the_lease(
     )
     job.saw("ready", 2)
     cluster.driver.cut()
+    # There is no condition to wait for: the length of the cut is what is tested.
     time.sleep(0.85 * LEASE)
     cluster.driver.heal()
     for name in "ab":

@@ -106,10 +106,10 @@ def test_the_pool_changes(start: Starter, cluster: TestHosts) -> None:
 def test_a_cut_of_the_drivers_link_kills_no_worker_for_its_silence(
     start: Starter, cluster: TestHosts
 ) -> None:
-    """It is longer than a worker may be silent, and shorter than the lease; there is no condition to wait for."""
     job = start("a:1,b:1", "--min-np", 1, "--lease", 12, "--worker-timeout", 4)
     first = job.goes_on_with("a:1,b:1")
     cluster.driver.cut()
+    # Longer than a worker may be silent, and shorter than the lease: the length is what is tested.
     time.sleep(9.0)
     cluster.driver.heal()
     job.advances()

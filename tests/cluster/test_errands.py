@@ -7,11 +7,13 @@ from tests.cluster.test_sessions import kill_sshd
 from tests.testhosts.hosts import CHECKOUT, TestHosts
 
 LIMIT = 90.0
+ENDED = "/tmp/the-errand-has-ended"
+WORKER = f"until rm {ENDED} 2>/dev/null; do sleep 0.1; done"
 
 
 def test_an_errand_goes_on_when_its_connection_is_lost(cluster: TestHosts) -> None:
     job = cluster.driver.popen(
-        [sys.executable, "-m", "tests.cluster.programs.with_errand", "-v", "-H", "b:1", "sleep", "10"],
+        [sys.executable, "-m", "tests.cluster.programs.with_errand", "-v", "-H", "b:1", "sh", "-c", WORKER],
         cwd=CHECKOUT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -24,6 +26,8 @@ def test_an_errand_goes_on_when_its_connection_is_lost(cluster: TestHosts) -> No
         lines.append(line)
         if "a quarter is sent" in line:
             kill_sshd(cluster)
+        if "errand: " in line and " bytes" in line:
+            cluster["b"].run(["touch", ENDED], check=True)
     assert job.wait(LIMIT) == 0, lines
     text = "".join(lines)
     assert "host b: connected again after" in text

@@ -22,6 +22,7 @@ from tests.testhosts.hosts import TestHosts, wait_until
 
 PYTHON = [sys.executable, "-m", "hvlaunch.gloo.successor"]
 LINE = re.compile(r"line (\d+) (\d+) ")
+GO = "/tmp/workers-may-end"
 
 
 class Succession:
@@ -133,15 +134,21 @@ def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, t
     """And the line is whole that had only begun when the driver was killed."""
     script = (
         'import os, sys, time; rank = os.environ["RANK"]; print("up", flush=True); print("begun", rank, end="", flush=True);'
-        'time.sleep(3); print(" and ended") if rank == "0" else sys.exit(7 * (rank == "3"))'
+        f'[time.sleep(0.05) for _ in iter(lambda: os.path.exists("{GO}"), True)];'
+        'print(" and ended") if rank == "0" else sys.exit(7 * (rank == "3"))'
     )
     job = Succession(cluster, tmp_path, command=[sys.executable, "-c", script])
     job.first.saw("up", 8)
     unfinished = UnfinishedLines(job.directory / UNFINISHED)
     wait_until(lambda: len(unfinished.read()) == 8, "the unfinished lines", LIMIT)
     job.kill()
+    # All workers end while there is no driver, so rank 3 stops no other.
+    for host in cluster:
+        host.run(["touch", GO], check=True)
     job.succeed()
     assert job.code() == 7
+    for host in cluster:
+        host.run(["rm", GO], check=True)
     assert "begun 0 and ended\n" in job.stored
     assert "begun" not in job.first.stdout
     assert "rank 3 of 8 on host b failed first" in job.stored

@@ -12,6 +12,7 @@ from hvlaunch.rendezvous.client import Client
 
 TOKEN = "the-jobs-token"
 
+# It sleeps for a second: the CPU time of a second without descriptors is what is tested.
 SERVER = f"""
 import os, resource, sys, time
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import LIMITS, MOST_ATTRIBUTES, MOST_METHODS, PRODUCT, big_classes, counts, modules
+from tests.house import (
+    LIMITS,
+    MOST_ATTRIBUTES,
+    MOST_METHODS,
+    PRODUCT,
+    big_classes,
+    counts,
+    modules,
+    unexplained_pauses,
+)
 
 LARGER_CLASSES: dict[str, str] = {
     "Client": "a method for each verb of the rendezvous, and four attributes: users look for verbs in one place",
@@ -246,3 +255,40 @@ def test_the_agent_needs_the_standard_library_alone():
     for path in (PRODUCT / "agent").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports_of(path)} - {HVLAUNCH}
         assert outside <= sys.stdlib_module_names, path
+
+
+def test_a_test_that_sleeps_says_why():
+    tests = Path(__file__).parents[1]
+    pauses = {str(path.relative_to(tests)): unexplained_pauses(path) for path in tests.rglob("*.py")}
+    assert {path: lines for path, lines in pauses.items() if lines} == {}, (
+        "wait for a condition, or say in a comment on the line or before it why there is none"
+    )
+
+
+PAUSES = (
+    "time.{sleep}(0.5)",
+    "await asyncio.{sleep}(2)",
+    "PAUSE = 0.1\ntime.{sleep}(PAUSE * 10)",
+    "{sleep}(1)  # noqa: B101 (a directive)",
+    'run(["{sleep}", "3"])',
+    'run("env", "{sleep}", SECONDS)\nSECONDS = 3',
+    'run("sh", "-c", "echo up; {sleep} .7m & wait")',
+    "SCRIPT = 'print(1);time.{sleep}(0.75)'",
+    'file.write("#!/bin/sh\\\\n{sleep} 3")',
+    'SECONDS = 2.5\nrun(f"exec {sleep} {{SECONDS}}")',
+    "# This explains a line further up.\n\ntime.{sleep}(9)",
+)
+NO_PAUSES = (
+    "time.{sleep}(0.4)",
+    'run(["{sleep}", "600"])',
+    "time.{sleep}(0.1 * 2)",
+    "# The length of the cut is tested.\ntime.{sleep}(9)",
+    "time.{sleep}(9)  # the length of the cut is tested",
+    "# The length of the cut is tested.\nSCRIPT = '''\nimport time\ntime.{sleep}(9)\n'''",
+)
+
+
+@pytest.mark.parametrize("text", [*PAUSES, *NO_PAUSES])
+def test_a_pause_is_noticed_in_code_and_in_commands(text, tmp_path):
+    (tmp_path / "test_x.py").write_text(text.format(sleep="sleep"))
+    assert bool(unexplained_pauses(tmp_path / "test_x.py")) == (text in PAUSES)

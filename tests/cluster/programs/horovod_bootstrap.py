@@ -39,7 +39,7 @@ def request(method: str, scope: str, key: str, body: bytes = b"") -> "bytes | No
         if status in (200, 404):
             return value if status == 200 else None
         said = f"{method} /{scope}/{key}: {status}"
-        time.sleep(0.5)
+        time.sleep(0.5)  # as long as Horovod's own client waits between two tries
     sys.exit(f"HTTP request failed. {said}")
 
 

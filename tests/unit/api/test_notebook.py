@@ -46,7 +46,7 @@ SLOW = """\
 from pathlib import Path
 
 script = Path(%r)
-script.write_text("#!/bin/sh\\nsleep 3\\necho localhost:2\\n")
+script.write_text(f"#!/bin/sh\\nuntil [ -e {script}.go ]; do sleep 0.05; done; echo localhost:2\\n")
 script.chmod(0o755)
 hvlaunch.run(count, (1,), min_np=2, host_discovery_script=str(script))
 """
@@ -121,6 +121,8 @@ def test_bar_is_shown_while_hosts_are_connecting(tmp_path: Path) -> None:
 
     def seen(message: Any, cell: Any, index: int) -> Any:
         messages.append(message)
+        if bars([message]):
+            (tmp_path / "discover.go").touch()
         return process(message, cell, index)
 
     vars(client)["process_message"] = seen

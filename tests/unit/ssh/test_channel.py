@@ -175,7 +175,7 @@ def test_a_broken_connection_is_not_the_end_of_output(connection, session_of_ssh
 
 
 def test_output_ends_well_though_the_connection_breaks_later(connection, session_of_sshd):
-    channel = connection.run("echo $$; exec >&- 2>&-; exec sleep 30")
+    channel = connection.run("echo $$; exec >&- 2>&-; exec sleep 600")
     shell = psutil.Process(int(channel.read()))
     assert channel.read() == b""
     session_of_sshd.kill()

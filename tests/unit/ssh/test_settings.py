@@ -236,7 +236,7 @@ def test_a_port_that_is_no_number(config):
 
 @needs_ssh
 def test_a_configuration_that_takes_too_long(config):
-    options = config('Match exec "sleep 5"', "User ada")
+    options = config('Match exec "sleep 600"', "User ada")
     with pytest.raises(StartTimeout, match=r"did not answer within 0.2 s"):
         resolve(Host("node"), options, timeout=0.2)
 

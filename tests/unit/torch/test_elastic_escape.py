@@ -67,7 +67,7 @@ def test_a_thread_waiting_elsewhere_does_not_start_over():
     started_over = threading.Event()
     with Escape(lambda: None, started_over.set, look=0.02, uses_gpu=lambda: True) as escape:
         escape.begin()
-        time.sleep(0.5)
+        time.sleep(0.5)  # nothing is to happen in the time of 25 looks
     assert not started_over.is_set()
 
 
