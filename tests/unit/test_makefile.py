@@ -1,10 +1,12 @@
-"""Which build of torch `make demo` takes, and what it says before; with stand-ins for Python and its pip."""
+"""Which build of torch `make demo` takes, with stand-ins for Python and its pip; and the report after `make unit-tests`."""
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = next(
@@ -98,3 +100,41 @@ def test_the_demo_ends_with_the_next_step(tmp_path):
     assert "hvlaunch -np 2 python train.py" in script
     page = machines.split()[2].rstrip(",")
     assert (ROOT / page).is_file()
+
+
+@pytest.mark.parametrize("name", ["my checkout", "hvlaunch"])
+def test_the_report_of_coverage_needs_no_certain_path_of_the_checkout(name, tmp_path):
+    """The package may be in a checkout of any name, and a file outside runs under the name of a module of ours."""
+    checkout = tmp_path / name
+    package = checkout / "hvlaunch"
+    for path in (
+        package / "__init__.py",
+        package / "engine/engine.py",
+        checkout / "tests/errands/example.py",
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a = 1\nb = 2\nc = 3\nd = 4\n")
+    (checkout / "build").mkdir()
+    data = CoverageData(str(checkout / "build/coverage"))
+    data.add_lines(
+        {
+            str(package / "__init__.py"): [1, 2, 3, 4],
+            str(package / "engine/engine.py"): [1],
+            str(checkout / "tests/errands/example.py"): [1, 2],
+        }
+    )
+    data.write()
+    (checkout / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.coverage_report"],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "coverage by unit tests, in pytest's own processes: 62.5% of 8 lines",
+        "   25.0%  hvlaunch/engine/engine.py",
+    ]
