@@ -58,9 +58,13 @@ class Terminal:
             f"--mount=/proc/{hosts.driver.pid}/ns/mnt",
         ]
         named = ["unshare", "--uts", "sh", "-c", 'hostname login && exec "$@"', "sh"]
-        shell = [*enter, *named, "env", "-i", "-C", folder, *words, "bash", "--norc"]
+        self._shell = [*enter, *named, "env", "-i", "-C", folder, *words, "bash", "--norc"]
         size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
-        tmux("new-session", "-d", "-s", SESSION, *size, *shell)
+        tmux("new-session", "-d", "-s", SESSION, *size, *self._shell)
+
+    def split(self, lines: int) -> None:
+        """Open a second shell below, with so many lines; the first one stays the active one."""
+        tmux("split-window", "-d", "-v", "-t", SESSION, "-l", str(lines), *self._shell)
 
     def type(self, line: str) -> None:
         """Type the line at a fresh prompt of an empty screen."""

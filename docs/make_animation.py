@@ -1,0 +1,194 @@
+"""Makes README's moving picture from a real job on four test hosts: make pictures (root, tmux, torch).
+
+A worker is killed with -9 while four train, and the training goes on. Rows of the terminal are recorded as they change; CSS
+alone plays them, since GitHub shows an SVG as an image, where no script runs. Who asks for less motion sees the last screen.
+"""
+
+import itertools
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from docs.make_pictures import PICTURES, SESSION, Terminal, tmux  # noqa: E402
+from tests.testhosts.hosts import TestHosts  # noqa: E402
+
+TICK = 0.2  # seconds between two looks at the terminal
+WAIT = 1.5  # seconds that the picture takes for a longer wait
+LAST = 4.0  # seconds for which the last screen stays
+ROW, COLUMN, SIZE = 19, 8.43, 14  # pixels of a row and of a column, and of the letters
+COMMAND = "hvlaunch -np 4 --min-np 2 -H gpu1,gpu2,gpu3,gpu4 python train.py"
+KILL = "ssh gpu3 pkill -9 -f train.py"
+TRAIN = """\
+import sys
+import time
+
+import torch
+from ddp_digits import Net, digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvlaunch.torch as hvt
+from hvlaunch.torch import elastic
+
+STEPS = 120
+
+
+@elastic.run
+def train(state):
+    model = DistributedDataParallel(state.model)
+    images, labels = (torch.stack(column) if column[0].dim() else torch.tensor(column) for column in zip(*digits()[0]))
+    mine = slice(hvt.rank(), None, hvt.size())
+    while state.step < STEPS:
+        loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+        state.optimizer.zero_grad()
+        loss.backward()
+        state.optimizer.step()
+        state.step += 1
+        state.commit()
+        bar = "#" * (state.step * 24 // STEPS)
+        print(f"\\rstep {state.step:3}/{STEPS} [{bar:<24}] loss {loss.item():.3f}", end="", file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+torch.manual_seed(0)
+net = Net()
+train(elastic.TorchState(model=net, optimizer=torch.optim.Adam(net.parameters(), lr=2e-3), step=0))
+"""
+
+
+class Screen(NamedTuple):
+    """The rows of a terminal, with their colours as escape sequences, and since when they stood there."""
+
+    second: float
+    rows: tuple[str, ...]
+
+
+def panes() -> tuple[str, ...]:
+    """The rows of the upper pane and of the lower one."""
+    return tuple(
+        row
+        for pane in ("0", "1")
+        for row in tmux("capture-pane", "-p", "-e", "-t", f"{SESSION}.{pane}").removesuffix("\n").split("\n")
+    )
+
+
+def record(seconds: float) -> Iterator[Screen]:
+    """Look at the terminal every TICK seconds, for at most so long."""
+    start = time.monotonic()
+    for tick in range(int(seconds / TICK)):
+        time.sleep(max(0.0, start + tick * TICK - time.monotonic()))
+        yield Screen(tick * TICK, panes())
+
+
+def without_waits(screens: Iterable[Screen]) -> Iterator[Screen]:
+    """The screens that differ from the one before, at most WAIT seconds apart: workers import torch for longer than people watch."""
+    clock = 0.0
+    before: Screen | None = None
+    for screen in screens:
+        if before is None or screen.rows != before.rows:
+            clock += min(WAIT, screen.second - before.second) if before else 0.0
+            before = screen
+            yield Screen(clock, screen.rows)
+
+
+def cells(row: str) -> str:
+    """The row as spans of SVG, each at its column; nothing if the row is blank."""
+    console = Console(width=200, force_terminal=True, color_system="truecolor", legacy_windows=False)
+    spans, column = [], 0
+    for segment in console.render(Text.from_ansi(row), console.options.update(no_wrap=True)):
+        text = segment.text.rstrip("\n")
+        if text.strip():
+            style = segment.style
+            color = style.color.get_truecolor(SVG_EXPORT_THEME).hex if style and style.color else ""
+            fill = f' fill="{color}"' if color and style and style.color and not style.color.is_default else ""
+            bold = ' font-weight="bold"' if style and style.bold else ""
+            spans.append(f'<tspan x="{column * COLUMN:.1f}"{fill}{bold}>{escape(text)}</tspan>')
+        column += len(text)
+    return "".join(spans)
+
+
+def intervals(screens: list[Screen], row: int, end: float) -> Iterator[tuple[float, float, str]]:
+    """From when to when the row shows a text."""
+    changes = [next(group) for _, group in itertools.groupby(screens, key=lambda screen: screen.rows[row])]
+    for screen, after in itertools.zip_longest(changes, changes[1:]):
+        yield screen.second, after.second if after else end, screen.rows[row]
+
+
+def svg(screens: Iterable[Screen], title: str) -> str:
+    """The recording as an animation that repeats."""
+    screens = list(without_waits(screens))
+    height = max(len(screen.rows) for screen in screens)
+    screens = [Screen(second, rows + ("",) * (height - len(rows))) for second, rows in screens]
+    end = screens[-1].second + LAST
+    texts: list[str] = []
+    names: dict[tuple[float, float], str] = {}
+    for row in range(height):
+        for start, stop, ansi in intervals(screens, row, end):
+            if content := cells(ansi):
+                name = names.setdefault((start, stop), f"t{len(names)}")
+                texts.append(f'<text class="{name}" y="{(row + 1) * ROW}">{content}</text>')
+    rules = []
+    for (start, stop), name in names.items():
+        if (start, stop) == (0, end):
+            continue
+        shown = f"{100 * start / end:.2f}%{{opacity:1}}"
+        hidden = "" if stop == end else f"{100 * stop / end:.2f}%{{opacity:0}}"
+        first = "" if start == 0 else "0%{opacity:0}"
+        rules.append(f"@keyframes {name}{{{first}{shown}{hidden}}}.{name}{{animation:{name} {end:.1f}s steps(1) infinite}}")
+        rules.append(f"@media(prefers-reduced-motion){{.{name}{{animation:none;opacity:{int(stop == end)}}}}}")
+    wide, tall = 100 * COLUMN + 40, height * ROW + 70
+    dots = "".join(
+        f'<circle cx="{22 + 20 * place}" cy="20" r="6" fill="{color}"/>'
+        for place, color in enumerate(("#ff5f57", "#febc2e", "#28c840"))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {tall}" role="img" aria-label="{escape(title)}">'
+        f"<title>{escape(title)}</title><style>text{{font:{SIZE}px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
+        f"fill:#c5c8c6;white-space:pre}}{''.join(rules)}</style>"
+        f'<rect width="100%" height="100%" rx="8" fill="#1d1f21"/>{dots}<g transform="translate(20 40)">{"".join(texts)}</g></svg>\n'
+    )
+
+
+def main(pictures: Path) -> None:
+    """Record a job, and the kill of one of its workers."""
+    folder = Path("/tmp/demo")  # noqa: S108 (it stands in the picture)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    shutil.copy(ROOT / "examples" / "ddp_digits.py", folder)
+    (folder / "train.py").write_text(TRAIN)
+    with TestHosts(["gpu1", "gpu2", "gpu3", "gpu4"], share=[str(folder)]) as hosts:
+        terminal = Terminal(hosts, str(folder))
+        try:
+            terminal.split(lines=3)
+            terminal.type("export TORCH_CPP_LOG_LEVEL=ERROR")  # the names of test hosts are in no DNS, and torch warns
+            terminal.type(COMMAND)
+            screens: list[Screen] = []
+            killed = False
+            for screen in record(120):
+                screens.append(screen)
+                text = "\n".join(screen.rows)
+                if "step  3" in text and not killed:
+                    tmux("send-keys", "-t", f"{SESSION}.1", KILL, "Enter")
+                    killed = True
+                if "done after" in text:
+                    break
+            if "done after" not in text:
+                sys.exit(f"the job has not ended:\n{text}")
+        finally:
+            tmux("kill-session", "-t", SESSION)
+    (pictures / "kill.svg").write_text(svg(screens, "Four hosts train, a worker is killed, the training goes on"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if sys.argv[1:] else PICTURES)
