@@ -110,6 +110,7 @@ options-page: dev ## write docs/options.md, docs/coming-from.md, docs/internals/
 pictures: dev ## make the pictures in docs/ anew, from real jobs: needs root
 	$(BIN)/python docs/make_pictures.py
 	$(BIN)/python docs/make_view_pictures.py
+	$(BIN)/python docs/make_animation.py
 
 docs: $(DOCS_EXTRA) ## build the site of docs/ in site/, where a warning is an error
 	$(SITE) python -m mkdocs build --strict --quiet

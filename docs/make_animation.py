@@ -111,7 +111,9 @@ def cells(row: str) -> str:
         if text.strip():
             style = segment.style
             color = style.color.get_truecolor(SVG_EXPORT_THEME).hex if style and style.color else ""
-            fill = f' fill="{color}"' if color and style and style.color and not style.color.is_default else ""
+            fill = (
+                f' fill="{color}"' if color and style and style.color and not style.color.is_default else ""
+            )
             bold = ' font-weight="bold"' if style and style.bold else ""
             spans.append(f'<tspan x="{column * COLUMN:.1f}"{fill}{bold}>{escape(text)}</tspan>')
         column += len(text)
@@ -145,8 +147,12 @@ def svg(screens: Iterable[Screen], title: str) -> str:
         shown = f"{100 * start / end:.2f}%{{opacity:1}}"
         hidden = "" if stop == end else f"{100 * stop / end:.2f}%{{opacity:0}}"
         first = "" if start == 0 else "0%{opacity:0}"
-        rules.append(f"@keyframes {name}{{{first}{shown}{hidden}}}.{name}{{animation:{name} {end:.1f}s steps(1) infinite}}")
-        rules.append(f"@media(prefers-reduced-motion){{.{name}{{animation:none;opacity:{int(stop == end)}}}}}")
+        rules.append(
+            f"@keyframes {name}{{{first}{shown}{hidden}}}.{name}{{animation:{name} {end:.1f}s steps(1) infinite}}"
+        )
+        rules.append(
+            f"@media(prefers-reduced-motion){{.{name}{{animation:none;opacity:{int(stop == end)}}}}}"
+        )
     wide, tall = 100 * COLUMN + 40, height * ROW + 70
     dots = "".join(
         f'<circle cx="{22 + 20 * place}" cy="20" r="6" fill="{color}"/>'
@@ -171,7 +177,9 @@ def main(pictures: Path) -> None:
         terminal = Terminal(hosts, str(folder))
         try:
             terminal.split(lines=3)
-            terminal.type("export TORCH_CPP_LOG_LEVEL=ERROR")  # the names of test hosts are in no DNS, and torch warns
+            terminal.type(
+                "export TORCH_CPP_LOG_LEVEL=ERROR"
+            )  # the names of test hosts are in no DNS, and torch warns
             terminal.type(COMMAND)
             screens: list[Screen] = []
             killed = False
@@ -187,7 +195,9 @@ def main(pictures: Path) -> None:
                 sys.exit(f"the job has not ended:\n{text}")
         finally:
             tmux("kill-session", "-t", SESSION)
-    (pictures / "kill.svg").write_text(svg(screens, "Four hosts train, a worker is killed, the training goes on"))
+    (pictures / "kill.svg").write_text(
+        svg(screens, "Four hosts train, a worker is killed, the training goes on")
+    )
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_an_index_shows_readme_with_links_that_lead_into_the_repository_at_this_
     repository = next(url for url in metadata.get_all("Project-URL", []) if url.startswith("Repository, "))
     base = repository.removeprefix("Repository, ")
     at = f"v{hvlaunch.__version__}"
-    assert links["docs/pictures/running.svg"] == f"{base}/raw/{at}/docs/pictures/running.svg"
+    assert links["docs/pictures/kill.svg"] == f"{base}/raw/{at}/docs/pictures/kill.svg"
     assert links["docs/elastic.md"] == f"{base}/blob/{at}/docs/elastic.md"
     assert [link for link in links.values() if not link.startswith("https://")] == []
     assert re.sub(r"]\(.+?\)", "", shown) == re.sub(r"]\(.+?\)", "", readme)

@@ -257,7 +257,7 @@ ELASTIC = OptionGroup(
 _HOSTS = OptionGroup(
     "hosts",
     pages=(
-        ("Hosts", "../README.md#hosts"),
+        ("Hosts", "../hostfiles/README.md#hosts"),
         ("jobs of schedulers", "mpi.md"),
         ("warm pools", "pool.md"),
         ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
@@ -565,7 +565,7 @@ _OUTPUT = OptionGroup(
 
 _ENDING = OptionGroup(
     "ending",
-    pages=(("Exit codes", "exit-codes.md"), ("When something fails", "../README.md#when-something-fails")),
+    pages=(("Exit codes", "exit-codes.md"), ("When a job fails", "failures.md#what-ends-a-job")),
     options=(
         Option(
             "grace",
