@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
-from hvlaunch.agent.wire.session import StaleEpoch
+from hvlaunch.agent.wire.frames import StaleEpoch
 from hvlaunch.engine import actions as do
 from tests.simulation.links import Link
 from tests.simulation.wires import Agent, Frame, Wire

@@ -6,8 +6,7 @@ They behave like hvlaunch/driver/links/session.py and renewal.py.
 from collections import deque
 from typing import TYPE_CHECKING
 
-from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session, StaleEpoch
+from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, LASTING, BadFrame, Session, StaleEpoch
 from hvlaunch.driver.links.session import AckedFrames
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

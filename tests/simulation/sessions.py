@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, Session, StaleEpoch
+from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, Session, StaleEpoch
 
 __all__ = ["Broken", "Connection", "SessionWorld", "play"]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hvlaunch.agent.wire.session import LASTING, Session
+from hvlaunch.agent.wire.frames import LASTING, Session
 from hvlaunch.driver.links.session import AckedFrames
 from hvlaunch.engine.engine import Engine
 from tests.simulation.bugs import Bug, Patch, afterwards, instead

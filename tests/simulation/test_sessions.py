@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.agent.wire.session import Session
+from hvlaunch.agent.wire.frames import BadFrame, Session
 from tests.simulation.sessions import Broken, play
 
 SEEDS = 400

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvlaunch.agent.wire.session import Session
+from hvlaunch.agent.wire.frames import Session
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session
+from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, LASTING, Session
 
 if TYPE_CHECKING:
     from tests.simulation.wired import Wired

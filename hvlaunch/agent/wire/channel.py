@@ -7,9 +7,17 @@ import select
 import time
 
 from hvlaunch.agent.quick import deque
-from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, PieceWriter, encode
+from hvlaunch.agent.wire.frames import (
+    BY_AGENT,
+    BY_DRIVER,
+    FRAME_COST,
+    Decoder,
+    PieceWriter,
+    Session,
+    encode,
+    is_of_epoch,
+)
 from hvlaunch.agent.wire.orders import ORDERS
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, Session, is_of_epoch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hvlaunch.agent.wire.frames import ERRAND_CHUNK, LONGEST_ARGUMENTS
-from hvlaunch.agent.wire.session import STREAMS
+from hvlaunch.agent.wire.frames import ERRAND_CHUNK, LONGEST_ARGUMENTS, STREAMS
 from hvlaunch.agent.wire.shapes import (
     PORT,
     Choice,

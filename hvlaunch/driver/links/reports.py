@@ -22,10 +22,11 @@ from hvlaunch.agent.wire.frames import (
     OUTPUT_CHUNK,
     RELAY_CHUNK,
     RELAY_WINDOW,
+    SELDOM,
+    STREAMS,
     BadFrame,
     Decoder,
 )
-from hvlaunch.agent.wire.session import SELDOM, STREAMS
 from hvlaunch.agent.wire.shapes import (
     PORT,
     Choice,

@@ -1,6 +1,6 @@
 """The session with a host's agent: numbered frames in both directions, their queues, and the acknowledged ones.
 
-A session lasts over successive connections. agent/wire/session.py counts the frames, and docs/internals describes the
+A session lasts over successive connections. agent/wire/frames.py counts the frames, and docs/internals describes the
 whole.
 """
 
@@ -13,8 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hvlaunch.agent.quick import same
-from hvlaunch.agent.wire.frames import FRAME_COST, BadFrame
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, LASTING, Session
+from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, FRAME_COST, LASTING, BadFrame, Session
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Garbled, Listener
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.engine import events as on

@@ -106,7 +106,6 @@ _MODULES = (
     "wire/shapes",
     "wire/frames",
     "wire/orders",
-    "wire/session",
     "wire/channel",
     "wire/proof",
     "reaper",

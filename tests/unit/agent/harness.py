@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, encode
-from hvlaunch.agent.wire.session import BY_AGENT, STREAMS
+from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, STREAMS, Decoder, encode
 from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program.agent_program import agent_command, bundle, rare_modules
 from tests import pythons

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
-from hvlaunch.agent.wire.frames import FRAME_COST, Decoder, encode
+from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, Decoder, encode
 from hvlaunch.agent.wire.rejoin import session_proof
-from hvlaunch.agent.wire.session import BY_AGENT
 from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program.agent_program import carrier
 from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python, until

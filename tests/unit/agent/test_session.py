@@ -7,8 +7,7 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.agent.wire.session import BY_AGENT, BY_DRIVER, Session, StaleEpoch
+from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, BadFrame, Session, StaleEpoch
 from tests.simulation.sessions import Broken, SessionWorld
 from tests.simulation.test_sessions import (
     AcknowledgesEarly,
