@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.errand_processes import ErrandProcesses
     from hvlaunch.agent.local_ranks import Meeting
-    from hvlaunch.agent.output import Step
     from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.agent.wire.rejoin import Visitors
+    from hvlaunch.agent.workers import Step
 
 __all__ = ["Agent", "main"]
 

@@ -1,6 +1,6 @@
 """Shapes of JSON values, and forms of frames. A shape is a function from a value to True or False.
 
-Driver and agent check each received frame against a table of forms: agent/wire/orders.py has the driver's frames, and
+Driver and agent check each received frame against a table of forms: agent/wire/channel.py has the driver's frames, and
 driver/links/reports.py the agents'. A frame without a form is an error.
 """
 

@@ -17,9 +17,8 @@ from unittest import mock
 from hvlaunch.agent import diagnosis, facts, family, greeting, probe, reaper, scratch, worker
 from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
-from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.channel import ORDERS, DriverChannel
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
-from hvlaunch.agent.wire.orders import ORDERS
 from hvlaunch.agent.wire.proof import Question
 from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.agent.workers import _plan
