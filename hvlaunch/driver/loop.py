@@ -30,9 +30,9 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.output_files import RoundFiles
     from hvlaunch.driver.record.job_record import JobRecord, TurnRecord
+    from hvlaunch.driver.record.journal import Takeover
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
 
@@ -54,8 +54,9 @@ _RECORDED_WITHIN = 0.05
 class _Replay:
     """A killed driver's turns, and its actions that this driver repeats at the end."""
 
-    def __init__(self, takeover: "Takeover") -> None:
+    def __init__(self, takeover: "Takeover", lost: Callable[[Host], AgentConnection]) -> None:
         self.takeover = takeover
+        self.lost = lost
         self.is_running = True
         self.messages: list[Message] = []
         """The messages to workers asking for their places."""
@@ -180,9 +181,12 @@ class Driver:
         # Began comes from no frame: there is nothing to acknowledge.
         self._show(self._record_turns(turns))
 
-    def take_over(self, takeover: "Takeover") -> None:
-        """Replay the journal of a killed driver; run() continues from its end. Raises OtherVersion."""
-        replay = self._replay = _Replay(takeover)
+    def take_over(self, takeover: "Takeover", lost: Callable[[Host], AgentConnection]) -> None:
+        """Replay the journal of a killed driver; run() continues from its end. Raises OtherVersion.
+
+        `lost` returns the lost connection to a host's agent.
+        """
+        replay = self._replay = _Replay(takeover, lost)
         if self._files is not None:
             self._files.is_successor = True
         for number, turn in takeover.turns():
@@ -214,7 +218,7 @@ class Driver:
         if self._files is not None and self._result is None:
             self._files.reopen(is_known=takeover.is_same_boot)
         # After the files and messages: the agents repeat output at once.
-        self._links.take_up(takeover)
+        self._links.take_up(takeover.epoch, replay.lost)
         if self._result is None:
             turns = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
             recorded = self._record_turns(turns)

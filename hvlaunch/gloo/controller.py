@@ -25,7 +25,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
 from hvlaunch.gloo.reporting import Reporting
-from hvlaunch.gloo.ways import HostWays, WaysToHosts, by_ssh
+from hvlaunch.gloo.ways import WaysToHosts, by_ssh
 from hvlaunch.hosts.local import launcher_of, may_be_taken_over
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.doors.history import History
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.driver.record.job_record import JobRecord
-    from hvlaunch.driver.record.journal import Past
+    from hvlaunch.driver.record.journal import Past, Takeover
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -197,7 +196,7 @@ def _run(
         from hvlaunch.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
         watchers: list[Watcher] = [] if journal is None else [journal.watch]
-        takeover = None if job.past is None else _takeover(job.past, ways)
+        takeover = None if job.past is None else _takeover(job.past)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         history = (
             None
@@ -230,7 +229,7 @@ def _run(
             journal.begin(spec, keys.job_id, server.port)
         reporting.follow(driver)
         if takeover is not None:
-            driver.take_over(takeover)
+            driver.take_over(takeover, ways.lost)
         reporting.begin()
         result = driver.run()._replace(size=driver.size)
         if history is not None:
@@ -257,14 +256,14 @@ def _server(job: _Job, record: "JobRecord | None", say: Callable[[str], None]) -
         yield server
 
 
-def _takeover(past: "Past", ways: HostWays) -> "Takeover":
-    from hvlaunch.driver.links.takeover import Takeover  # noqa: PLC0415 (as above)
+def _takeover(past: "Past") -> "Takeover":
+    from hvlaunch.driver.record.journal import Takeover  # noqa: PLC0415 (as above)
     from hvlaunch.record.shared import boot_id  # noqa: PLC0415 (few drivers are killed)
 
     # After a boot, monotonic clocks start anew, and writes without fsync may be lost.
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
-    return Takeover(past, ways.lost, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
+    return Takeover(past, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
 
 
 def _show_stacks(printer: Printer, stacks: "Sequence[ProcessStack]") -> None:

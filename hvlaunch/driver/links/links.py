@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.host_link import HostLink, Opening
+from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
 from hvlaunch.driver.links.lease import Lease, agents_lease, patience_alone
-from hvlaunch.driver.links.output import OutputPrinter
 from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival
@@ -25,7 +24,6 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
-    from hvlaunch.driver.links.takeover import Takeover
     from hvlaunch.driver.record.job_record import JobRecord
     from hvlaunch.driver.record.journal import PastTurn
     from hvlaunch.driver.result_files import ResultFiles
@@ -99,13 +97,16 @@ class HostLinks:
         if link is not None:
             link.remember(turn, hellos.get(link.number, {}))
 
-    def take_up(self, takeover: "Takeover") -> None:
-        """Continue the sessions of a killed driver; connect anew to hosts without a session."""
+    def take_up(self, epoch: int, lost: Callable[[Host], AgentConnection]) -> None:
+        """Continue the sessions of a killed driver; connect anew to hosts without a session.
+
+        `epoch` is this driver's number. `lost` returns the lost connection to a host's agent, for the session to replace.
+        """
         for link in self:
             if link.last_heard is None:
                 link.open()
             elif not link.is_closed:
-                link.take_up(takeover.epoch, self._keys.session(link.number), takeover.lost(link.host))
+                link.take_up(epoch, self._keys.session(link.number), lost(link.host))
 
     def probe(self, probe: do.Probe) -> None:
         """Order a host to try the addresses of another host's beacon."""

@@ -1,14 +1,16 @@
 """A job's journal: each event is on disk before its actions are carried out, for a successor of the driver.
 
 A record of the log is a JSON array of rows. The first item of a row is its kind: `begin`, `driver`, `hello` or `turn`.
+The successor reads all of them, and its replay must decide as the killed driver did.
 """
 
 import os
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import dumps, loads
@@ -22,11 +24,6 @@ from hvlaunch.owners import other_writer
 from hvlaunch.record.log import BadLog, Log, Mark, read_records
 from hvlaunch.record.shared import boot_id
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hvlaunch.driver.turn import Turn
-
 __all__ = [
     "FORMAT",
     "JOURNAL",
@@ -37,6 +34,7 @@ __all__ = [
     "Past",
     "PastDriver",
     "PastTurn",
+    "Takeover",
     "TornJournal",
     "digest",
     "read_past",
@@ -92,7 +90,7 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, lost: "Callable[[str], None]", *, is_synced: bool = False, end: Mark | None = None
+        self, path: Path, lost: Callable[[str], None], *, is_synced: bool = False, end: Mark | None = None
     ) -> None:
         """Create a journal for a new job, or continue behind `end`. Raises OSError."""
         self._path = path
@@ -116,7 +114,7 @@ class Journal:
         """Record a takeover by another driver; its clock is the machine's monotonic one plus `shift`."""
         self._append([_driver(epoch, shift)])
 
-    def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
+    def write(self, turns: Sequence[Turn], hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Write further turns, and the greetings of new agents by their links."""
         # A record has a single wall time: its turns were decided within a moment.
         wall = time.time()
@@ -188,7 +186,7 @@ def _driver(epoch: int, shift: float) -> Row:
     return "driver", epoch, shift, boot_id(), time.time()
 
 
-def _turn(turn: "Turn", wall: float) -> Row:
+def _turn(turn: Turn, wall: float) -> Row:
     """Raises BadData."""
     arrival = turn.arrival
     source = arrival.source
@@ -321,3 +319,45 @@ def _begin(entry: Entry) -> Begin:
         cause = f"job {begin.job_id}: hvlaunch {begin.version} has begun it, and this is {__version__}"
         raise OtherVersion(cause, hint="the same version")
     return begin
+
+
+@dataclass
+class Takeover:
+    """A takeover of a killed driver's job: its past turns, and the clocks of both drivers."""
+
+    past: Past
+    is_same_boot: bool
+    """True if the machine has not booted since: every write of the killed driver is then in its files."""
+    shift: float
+    """Seconds from the machine's monotonic clock to the new driver's clock."""
+    _now: float | None = None
+    """The time of the turn under replay; None outside of a replay."""
+
+    def clock(self) -> float:
+        """Return the time of the driver's clock, a continuation of the killed driver's."""
+        return time.monotonic() + self.shift
+
+    def wall(self) -> float:
+        """Return the time in seconds since 1970; during a replay the time of the replayed turn."""
+        return time.time() if self._now is None else self._now
+
+    def turns(self) -> Iterator[tuple[int, PastTurn]]:
+        """Yield the past turns with their numbers."""
+        # Watchers ask for the time, and must get that of the turn.
+        for number, turn in enumerate(self.past.turns):
+            self._now = turn.wall
+            yield number, turn
+        self._now = None
+
+    @property
+    def epoch(self) -> int:
+        """The new driver's number."""
+        return self.past.drivers[-1].epoch + 1
+
+    def check(self, number: int, actions: Sequence[Action]) -> None:
+        """Check the engine's actions at this turn against the journal. Raises OtherVersion."""
+        # Another version, or another Python, may decide otherwise, and would then act on a state that never was.
+        turn = self.past.turns[number]
+        if digest(actions) != turn.digest:
+            cause = f"job {self.past.begin.job_id}: this hvlaunch decides otherwise at turn {number} ({turn.event})"
+            raise OtherVersion(cause, hint="the very program that began the job")

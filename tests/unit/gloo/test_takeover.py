@@ -12,10 +12,9 @@ import pytest
 
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.takeover import Takeover
 from hvlaunch.driver.loop import Driver
 from hvlaunch.driver.record.job_record import JobRecord
-from hvlaunch.driver.record.journal import JOURNAL, read_past
+from hvlaunch.driver.record.journal import JOURNAL, Takeover, read_past
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
@@ -58,7 +57,7 @@ def lost(_: Host) -> AgentConnection:
 
 
 def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, Takeover]:
-    takeover = Takeover(read_past(journal), lost, is_same_boot=True, shift=0.0)
+    takeover = Takeover(read_past(journal), is_same_boot=True, shift=0.0)
     events: Any = Events()
     driver = Driver(
         takeover.past.begin.spec,
@@ -72,7 +71,7 @@ def taken_over(journal: Path, rendezvous: Any, **options: Any) -> tuple[Driver, 
         wall=takeover.wall,
         **options,
     )
-    driver.take_over(takeover)
+    driver.take_over(takeover, lost)
     return driver, takeover
 
 
