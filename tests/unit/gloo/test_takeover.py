@@ -98,7 +98,7 @@ def test_workers_of_the_killed_drivers_last_start_may_meet(
     horovod = Horovod()
     driver, _ = taken_over(journal, stub(open_to_horovod=horovod.open_to_horovod))
     assert not horovod.rounds
-    monkeypatch.setattr(driver._links, "take_up", lambda _: None)
+    monkeypatch.setattr(driver._links, "take_up", lambda _epoch, _lost: None)
     assert driver._replay is not None
     driver._resume(driver._replay)
     assert horovod.rounds == [0]
