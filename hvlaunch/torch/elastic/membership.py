@@ -8,9 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.client import Client, WrongCertificate
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, RendezvousUnreachable
-from hvlaunch.rendezvous.requests import WrongCertificate
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hvlaunch.rendezvous.requests import keep_alive
+from hvlaunch.rendezvous.client import keep_alive
 
 __all__ = ["GroupSockets", "tcp_sockets"]
 

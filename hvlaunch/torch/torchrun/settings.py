@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from hvlaunch.rendezvous.client import is_loopback, read_pin
 from hvlaunch.rendezvous.client_errors import BadCertificate
-from hvlaunch.rendezvous.requests import is_loopback, read_pin
 from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
 from hvlaunch.torch.torchrun.state import NodeLimits
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.driver.observing.clues import Clues
+from hvlaunch.driver.observing.observing import Clues
 from hvlaunch.engine import events as on
 from hvlaunch.report.failure_report import Memory, Missing
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.rendezvous import requests
+from hvlaunch.rendezvous import client as client_module
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import (
     NoRendezvous,
@@ -129,7 +129,7 @@ def test_what_the_server_did_already_it_does_not_do_again(server, client):
 
 def test_a_new_connection_that_is_dropped_is_replaced_a_few_times(scripted, monkeypatch):
     """As the server does with the oldest of a crowd of strangers."""
-    monkeypatch.setattr(requests, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(client_module, "_PAUSES", (0.01, 0.01))
     assert Client(scripted([b""], [b""], [ok(b"3")]).url, TOKEN).get("s", "k") == b"3"
     server = scripted([ok(b"1")], [b""], [b""], [b""], [ok(b"5")])
     client = Client(server.url, TOKEN)

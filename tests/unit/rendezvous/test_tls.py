@@ -10,9 +10,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.client import Client, read_pin
 from hvlaunch.rendezvous.client_errors import BadCertificate, NoRendezvous, RendezvousUnreachable
-from hvlaunch.rendezvous.requests import read_pin
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from hvlaunch.rendezvous import Client
+from hvlaunch.rendezvous.client import WrongCertificate
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
-from hvlaunch.rendezvous.requests import WrongCertificate
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,
