@@ -1,24 +1,37 @@
-"""Ownership of files: other users who can read or change a file that decides what runs, or that holds a secret."""
+"""Ownership of files and sockets: other users who can read or change what decides what runs, or what holds a secret."""
 
 import errno
 import os
+import socket
 import stat
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 __all__ = [
     "make_own_directory",
+    "open_directory",
     "open_not_planted",
     "other_reader",
     "other_writer",
     "part_of",
+    "peer_is_own",
     "reason",
     "write_whole",
     "writer_of_directory",
 ]
 
 _READ_BY_OTHERS = 0o077
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+_UCRED = struct.Struct("iII")
+"""Linux' struct ucred: pid, uid, gid (unix(7))."""
+_XUCRED_SIZE = 76
+_XUCRED = struct.Struct("II")
+"""The beginning of macOS' struct xucred: version, uid (sys/ucred.h)."""
+_SOL_LOCAL = 0
+_LOCAL_PEERCRED = 1
 
 
 def other_reader(status: os.stat_result) -> str | None:
@@ -53,31 +66,106 @@ def other_writer(status: os.stat_result) -> str | None:
 def writer_of_directory(path: str) -> str | None:
     """Return who else can remove or replace this user's files in a directory, in words, or None.
 
-    In a sticky directory such as /tmp everybody may create files, but remove only their own.
+    In a sticky directory such as /tmp everybody may create files, but remove only their own. A link's owner can lead it to
+    another directory.
     """
-    status = Path(path).stat()
+    link, status = os.lstat(path), Path(path).stat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.getuid(), 0):
+        return f"it belongs to {_user(link.st_uid)}"
     if status.st_mode & stat.S_ISVTX and status.st_uid in (os.getuid(), 0):
         return None
     return other_writer(status)
 
 
 def make_own_directory(path: str) -> None:
-    """Create a private directory and its parents; an existing directory stays unchanged.
+    """Create a private directory and its missing parents, all with mode 700; existing directories stay unchanged.
 
-    Raises OSError, also if the directory belongs to another user, or every user can create files in it: its
-    content may then be another user's. A link is followed only if it belongs to this user or root.
+    Raises OSError, also if the directory belongs to another user, or if every user can replace it or create files in it:
+    its content may then be another user's. A link is followed only if it belongs to this user or root.
     """
-    Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Both: the link and its target may belong to different users.
-    link, status = os.lstat(path), Path(path).stat()
-    for owner in (link.st_uid, status.st_uid):
-        if owner not in (os.getuid(), 0):
-            raise PermissionError(errno.EPERM, f"it belongs to {_user(owner)}", path)
+    missing: list[str] = []
+    existing = Path(path)
+    while not os.path.lexists(existing) and existing.name:
+        missing.append(existing.name)
+        existing = existing.parent
+    _check_not_planted(existing)
+    descriptor = os.open(existing, _DIRECTORY)
+    try:
+        for name in reversed(missing):
+            existing /= name
+            descriptor = _make_below(name, descriptor, str(existing))
+    finally:
+        os.close(descriptor)
+    status = Path(path).stat()
+    if status.st_uid not in (os.getuid(), 0):
+        raise PermissionError(errno.EPERM, f"it belongs to {_user(status.st_uid)}", path)
+    # A sticky directory such as /tmp may contain a directory of this user's, but can't be one.
     if status.st_mode & stat.S_IWOTH:
-        mode = stat.S_IMODE(status.st_mode)
-        raise PermissionError(
-            errno.EPERM, f"every user of this machine can make files in it (mode {mode:03o})", path
-        )
+        raise _open_to_all(status, path)
+    if not missing:
+        _check_not_planted(Path(path).parent)
+
+
+def _check_not_planted(path: Path) -> None:
+    """Raises OSError if a user who doesn't own the directory can replace this user's files in it, or made a link to it."""
+    link, status = path.lstat(), path.stat()
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.getuid(), 0):
+        raise PermissionError(errno.EPERM, f"it belongs to {_user(link.st_uid)}", str(path))
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise _open_to_all(status, str(path))
+
+
+def _open_to_all(status: os.stat_result, path: str) -> PermissionError:
+    mode = stat.S_IMODE(status.st_mode)
+    return PermissionError(
+        errno.EPERM, f"every user of this machine can make files in it (mode {mode:03o})", path
+    )
+
+
+def _make_below(name: str, parent: int, path: str) -> int:
+    """Create a private directory in the open directory `parent`, which is closed; return it open. Raises OSError."""
+    # mkdir(parents=True) would give parents the umask's mode, by which a group may replace what is in them.
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+        below = _open_directory(name, path, parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    os.close(parent)
+    return below
+
+
+def open_directory(path: Path) -> int:
+    """Open a directory of this user's that no other user can write to. No link is followed. Raises OSError."""
+    return _open_directory(str(path), str(path))
+
+
+def _open_directory(name: str, path: str, parent: int | None = None) -> int:
+    """Open `name` below `parent`; `path` is for errors. Raises OSError."""
+    try:
+        descriptor = os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    # The open directory is checked, not its name, which could be given to another in between.
+    if (writer := other_writer(os.fstat(descriptor))) is not None:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, writer, path)
+    return descriptor
+
+
+def peer_is_own(connection: socket.socket) -> bool:
+    """True for a program of this user at the other end of a Unix socket, or of root, the master of everything."""
+    try:
+        if hasattr(socket, "SO_PEERCRED"):
+            _, uid, _ = _UCRED.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            )
+        else:
+            xucred = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
+            _, uid = _XUCRED.unpack_from(xucred)
+    except (OSError, struct.error):
+        return False
+    return uid in (os.getuid(), 0)
 
 
 def open_not_planted(path: str, flags: int, mode: int) -> int:

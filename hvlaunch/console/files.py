@@ -1,5 +1,6 @@
 """Each worker's output in files of its own (--output-filename), and the folder of a job."""
 
+import errno
 import os
 import resource
 import stat
@@ -196,8 +197,11 @@ class JobFolder:
         now = wall()
         name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(now))}.{int(now * 1000) % 1000:03}Z-{job_id}"
         try:
-            root = os.open(directory, NO_LINK & ~os.O_NOFOLLOW)
+            root = os.open(directory, _DIRECTORY)
             try:
+                # The owner of the parent may have put another directory in the place of the one that was checked.
+                if os.fstat(root).st_uid not in (os.getuid(), 0):
+                    raise PermissionError(errno.EPERM, "", str(directory))
                 name = _found(job_id, root) or name if goes_on else name
                 self.path = directory / name
                 self._descriptor = _made(name, root, goes_on=goes_on)

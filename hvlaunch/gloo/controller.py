@@ -290,9 +290,7 @@ def _make_output_directory(path: Path) -> None:
         cause = error.strerror if error.errno == errno.EPERM else os.strerror(error.errno or 0).lower()
         part = "" if error.filename in (None, str(path)) else f"{error.filename}: "
         hint = (
-            f"a directory of your own, such as {path}/NAME"
-            if error.errno == errno.EPERM
-            else "a directory that you may write to"
+            "a directory of your own" if error.errno == errno.EPERM else "a directory that you may write to"
         )
         raise BadUsage(f"--output-filename {path}: {part}{cause}", hint=hint) from None
 

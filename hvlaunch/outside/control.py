@@ -11,6 +11,7 @@ from typing import Any
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
 from hvlaunch.outside.directory import CONTROL, has_driver, reachable
 from hvlaunch.outside.known import KnownJob
+from hvlaunch.owners import peer_is_own
 
 __all__ = ["ControlClient", "ControlRefused", "DriverGone", "state_of"]
 
@@ -98,8 +99,11 @@ class _UnixConnection(HTTPConnection):
             time.sleep(_LOOK)
 
     def _try_to_connect(self) -> bool:
-        """Connect; False if no driver listens. The successor of a killed driver begins to listen after it has the lock."""
+        """Connect; False if no driver listens. Raises OSError, DriverGone. The successor of a killed driver begins to listen after it has the lock."""
         with suppress(FileNotFoundError, ConnectionRefusedError), reachable(self._directory) as path:
             self.sock.connect(f"{path}/{CONTROL}")
+            # The kernel tells whose program listens, whatever became of the directory since it was checked.
+            if not peer_is_own(self.sock):
+                raise DriverGone(f"{self._directory}: another user's program answers in place of the driver")
             return True
         return False

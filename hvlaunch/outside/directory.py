@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.errors import EXIT_USAGE, HvlaunchError
-from hvlaunch.owners import make_own_directory, other_writer, writer_of_directory
+from hvlaunch.owners import make_own_directory, open_directory, writer_of_directory
 
 __all__ = [
     "ABOUT",
@@ -25,8 +24,10 @@ __all__ = [
     "DriverLives",
     "JobDirectory",
     "NoJobDirectory",
+    "check_root",
     "has_driver",
     "has_minder",
+    "is_own_directory",
     "jobs_directory",
     "reachable",
     "remove",
@@ -90,8 +91,7 @@ class JobDirectory:
         making = root / f"{IN_MAKING}{job_id}"
         try:
             make_own_directory(str(root))
-            if (writer := writer_of_directory(str(root))) is not None:
-                raise NoJobDirectory(f"{root}: {writer}", hint=f"chmod go-w {root}")
+            check_root(root)
             making.mkdir(0o700)
             try:
                 self._lock = os.open(making / LOCK, _FILE, 0o600)
@@ -111,7 +111,7 @@ class JobDirectory:
         """Take over the directory of a job whose driver was killed. Raises NoJobDirectory, DriverLives."""
         directory = cls.__new__(cls)
         try:
-            _check_owner(path)
+            os.close(open_directory(path))
             directory.path, directory._lock = path, _locked(path)  # noqa: SLF001 (an instance of this class)
             (path / f"{ABOUT}{_PART}").unlink(missing_ok=True)
             directory.about = {**json.loads((path / ABOUT).read_bytes()), "pid": os.getpid()}
@@ -197,13 +197,21 @@ def _is_held(lock: Path) -> bool:
     return False
 
 
-def _check_owner(path: Path) -> None:
-    """Check that no other user can write to the directory. Raises OSError, NoJobDirectory."""
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NoJobDirectory(f"{path}: it is no directory")
-    if (writer := other_writer(status)) is not None:
-        raise NoJobDirectory(f"{path}: {writer}")
+def check_root(root: Path) -> None:
+    """Check that no other user can put a directory into the directory of all jobs. Raises OSError, NoJobDirectory."""
+    # The parent too: whoever can write to it can replace the directory.
+    for path in (root, root.parent):
+        if (writer := writer_of_directory(str(path))) is not None:
+            raise NoJobDirectory(f"{path}: {writer}", hint=f"chmod go-w {path}, if it is yours")
+
+
+def is_own_directory(path: Path) -> bool:
+    """True for a directory, and no link to one, that no other user can write to."""
+    try:
+        os.close(open_directory(path))
+    except OSError:
+        return False
+    return True
 
 
 def _locked(path: Path) -> int:
@@ -244,9 +252,15 @@ def reachable(directory: Path) -> Iterator[str]:
 
 
 def remove(directory: Path) -> None:
-    """Remove a job's directory, which has only files. Raises OSError."""
-    for name in os.listdir(directory):  # noqa: PTH208 (names alone)
-        (directory / name).unlink(missing_ok=True)
+    """Remove a job's directory, which has only files; no link is followed. Raises OSError."""
+    descriptor = open_directory(directory)
+    try:
+        for name in os.listdir(descriptor):  # noqa: PTH208 (of a descriptor)
+            # By the open directory: another one may have got its name meanwhile.
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
     directory.rmdir()
 
 

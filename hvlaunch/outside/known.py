@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.directory import ABOUT, IN_MAKING, LOCK, RESULT, has_driver, has_minder, remove
+from hvlaunch.outside.directory import (
+    ABOUT,
+    IN_MAKING,
+    LOCK,
+    RESULT,
+    NoJobDirectory,
+    check_root,
+    has_driver,
+    has_minder,
+    is_own_directory,
+    remove,
+)
 
 __all__ = [
     "KnownJob",
@@ -28,6 +40,8 @@ _KEPT = 20
 _DAY = 86400.0
 _KEPT_FOR = {True: _DAY, False: 7 * _DAY}
 """Seconds for which a directory is kept, by whether the job ended well."""
+_INCOMPLETE = re.compile(re.escape(IN_MAKING) + "[0-9a-f]{12}")
+"""Names of incomplete directories of jobs."""
 _MAKING_TIME = 60.0
 """Seconds after which an incomplete directory is abandoned."""
 _MINDING = 10.0
@@ -61,13 +75,17 @@ class KnownJob(NamedTuple):
     def ended(self) -> float:
         """Seconds since the epoch, of a job that has ended: the last change of its directory."""
         with suppress(OSError):
-            return self.directory.stat().st_mtime
+            return self.directory.lstat().st_mtime
         return 0.0
 
 
 def known_jobs(root: Path) -> list[KnownJob]:
-    """Return all jobs, the newest last. Other directories are ignored."""
+    """Return all jobs, the newest last. Links, and directories of other users, are ignored.
+
+    Raises NoJobDirectory if another user could put directories there.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
+        check_root(root)
         names = [name for name in os.listdir(root) if not name.startswith(IN_MAKING)]  # noqa: PTH208 (names alone)
         jobs = [job for name in names if (job := known_job(root / name)) is not None]
         return sorted(jobs, key=lambda job: job.began)
@@ -142,11 +160,15 @@ def has_ended(job: KnownJob) -> bool:
 def prune(root: Path, now: float | None = None) -> None:
     """Remove the directories of ended jobs, except the newest 20 failed ones of a week and the newest 20 good ones of a day."""
     now = time.time() if now is None else now
-    with suppress(OSError):
+    try:
+        jobs = known_jobs(root)
+        # The root is checked: through a planted link these could be hidden directories of any kind, such as .git.
         for name in os.listdir(root):  # noqa: PTH208 (names alone)
-            if name.startswith(IN_MAKING) and (root / name).stat().st_mtime < now - _MAKING_TIME:
+            if _INCOMPLETE.fullmatch(name) and (root / name).lstat().st_mtime < now - _MAKING_TIME:
                 _try_to_remove(root / name)
-    over = [job for job in known_jobs(root) if not job.has_driver]
+    except (OSError, NoJobDirectory):
+        return
+    over = [job for job in jobs if not job.has_driver]
     for ended_well, kept_for in _KEPT_FOR.items():
         ended = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
         old = [job for job in ended[-_KEPT:] if job.ended < now - kept_for]
@@ -161,7 +183,9 @@ def _try_to_remove(directory: Path) -> None:
 
 
 def known_job(directory: Path) -> KnownJob | None:
-    """Return the job of this directory, or None."""
+    """Return the job of this directory, or None, also if the directory is a link or another user can write to it."""
+    if not is_own_directory(directory):
+        return None
     about = _read(directory / ABOUT)
     if about is None:
         return None

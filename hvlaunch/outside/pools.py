@@ -4,15 +4,23 @@ import json
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HvlaunchError
-from hvlaunch.outside.directory import ABOUT, CONTROL, IN_MAKING, has_driver, jobs_directory, reachable
-from hvlaunch.owners import other_writer
+from hvlaunch.outside.directory import (
+    ABOUT,
+    CONTROL,
+    IN_MAKING,
+    check_root,
+    has_driver,
+    is_own_directory,
+    jobs_directory,
+    reachable,
+)
+from hvlaunch.owners import peer_is_own
 
 __all__ = [
     "STREAM_DATA",
@@ -24,7 +32,6 @@ __all__ = [
     "find_pool",
     "known_pools",
     "open_stream",
-    "peer_is_own",
     "pools_directory",
 ]
 
@@ -56,12 +63,16 @@ def pools_directory(environ: Mapping[str, str]) -> Path:
 
 
 def known_pools(root: Path) -> list[KnownPool]:
-    """Return all pools of this user on this machine, sorted by name."""
+    """Return all pools of this user on this machine, sorted by name.
+
+    Raises NoJobDirectory if another user could put directories there.
+    """
     pools: list[KnownPool] = []
     with suppress(FileNotFoundError, NotADirectoryError):
+        check_root(root)
         for name in sorted(os.listdir(root)):  # noqa: PTH208 (names alone)
             with suppress(OSError, ValueError):
-                if not name.startswith(IN_MAKING) and other_writer((root / name).lstat()) is None:
+                if not name.startswith(IN_MAKING) and is_own_directory(root / name):
                     about = json.loads((root / name / ABOUT).read_bytes())
                     pools.append(KnownPool(name, root / name, about, has_driver(root / name)))
     return pools
@@ -101,15 +112,6 @@ def open_stream(pool: KnownPool, timeout: float = 20.0) -> socket.socket:
     with _connected(pool, timeout) as link:
         link.settimeout(None)
         return link.dup()
-
-
-def peer_is_own(link: socket.socket) -> bool:
-    """True if the program at the other end is this user's or root's."""
-    if not sys.platform.startswith("linux"):
-        # No other user can enter the directory.
-        return True
-    peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(peer[4:8], sys.byteorder) in (0, os.geteuid())
 
 
 @contextmanager

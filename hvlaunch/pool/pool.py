@@ -23,7 +23,7 @@ from hvlaunch.driver.program.agent_program import agent_command, python_candidat
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.outside.pools import peer_is_own
+from hvlaunch.owners import peer_is_own
 from hvlaunch.pool.host import PoolStream, WarmHost
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.ssh.connection import Connection

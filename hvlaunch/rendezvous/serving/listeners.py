@@ -6,11 +6,11 @@ import errno
 import os
 import resource
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from hvlaunch.owners import peer_is_own
 from hvlaunch.rendezvous.client_errors import CannotListen
 from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits
 
@@ -30,7 +30,6 @@ __all__ = [
     "ControlSockets",
     "Listeners",
     "Shortage",
-    "is_own_user",
     "is_shortage",
     "listen_again",
 ]
@@ -49,14 +48,6 @@ _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _AT_ONCE = 64
 """Connections accepted in a turn of the event loop: a crowd of new clients must not delay the connected ones."""
 _CONTROL_LIMITS = TrafficLimits(connections=256, bodies=1 << 20)
-
-_UCRED = struct.Struct("iII")
-"""Linux' struct ucred: pid, uid, gid (unix(7))."""
-_XUCRED_SIZE = 76
-_XUCRED = struct.Struct("II")
-"""The beginning of macOS' struct xucred: version, uid (sys/ucred.h)."""
-_SOL_LOCAL = 0
-_LOCAL_PEERCRED = 1
 
 
 class Listeners:
@@ -308,7 +299,7 @@ class ControlSockets:
         return Acceptor(
             listener,
             lambda: ClientConnection(admit, limits, self._traffic),
-            lambda client, _name: is_own_user(client),
+            lambda client, _name: peer_is_own(client),
             when_short,
         )
 
@@ -316,18 +307,3 @@ class ControlSockets:
         """Listen no more."""
         for listener in self._admit:
             listener.close()
-
-
-def is_own_user(connection: socket.socket) -> bool:
-    """True for a program of this user at the other end of a Unix socket, or of root, the master of everything."""
-    try:
-        if hasattr(socket, "SO_PEERCRED"):
-            _, uid, _ = _UCRED.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-            )
-        else:
-            xucred = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED_SIZE)
-            _, uid = _XUCRED.unpack_from(xucred)
-    except (OSError, struct.error):
-        return False
-    return uid in (os.getuid(), 0)

@@ -143,7 +143,7 @@ def test_of_those_that_ended_well_the_newest_twenty_stay_for_a_day(jobs):
 
 def test_one_that_is_being_made_stays_and_one_that_never_was_goes(jobs, tmp_path):
     jobs.fail("aaaa")
-    making = jobs.root / ".bbbb"
+    making = jobs.root / ".0123456789ab"
     making.mkdir()
     made_at = making.stat().st_mtime
     prune(jobs.root, made_at + 1)
