@@ -120,6 +120,7 @@ ALLOWED: dict[str, set[str]] = {
         "hosts",
         "job",
         "outside",
+        "owners",
         "rendezvous",
         "ssh",
     },
