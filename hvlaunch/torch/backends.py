@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import distributed as dist
@@ -15,7 +16,7 @@ from torch import distributed as dist
 from hvlaunch.torch.group_errors import NotOffered
 
 __all__ = [
-    "AbortableGroup",
+    "Abortable",
     "Aborts",
     "abort_groups",
     "ccl_built",
@@ -143,28 +144,28 @@ def _wakes(tasks: Path) -> dict[str, int | None]:
 _PATIENCE = 5.0
 
 
-class AbortableGroup(Protocol):
-    """The part of torch's ProcessGroup that aborting needs."""
+class Abortable(Protocol):
+    """The part of a group's backend that aborting needs. torch 2.6 has it in NCCL's backend alone, and not in the group."""
 
     def abort(self) -> None:
-        """Abort the group's communicators."""
+        """Abort the backend's communicators."""
 
 
 class Aborts:
-    """Aborts groups, from any thread, each group once. `patience` is the number of seconds that a call waits.
+    """Aborts groups by their backends, from any thread, each once. `patience` is the number of seconds that a call waits.
 
-    Each group gets a thread of its own: its communicator waits for the device, perhaps busy with another group's collective. torch's
+    Each gets a thread of its own: its communicator waits for the device, perhaps busy with another group's collective. torch's
     `_abort_process_group` aborts one group after the other, and removes the groups from torch's tables while another thread uses them.
     """
 
     def __init__(self, patience: float = _PATIENCE) -> None:
         self._patience = patience
-        self._threads: dict[AbortableGroup, threading.Thread] = {}
+        self._threads: dict[Abortable, threading.Thread] = {}
 
-    def abort(self, groups: Iterable[AbortableGroup]) -> None:
-        """End every running collective of these groups now, and forget groups of earlier calls."""
-        # A second abort() of a group would block behind the first, so its thread is kept.
-        self._threads = {group: self._threads.get(group) or _ending(group) for group in groups}
+    def abort(self, backends: Iterable[Abortable]) -> None:
+        """End every running collective of these backends now, and forget those of earlier calls."""
+        # A second abort() of a backend would block behind the first, so its thread is kept.
+        self._threads = {backend: self._threads.get(backend) or _ending(backend) for backend in backends}
         deadline = time.monotonic() + self._patience
         for thread in self._threads.values():
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -174,42 +175,57 @@ _aborts = Aborts()
 
 
 def abort_groups() -> None:
-    """End every running NCCL collective of this process now. A repeated call takes groups made since.
+    """End every running collective of this process on GPUs now. A repeated call takes groups made since.
 
     An aborted collective returns garbage to a waiting GPU; the next collective raises torch's DistBackendError.
     """
-    _aborts.abort(_groups())
+    _aborts.abort(_backends())
 
 
 def has_timed_out() -> bool:
-    """Return True if an NCCL collective of this process exceeded its timeout.
+    """Return True if a collective of this process on a GPU exceeded its timeout.
 
     torch's watchdog notices the timeout, and reports it since torch 2.7.
     """
-    return any(_has_timed_out(_backend(group)) for group in _groups())
+    return any(_has_timed_out(backend) for backend in _backends())
 
 
-def _ending(group: AbortableGroup) -> threading.Thread:
+def _ending(backend: Abortable) -> threading.Thread:
     # A daemon: abort() may never return if the device hangs, and the process must still be able to end.
-    thread = threading.Thread(target=group.abort, name="hvlaunch abort", daemon=True)
+    thread = threading.Thread(target=backend.abort, name="hvlaunch abort", daemon=True)
     thread.start()
     return thread
 
 
-def _groups() -> list[dist.ProcessGroup]:
+def _backends() -> list[Any]:
+    """Return the backends for GPUs of all groups whose collectives end by abort(): those of NCCL, and XCCL.
+
+    A backend is known by what it can do: the class that "nccl" makes depends on torch's version and TORCH_DIST_USE_NCCL2, and those
+    classes have only the base class of all backends in common. Gloo, which takes tensors of GPUs too, ends with its sockets.
+    """
     # A copy, because another thread may make a group at this moment.
-    return [group for group in list(dist.distributed_c10d._world.pg_map) if _backend(group) is not None]  # noqa: SLF001
+    groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+    # A group's name does not tell: a group may have one backend per device type.
+    backends = [
+        _unwrapped(group._get_backend(device))  # noqa: SLF001
+        for group in groups
+        for device in group._device_types  # noqa: SLF001
+        if device.type != "cpu"
+    ]
+    return [
+        backend for backend in backends if hasattr(backend, "abort") and backend.name() != dist.Backend.GLOO
+    ]
 
 
-def _backend(group: dist.ProcessGroup) -> dist.ProcessGroupNCCL | None:
-    """Return the group's NCCL backend for GPUs, if any. The group's name does not tell: a group may have one backend per device type."""
-    try:
-        backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001
-    # torch raises this for a group without a backend for GPUs.
-    except RuntimeError:
-        return None
-    return backend if dist.is_nccl_available() and isinstance(backend, dist.ProcessGroupNCCL) else None
+def _unwrapped(backend: Any) -> Any:
+    """Return what TORCH_DISTRIBUTED_DEBUG=DETAIL has wrapped: the wrapper of torch 2.6 has no abort()."""
+    return getattr(backend, "wrapped_pg", backend)
 
 
-def _has_timed_out(backend: dist.ProcessGroupNCCL | None) -> bool:
-    return backend is not None and hasattr(backend, "get_error") and backend.get_error().name == "TIMEOUT"
+def _has_timed_out(backend: Any) -> bool:
+    if not hasattr(backend, "get_error"):
+        return False
+    # Every backend has the function since torch 2.14, and not every one has an answer.
+    with contextlib.suppress(RuntimeError):
+        return bool(backend.get_error().name == "TIMEOUT")
+    return False

@@ -2,14 +2,19 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
-from hvlaunch.torch.backends import Aborts, abort_groups
+import pytest
+import torch
+from torch import distributed as dist
+
+from hvlaunch.torch.backends import Aborts, abort_groups, has_timed_out
 from tests.unit.torch.ranks import in_worlds
 
 LONG = 60.0
 
 
-class AbortableGroup:
+class Abortable:
     def __init__(self, end):
         self.aborted = 0
         self._end = end
@@ -21,7 +26,7 @@ class AbortableGroup:
 
 def test_groups_are_aborted_concurrently():
     both = threading.Barrier(2)
-    groups = [AbortableGroup(lambda: both.wait(LONG)), AbortableGroup(lambda: both.wait(LONG))]
+    groups = [Abortable(lambda: both.wait(LONG)), Abortable(lambda: both.wait(LONG))]
     Aborts(LONG).abort(groups)
     assert not both.broken
     assert [group.aborted for group in groups] == [1, 1]
@@ -29,7 +34,7 @@ def test_groups_are_aborted_concurrently():
 
 def test_each_group_is_aborted_once_and_new_groups_too():
     hold = threading.Event()
-    stuck, later = AbortableGroup(lambda: hold.wait(LONG)), AbortableGroup(lambda: None)
+    stuck, later = Abortable(lambda: hold.wait(LONG)), Abortable(lambda: None)
     aborts = Aborts(0.01)
     began = time.monotonic()
     aborts.abort([stuck])
@@ -50,3 +55,93 @@ def test_gloo_groups_are_not_aborted():
         return one.item()
 
     assert in_worlds(2, work) == [2.0, 2.0]
+
+
+class OldNccl:
+    """A backend as torch 2.6 makes it: the error is not told."""
+
+    def __init__(self, name="nccl"):
+        self.aborted = 0
+        self._name = name
+
+    def name(self):
+        return self._name
+
+    def abort(self):
+        self.aborted += 1
+
+
+class NewNccl(OldNccl):
+    """As ProcessGroupNCCL2 and ProcessGroupNCCLLazy, which are no kind of ProcessGroupNCCL."""
+
+    def __init__(self, name="nccl2", error="SUCCESS"):
+        super().__init__(name)
+        self.error = error
+
+    def get_error(self):
+        return SimpleNamespace(name=self.error)
+
+
+class Mute(NewNccl):
+    """As a backend that has only what the base class of all backends has."""
+
+    def get_error(self):
+        raise RuntimeError("Backend xccl does not support getError")
+
+
+class Group:
+    """As torch 2.6 makes it, without abort(): its backends have that."""
+
+    def __init__(self, backends):
+        self._backends = backends
+        self._device_types = [torch.device(kind) for kind in backends]
+
+    def _get_backend(self, device):
+        if device.type not in self._backends:
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self._backends[device.type]
+
+
+@pytest.fixture
+def in_groups(monkeypatch):
+    """Returns a function that makes one group for each argument; an argument has a group's backends by device type."""
+
+    def make(*groups):
+        world = SimpleNamespace(pg_map={Group(backends): None for backends in groups})
+        monkeypatch.setattr(dist.distributed_c10d, "_world", world)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("cuda", OldNccl("nccl")),
+        ("cuda", OldNccl("nccl-legacy")),
+        ("cuda", NewNccl("nccl")),
+        ("cuda", NewNccl("nccl2")),
+        ("cuda", NewNccl("nccl-lazy")),
+        ("xpu", Mute("xccl")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{type(value).__name__}-{value.name()}",
+)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_backend_for_gpus_is_known_by_what_it_can_do(in_groups, kind, backend, is_wrapped):
+    backend.aborted = 0
+    shown = SimpleNamespace(wrapped_pg=backend, name=backend.name) if is_wrapped else backend
+    gloo = NewNccl("gloo")
+    in_groups({"cpu": gloo, kind: shown}, {"cpu": gloo, "cuda": gloo})
+    assert not has_timed_out()
+    abort_groups()
+    assert (backend.aborted, gloo.aborted) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["nccl", "nccl2", "nccl-lazy"])
+def test_a_timeout_is_noticed_in_any_class(in_groups, name):
+    backend = NewNccl(name)
+    in_groups(
+        {"cuda": OldNccl()}, {"xpu": Mute("xccl")}, {"cpu": NewNccl("gloo", "TIMEOUT")}, {"cuda": backend}
+    )
+    assert not has_timed_out()
+    backend.error = "TIMEOUT"
+    assert has_timed_out()
