@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -86,7 +87,10 @@ class World:
         store = meet(place, timeout or default_pg_timeout)
         excepthook = sys.excepthook
         # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        with _local_rank(device):
+            dist.init_process_group(
+                backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout
+            )
         try:
             local, cross = members(place, _homes(place, _carrier(backend, device)))
             # Every rank makes its local group first: so no two groups wait for each other. They cost each rank
@@ -154,6 +158,24 @@ def _restore(excepthook: Callable[..., object]) -> None:
     """Restore the earlier exception hook, unless the script has set its own. torch wraps the hook again for each group."""
     if getattr(sys.excepthook, "__module__", None) == dist.distributed_c10d.__name__:
         sys.excepthook = excepthook
+
+
+@contextlib.contextmanager
+def _local_rank(device: torch.device) -> Iterator[None]:
+    """Let LOCAL_RANK be the number of this GPU.
+
+    torch's groups from 2.15 on take the GPU of that number, else that of the rank, and not the current one. An elastic worker keeps
+    its GPU from round to round, whatever its ranks are; and not every launcher sets LOCAL_RANK.
+    """
+    before = os.environ.get("LOCAL_RANK")
+    if device.index is not None:
+        os.environ["LOCAL_RANK"] = str(device.index)
+    try:
+        yield
+    finally:
+        os.environ.pop("LOCAL_RANK", None)
+        if before is not None:
+            os.environ["LOCAL_RANK"] = before
 
 
 def choose_device(place: Place, backend: str) -> torch.device:

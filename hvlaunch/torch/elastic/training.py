@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed as dist
 from torch.distributed import Store
+from torch.torch_version import TorchVersion
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
@@ -39,7 +40,7 @@ from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.world import World, let_go
 
-__all__ = ["Training", "is_elastic", "placed"]
+__all__ = ["Training", "is_elastic", "placed", "settle_nccl"]
 
 T = TypeVar("T")
 
@@ -52,10 +53,17 @@ _NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    "TORCH_DIST_USE_NCCL2": "0",
 }
 """Settings of torch's watchdog thread. By default it ends the process a minute after an NCCL peer is gone, and sleeps during that
 minute, so closing the groups waits too. With these settings it does nothing and sleeps for a second, four times the given value.
+
+The last keeps the class of groups with which elastic rounds were tried on GPUs. torch 2.15 has another one by default.
 """
+_SAME_NCCL = (
+    "hvlaunch: NCCL's groups are those of torch 2.14 (TORCH_DIST_USE_NCCL2=0), since elastic jobs were not tried on GPUs with the"
+    " new ones yet; -x TORCH_DIST_USE_NCCL2=1 takes the new ones\n"
+)
 _OWN_GROUPS = (
     "before a function under elastic.run, call hvlaunch.torch.init() or nothing, but not init_process_group();"
     " and call no such function inside another one"
@@ -216,10 +224,9 @@ class Training:
         # Peers needed the old connections until now, to answer what had arrived.
         self._sockets.release()  # a new round is made when all have left the last one
         self._sockets = GroupSockets()
-        for name, value in _NCCL_SETTINGS.items():
-            # torch reads these when it makes a group, so they must be set before World.form. A user's own
-            # value wins.
-            os.environ.setdefault(name, value)
+        # torch reads these when it makes the first group of NCCL's, so they must be set before World.form.
+        if settle_nccl(os.environ, torch.__version__) and torch.cuda.is_available() and grant.rank == 0:
+            sys.stderr.write(_SAME_NCCL)
         self._stay = ExitStack()
         self._late = None
         # The escape exists before the groups: a peer may die while they are made, and Gloo would wait for
@@ -365,6 +372,17 @@ def _end_collectives(sockets: GroupSockets) -> None:
     """End every running collective of this process now."""
     abort_groups()
     sockets.shut_down()
+
+
+def settle_nccl(environ: MutableMapping[str, str], version: TorchVersion) -> bool:
+    """Set how NCCL's groups behave in elastic jobs, where the user did not. Return True if torch would make new groups without that.
+
+    A repeated call returns False.
+    """
+    is_changed = version >= "2.15" and "TORCH_DIST_USE_NCCL2" not in environ
+    for name, value in _NCCL_SETTINGS.items():
+        environ.setdefault(name, value)
+    return is_changed
 
 
 _BEATS_PER_TIMEOUT = 10

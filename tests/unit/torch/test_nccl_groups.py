@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import distributed as dist
+from torch.torch_version import TorchVersion
 
 from hvlaunch.torch.backends import Aborts, abort_groups, has_timed_out
+from hvlaunch.torch.elastic.training import settle_nccl
 from tests.unit.torch.ranks import in_worlds
 
 LONG = 60.0
@@ -145,3 +147,24 @@ def test_a_timeout_is_noticed_in_any_class(in_groups, name):
     assert not has_timed_out()
     backend.error = "TIMEOUT"
     assert has_timed_out()
+
+
+@pytest.mark.parametrize(
+    ("version", "users", "kept", "is_told"),
+    [
+        ("2.13.0+cpu", None, "0", False),
+        ("2.14.1+cu130", None, "0", False),
+        ("2.15.0+cu132", None, "0", True),
+        ("3.0.0", None, "0", True),
+        ("2.15.0+cu132", "1", "1", False),
+        ("2.15.0+cu132", "0", "0", False),
+    ],
+)
+def test_elastic_jobs_keep_the_groups_that_were_tried_unless_the_user_wants_others(
+    version, users, kept, is_told
+):
+    environ = {} if users is None else {"TORCH_DIST_USE_NCCL2": users}
+    assert settle_nccl(environ, TorchVersion(version)) is is_told
+    assert environ["TORCH_DIST_USE_NCCL2"] == kept
+    assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert not settle_nccl(environ, TorchVersion(version)), "it is said once"

@@ -94,6 +94,27 @@ def models(rank):
     assert mine.item() == 4
 
 
+@pytest.mark.parametrize("launchers", [None, "1"])
+def test_torchs_groups_take_the_gpu_of_the_world(monkeypatch, launchers):
+    """torch 2.15 takes the GPU of LOCAL_RANK. It is another one in an elastic job's later rounds, and not set by srun."""
+
+    class MadeError(Exception):
+        pass
+
+    def make(*_, **__):
+        raise MadeError(os.environ["LOCAL_RANK"])
+
+    monkeypatch.setenv("LOCAL_RANK", launchers) if launchers else monkeypatch.delenv(
+        "LOCAL_RANK", raising=False
+    )
+    monkeypatch.setattr("hvlaunch.torch.world.choose_device", lambda *_: torch.device("cuda", 5))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", make)
+    with pytest.raises(MadeError, match="5"):
+        World.form(place(), lambda *_: dist.HashStore(), backend="nccl")
+    assert os.environ.get("LOCAL_RANK") == launchers
+
+
 def test_two_rounds_in_the_same_processes(environment):
     def work(rank):
         told = []
