@@ -22,7 +22,7 @@ CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
         "timed out waiting",
         "application timeout caused pair closure",
     ),
-    # torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, NCCLUtils.hpp; nccl: src/misc/socket.cc
+    # torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp, NCCLUtils.hpp, nccl2/ProcessGroupNCCL.cpp; nccl: src/misc/socket.cc
     "nccl": (
         "ncclremoteerror",
         "remote process exited",
@@ -32,6 +32,11 @@ CONSEQUENCES: Mapping[str, tuple[str, ...]] = {
         "nccl communicator encountered error",
         "connection closed by remote peer",
         "process group watchdog thread terminated with exception",
+        "nccl operation timed out",
+        "failed timed out after",
+        "work timed out during finalize",
+        "nccl async error",
+        "aborting process on rank ",
     ),
     # torch/csrc/distributed/c10d: TCPStore.cpp, socket.cpp, Utils.cpp; torch/distributed/elastic
     "torch": (
@@ -76,6 +81,8 @@ _STOPPED = (
 """Texts that programs print when a signal ends them: hvlaunch sends these signals after another failure."""
 
 DOUBTFUL: Mapping[str, tuple[str, ...]] = {
+    # nccl2/ProcessGroupNCCL.cpp: also for two ranks with one GPU
+    "nccl": ("failed to initialize nccl communicator",),
     # grpc, under TensorFlow, Ray and JAX
     "grpc": ("socket closed", "failed to connect to all addresses", "error received from peer"),
     # errno(3), as the C library and Python name them

@@ -46,7 +46,8 @@ _LAST_WORDS: Mapping[Kind, re.Pattern[str]] = {
     "missing file": re.compile(rf"FileNotFoundError|{_FILE.pattern}|: No such file or directory"),
     "disk full": re.compile("No space left on device"),
     "timeout": re.compile(
-        r"(?i)timed out waiting|watchdog caught collective operation timeout|socket timeout|socket has timed out"
+        r"(?i)timed out waiting|watchdog caught collective operation timeout|nccl operation timed out|failed timed out after"
+        r"|work timed out during finalize|socket timeout|socket has timed out"
         r"|wait timeout|barrier timed out|passed? monitoredbarrier"
     ),
 }
@@ -145,7 +146,7 @@ _TEXTS = (
         "the file must be on {host} too, under the same path (a shared directory, rsync, or --cwd)",
     ),
     (
-        "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device",
+        "invalid device ordinal|No CUDA GPUs are available|no CUDA-capable device|Duplicate GPU detected",
         "no more slots on {host} than nvidia-smi shows GPUs there, and torch.cuda.set_device(LOCAL_RANK)",
     ),
     (

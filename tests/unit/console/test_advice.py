@@ -32,6 +32,10 @@ def hint(*lines, **facts):
         ("RuntimeError: HTTP request failed. PUT /global/rank_0: 401", "--horovod"),
         ("RuntimeError: CUDA error: invalid device ordinal", "LOCAL_RANK"),
         (
+            "NCCL Last Error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device b3000",
+            "LOCAL_RANK",
+        ),
+        (
             "torch.AcceleratorError: CUDA error: device-side assert triggered",
             "-x CUDA_LAUNCH_BLOCKING=1",
         ),
@@ -167,6 +171,8 @@ def test_the_kernels_word_comes_first():
         ("ncclRemoteError: A call failed possibly due to a network error or a remote process exited", True),
         ("torch.distributed.DistNetworkError: The client socket has timed out", True),
         ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)", True),
+        ("RuntimeError: NCCL AllReduce failed timed out after 600000 ms", True),
+        ("RuntimeError: Failed to initialize NCCL communicator: unhandled system error", True),
         ("ValueError: connection is not a number", False),
     ],
 )

@@ -45,6 +45,23 @@ NCCL = (
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
     "Last error:\nsocketProgressOpt: Call to recv from 10.0.0.2<50962> failed : Connection reset by peer\n"
 )
+NCCL2 = [
+    f"Traceback (most recent call last):\n{FRAMES}RuntimeError: {text}\n"
+    for text in (
+        "NCCL operation timed out",
+        "NCCL AllReduce failed timed out after 600000 ms",
+        "NCCL Async Error: unhandled system error",
+        "NCCL communicator was aborted after a previous error",
+        "Work timed out during finalize",
+    )
+] + [
+    "[rank1]:[E1127 06:24:44.9 ProcessGroupNCCL.cpp:616] [TC][rank=1] Aborting process on rank 1 due to timeout\n"
+]
+NCCL2_START = (
+    f"Traceback (most recent call last):\n{FRAMES}"
+    "RuntimeError: Failed to initialize NCCL communicator: invalid usage\n"
+    "NCCL Last Error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device b3000\n"
+)
 STORE = (
     f"Traceback (most recent call last):\n{FRAMES}"
     "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote server"
@@ -69,6 +86,8 @@ IGNORED = f"Exception ignored in: <function Loader.__del__ at 0x7f>\n{OWN}"
         (GLOO, "consequence"),
         (f"[rank0]: {GLOO}".replace("\n", "\n[rank0]: "), "consequence"),
         (NCCL, "consequence"),
+        *((text, "consequence") for text in NCCL2),
+        (NCCL2_START, "unclear"),
         (WATCHDOG, "consequence"),
         (STORE, "consequence"),
         (SHUT_DOWN, "consequence"),

@@ -76,6 +76,8 @@ def test_each_worker_has_its_part_in_the_failure():
         ({"code": 2}, b"python: can't open file '/x/t.py': [Errno 2] No such file\n", "missing file"),
         ({"code": 1}, b"OSError: [Errno 28] No space left on device\n", "disk full"),
         ({"code": 1}, b"Watchdog caught collective operation timeout: WorkNCCL\n", "timeout"),
+        ({"code": 1}, b"RuntimeError: NCCL operation timed out\n", "timeout"),
+        ({"code": 1}, b"RuntimeError: NCCL AllReduce failed timed out after 600000 ms\n", "timeout"),
         ({"code": 1}, GLOO, "lost connection"),
         ({"code": 127}, b"", "not started"),
         ({"code": 1, "port_taken_by": 7}, b"", "port taken"),
