@@ -194,7 +194,8 @@ def _open(place: Place, address: str, port: int, timeout: timedelta) -> TCPStore
         return _client_of(address, port, place.size, timeout)
     try:
         return TCPStore(address, port, place.size, is_master=True, timeout=timeout, wait_for_workers=False)
-    except dist.DistError as error:
+    # torch 2.6 raises no more than this for a taken port.
+    except RuntimeError as error:
         raise StoreUnreachable(address, port, f"rank 0 can't listen on it: {_first_line(error)}") from error
 
 
