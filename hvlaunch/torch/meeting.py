@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
 from torch import distributed as dist
@@ -145,16 +146,22 @@ def _listen(size: int, timeout: timedelta) -> TCPStore:
         return TCPStore("localhost", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
     listener = reserve(ports)
     port = listener.getsockname()[1]
-    return TCPStore(
+    # torch takes the listening socket over, so the port is never free in between.
+    open_ = partial(
+        TCPStore,
         "localhost",
         port,
         size,
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        # torch takes the listening socket over, so the port is never free in between.
         master_listen_fd=listener.detach(),
     )
+    try:
+        return open_()
+    # Of torch 2.6's two servers one can take no socket over.
+    except NotImplementedError:
+        return open_(use_libuv=False)
 
 
 def _connect(address: str, port: int, size: int, timeout: timedelta) -> TCPStore:

@@ -58,6 +58,10 @@ def answer(line):
             "--output tag true",
             "--output is mpirun's: here write --output-filename DIR, --prefix or -prefix-timestamp; or ",
         ),
+        (
+            "--log_line_prefix_template=${hostname}:${rank} true",
+            "torchrun's: here write a --prefix with {rank}, {local_rank} and {host} for ${rank}, ${local_rank} and ${hostname}",
+        ),
         ("--num_gpus 8 true", "--num_gpus is deepspeed's: here write --slots-per-host 8"),
         ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write --nnodes 2"),
         ("--num-processes 4 true", "--num-processes is accelerate's: here write -np 4"),

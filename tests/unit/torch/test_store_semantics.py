@@ -4,6 +4,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+import torch
 from torch import distributed as dist
 
 from hvlaunch.torch import HTTPStore
@@ -32,6 +33,14 @@ def store(request, rendezvous: tuple[str, str]):
 
 not_prefixed = pytest.mark.parametrize("store", TORCHS, indirect=True)
 """For what torch does not pass on through a PrefixStore to a store in Python."""
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """Marks a test of what the stores of old releases of torch lack."""
+    missing = [name for name in names if not hasattr(dist.Store, name)]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"torch {torch.__version__}: its stores have no {missing}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,6 +105,7 @@ def test_append(store):
     assert store.get("a") == b"123"
 
 
+@needs("list_keys")
 @not_prefixed
 def test_numbers_and_names_of_keys(store):
     store.multi_set(["a", "b"], ["1", "2"])
@@ -127,6 +137,7 @@ def test_wait_has_a_timeout_of_its_own(store):
         store.wait(["none"], SHORT)
 
 
+@needs("clone")
 @pytest.mark.parametrize("how", ["get", "wait", "multi_get"])
 def test_a_waiting_get_returns_when_the_key_is_set(store, how):
     other = store.clone()
@@ -144,6 +155,7 @@ def test_a_waiting_get_returns_when_the_key_is_set(store, how):
     assert got == [b"1"]
 
 
+@needs("clone")
 def test_a_clone_has_the_same_keys_and_the_timeout(store):
     store.set("a", "1")
     copy = store.clone()
@@ -169,6 +181,7 @@ def test_a_wait_in_vain_says_so_in_the_words_of_torchs_stores(rendezvous: tuple[
             ask()
 
 
+@needs("list_keys", "queue_push")
 @pytest.mark.parametrize("ask", ["list_keys", "queue_push", "queue_len"])
 def test_limits_of_python_stores_in_a_prefix_store(rendezvous: tuple[str, str], ask):
     """docs/torch.md names it; where torch passes it on one day, this test fails, and the page can say less."""
@@ -183,6 +196,7 @@ def test_the_extended_api_is_there(store):
     assert store.has_extended_api() is True
 
 
+@needs("queue_push")
 @not_prefixed
 def test_a_queue_gives_back_in_order(store):
     assert store.queue_len("q") == 0
@@ -195,6 +209,7 @@ def test_a_queue_gives_back_in_order(store):
     assert store.num_keys() == 0
 
 
+@needs("clone", "queue_push")
 @not_prefixed
 def test_a_waiting_pop_returns_when_an_item_is_pushed(store):
     other = store.clone()
@@ -209,6 +224,7 @@ def test_a_waiting_pop_returns_when_an_item_is_pushed(store):
     assert sorted(got) == [b"1", b"2"]
 
 
+@needs("queue_pop")
 @not_prefixed
 def test_an_item_that_nobody_pushes_is_an_error_after_the_stores_timeout(store):
     store.set_timeout(SHORT)
@@ -216,6 +232,7 @@ def test_an_item_that_nobody_pushes_is_an_error_after_the_stores_timeout(store):
         store.queue_pop("q")
 
 
+@needs("barrier")
 def test_the_barrier_of_the_store(store):
     store.barrier("gate", 1, LONG)
     with pytest.raises(dist.DistStoreError):
