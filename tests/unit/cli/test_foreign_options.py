@@ -60,7 +60,7 @@ def answer(line):
         ),
         (
             "--log_line_prefix_template=${hostname}:${rank} true",
-            "torchrun's: here write a --prefix with {rank}, {local_rank} and {host} for ${rank}, ${local_rank} and ${hostname}",
+            "torchrun's: here write a --prefix, whose fields are rank, local_rank and host in braces",
         ),
         ("--num_gpus 8 true", "--num_gpus is deepspeed's: here write --slots-per-host 8"),
         ("--num_nodes=2 true", "--num_nodes is deepspeed's: here write --nnodes 2"),
