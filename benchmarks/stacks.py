@@ -27,7 +27,7 @@ import psutil
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, table
 from benchmarks.simulated import SimulatedHosts
-from hvlaunch.agent.observer.stacks import packed
+from hvlaunch.agent.errands.observer.stacks import packed
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 300.0

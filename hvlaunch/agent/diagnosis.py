@@ -6,7 +6,6 @@ import errno
 import os
 
 from hvlaunch.agent.quick import in_time
-from hvlaunch.agent.wire.shapes import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ def _too_big(argv: Sequence[str], env: Dict[str, str]) -> str:
 
 
 _LISTENING = "0A"  # TCP_LISTEN
-_LONGEST_NAME = 256
 
 
 def other_user_at(port: int) -> Optional[Dict[str, Any]]:
@@ -84,7 +82,7 @@ def _name_of(uid: str) -> Optional[str]:
     except OSError:
         return None
     fields = (line.split(":") for line in lines)
-    return next((plain(user[0], _LONGEST_NAME) for user in fields if user[2:3] == [uid]), None)
+    return next((user[0] for user in fields if user[2:3] == [uid]), None)
 
 
 def _program_with(inode: str, uid: int) -> Optional[str]:
@@ -97,7 +95,7 @@ def _program_with(inode: str, uid: int) -> Optional[str]:
             links = [os.readlink(folder + "/fd/" + fd) for fd in os.listdir(folder + "/fd")]
             if "socket:[" + inode + "]" in links:
                 with open(folder + "/comm", errors="replace") as comm:
-                    return plain(comm.read().strip(), _LONGEST_NAME - 16) + ", pid " + pid
+                    return comm.read().strip() + ", pid " + pid
         except OSError:
             continue  # it has ended, or only root may look
     return None

@@ -1,18 +1,16 @@
-"""Processes around a worker: its group, its marked descendants, and the launcher's daemon above the agent."""
+"""Processes around a worker: its group, and the launcher's daemon above the agent."""
 
 from __future__ import annotations
 
 import os
-import time
 
-from hvlaunch.agent import reaper
 from hvlaunch.agent.quick import in_time, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Sequence, Set, Tuple
+    from typing import Dict, List, Tuple
 
-__all__ = ["end_daemon", "kill_marked", "programs_of"]
+__all__ = ["end_daemon", "programs_of"]
 
 _SPAWNED = b"from multiprocessing."
 """Start of the code that Python's multiprocessing gives to `python -c`."""
@@ -71,46 +69,6 @@ def _command_of(pid: int) -> bytes:
 
 def _is_spawned(command: bytes) -> bool:
     return any(word.startswith(_SPAWNED) for word in command.split(b"\0"))
-
-
-_PAUSE = 0.0005
-
-
-def kill_marked(marks: Sequence[bytes], patience: float) -> None:
-    """Kill the descendants with one of these NAME=VALUE in their first environment, and their families.
-
-    Within `patience` seconds they are reaped too, unlike other children, which may be workers.
-    """
-    # A search that takes longer continues in its thread, which is harmless: no later worker has these marks.
-
-    def is_marked(pid: int) -> bool:
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as environ:
-                variables = environ.read().split(b"\0")
-        except OSError:
-            return False  # the process has ended, or is another user's
-        return any(mark in variables for mark in marks)
-
-    def kill() -> None:
-        deadline = time.monotonic() + patience
-        left: Set[int] = set()
-        while True:
-            left.update(reaper.stop_and_kill(deadline, is_marked))
-            left = {pid for pid in left if not _is_gone(pid)}
-            if not left or time.monotonic() > deadline:
-                return
-            time.sleep(_PAUSE)
-
-    in_time(kill, patience, None)
-
-
-def _is_gone(pid: int) -> bool:
-    # By number, because waitpid(-1) would take the status of a live slot's worker.
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    return not os.path.exists("/proc/%d" % pid)
 
 
 _DAEMONS = (b"orted", b"prted")

@@ -1,4 +1,4 @@
-"""A launcher's processes on this host beside the agent: each starts the worker of its rank (agent/starter.py)."""
+"""A launcher's processes on this host beside the agent: each starts the worker of its rank (agent/launched/starter.py)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STARTERS = (
     "worker",
     "scratch",
     "guardian",
-    "starter",
+    "launched.starter",
 )
 """Modules of a starter's program, each behind its imports."""
 _PATIENCE = 20.0  # seconds for an answer

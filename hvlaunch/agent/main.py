@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.errand_processes import ErrandProcesses
     from hvlaunch.agent.local_ranks import Meeting
-    from hvlaunch.agent.relay import RelayListener
     from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.agent.wire.rejoin import Visitors
+    from hvlaunch.agent.wire.relay import RelayListener
     from hvlaunch.agent.workers import Step
 
 __all__ = ["Agent", "main"]
@@ -165,7 +165,7 @@ class Agent:
     def _listen(self) -> int:
         """Relay for the workers from now on; return the port. Raises OSError, BadFrame."""
         try:
-            from hvlaunch.agent.relay import RelayListener  # noqa: PLC0415 (few hosts need a relay)
+            from hvlaunch.agent.wire.relay import RelayListener  # noqa: PLC0415 (few hosts need a relay)
         except ImportError as error:
             raise BadFrame("modules, but none for a relay: %s" % error) from None
         self._relay = RelayListener(self._channel, self._selector)

@@ -199,6 +199,7 @@ class WorkerOutput:
         self._send_spilled(is_final=True)
 
 
+_LONGEST_NAME = 256
 _CLEARING = 2.0  # seconds to end the processes that earlier workers left
 _LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
@@ -287,9 +288,7 @@ class HostWorkers:
             reaper.kill_descendants(_CLEARING)
         else:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
-            from hvlaunch.agent.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
-
-            kill_marked([slot.mark for slot in gone], _CLEARING)
+            reaper.kill_marked([slot.mark for slot in gone], _CLEARING)
         # In place, because WorkerOutput has the same list.
         self._slots[:] = [
             slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.is_reported
@@ -387,7 +386,11 @@ class HostWorkers:
         ):
             from hvlaunch.agent.diagnosis import other_user_at  # noqa: PLC0415 (few workers fail)
 
-            slot.end["port_taken_by"] = other_user_at(slot.master_port)
+            holder = other_user_at(slot.master_port)
+            if holder is not None:
+                for name in ("user", "program"):
+                    holder[name] = holder[name] and plain(holder[name], _LONGEST_NAME)
+            slot.end["port_taken_by"] = holder
         elif slot.end["code"] == 0:
             library = _library_if_alone(slot)
             if library is not None:

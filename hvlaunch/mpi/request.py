@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from hvlaunch.agent import rank
+from hvlaunch.agent.launched import rank
 from hvlaunch.agent.wire import caller
 from hvlaunch.driver.program.agent_program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.errors import BadUsage
@@ -154,7 +154,7 @@ def _common(option: str, choices: Iterable[_T | None]) -> _T | None:
 def caller_command(
     names: Sequence[Names], python: str | None = None, *, limit: float = 90.0
 ) -> tuple[str, ...]:
-    """Return the words that the launcher runs in place of the user's command: agent/rank.py and agent/wire/caller.py, packed.
+    """Return the words that the launcher runs in place of the user's command: agent/launched/rank.py and agent/wire/caller.py, packed.
 
     `names` are the launcher's variables. `python` is the interpreter; None tries this process's interpreter, python3
     and python. An interpreter named python3.N is not asked for its version. The driver has `limit` seconds to send

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvlaunch.agent.observer.nvml import Library
+from hvlaunch.agent.errands.observer.nvml import Library
 from hvlaunch.errors import EXIT_HUNG
 from tests.cluster.elastic_jobs import ElasticJob, Work
 from tests.cluster.jobs import HVLAUNCH, Job

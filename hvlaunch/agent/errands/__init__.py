@@ -1,1 +1,1 @@
-"""Errands: hvlaunch's own functions for hosts, one file each. See docs/internals/errands.md."""
+"""Errands: hvlaunch's own functions for hosts, one file or package each. See docs/internals/errands.md."""

@@ -1,6 +1,6 @@
 """The driver's end of relayed connections: clients of the rendezvous whose bytes arrive in frames instead of a socket.
 
-agent/relay.py has the other end, and describes the frames.
+agent/wire/relay.py has the other end, and describes the frames.
 """
 
 import asyncio

@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 64.0
 _LOOK = 0.1
 """Seconds between two looks for another connection."""
 _LONGEST_LINE = 1 << 19
-"""As LONGEST_ANSWER of agent/errands/observer.py."""
+"""As LONGEST_ANSWER of agent/errands/observer/."""
 _SAID = record(
     {"id": whole(1, 1 << 53), "answer": lambda _: True, "problem": or_null(text(1 << 16, raw=True))},
     optional=("answer", "problem"),

@@ -118,10 +118,10 @@ _MODULES = (
     "guardian",
 )
 """Files below agent/ that every agent needs."""
-_WITH_RANKS = ("local_ranks", "starter", "diagnosis", "family")
+_WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
 _WARM = ("warm",)
-_RARE = ("diagnosis", "errand_processes", "family", "relay", "wire/rejoin")
+_RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)

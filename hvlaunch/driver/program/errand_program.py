@@ -18,9 +18,10 @@ _IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import ([\w, ]+)",
 
 
 def errand_names() -> list[str]:
-    """List the errands: the files in hvlaunch/agent/errands/."""
-    files = (file for folder in errands.__path__ for file in Path(folder).glob("*.py"))
-    return sorted(file.stem for file in files if file.stem != "__init__")
+    """List the errands: the files in hvlaunch/agent/errands/, and the packages in it."""
+    files = {file for folder in errands.__path__ for file in Path(folder).glob("*.py")}
+    packages = {file.parent for folder in errands.__path__ for file in Path(folder).glob("*/__init__.py")}
+    return sorted(file.stem for file in files | packages if file.stem != "__init__")
 
 
 @cache
@@ -54,9 +55,10 @@ def _collect(name: str, texts: dict[str, str]) -> None:
 
 def _file_of(name: str) -> Path:
     """The file of a module of the agent. Errands of tests are in folders of their own."""
-    path = name.removeprefix(_PACKAGE).strip(".").replace(".", "/")
+    package, folders = _PACKAGE, [str(Path(agent.__file__).parent)]
     if name.startswith(f"{errands.__name__}."):
-        candidates = (Path(folder) / f"{name.rpartition('.')[2]}.py" for folder in errands.__path__)
-        return next(file for file in candidates if file.is_file())
-    base = Path(agent.__file__).parent / path
-    return base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        package, folders = errands.__name__, list(errands.__path__)
+    path = name.removeprefix(package).strip(".").replace(".", "/")
+    bases = [Path(folder) / path for folder in folders]
+    candidates = (base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases)
+    return next(file for file in candidates if file.is_file())

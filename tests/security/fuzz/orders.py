@@ -223,7 +223,7 @@ def _on(host: _Host) -> ExitStack:
         (diagnosis, "was_used", lambda _: host.chance.random() < 0.5),
         (diagnosis, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),
-        (family, "kill_marked", lambda *_: None),
+        (reaper, "kill_marked", lambda *_: None),
         (scratch, "keep_call", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))

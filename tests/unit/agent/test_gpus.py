@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.observer import samples as module
-from hvlaunch.agent.observer.nvml import Library
-from hvlaunch.agent.observer.samples import Gpus
+from hvlaunch.agent.errands.observer import samples as module
+from hvlaunch.agent.errands.observer.nvml import Library
+from hvlaunch.agent.errands.observer.samples import Gpus
 from tests.unit.agent.harness import until
 
 # The declarations are those of nvml.h.

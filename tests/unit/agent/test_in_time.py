@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import pytest
 
-from hvlaunch.agent import diagnosis, family
+from hvlaunch.agent import diagnosis, family, reaper
 from hvlaunch.agent.quick import in_time
 from tests.unit.agent.harness import PATIENCE
 
@@ -43,7 +43,7 @@ def test_late_result_is_replaced_by_the_default(
     released.set()
     assert family.programs_of(os.getpgrp()) == []
     with subprocess.Popen(["sleep", "3600"]) as child:
-        family.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
+        reaper.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
         assert child.poll() is None
         child.kill()
 

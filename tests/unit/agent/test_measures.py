@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.observer.machine import Machine, Space
-from hvlaunch.agent.observer.processes import Processes
+from hvlaunch.agent.errands.observer.machine import Machine, Space
+from hvlaunch.agent.errands.observer.processes import Processes
 from tests.unit.agent.harness import Hunt, python, until
 
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', sys.argv[1]]); print(1, flush=True); sys.stdin.read()"
@@ -117,7 +117,7 @@ def test_an_unreadable_proc_is_a_problem(tmp_path: Path) -> None:
 
 def test_a_lack_of_descriptors_is_not_taken_for_dead_workers() -> None:
     code = (
-        "import resource, os\nfrom hvlaunch.agent.observer.processes import Processes\n"
+        "import resource, os\nfrom hvlaunch.agent.errands.observer.processes import Processes\n"
         "processes = Processes()\nfd = os.open('/', 0)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 2, fd + 2))\nos.close(fd)\n"
         "try: processes.sample([(0, os.getpid()), (1, os.getppid())], 1.0)\n"

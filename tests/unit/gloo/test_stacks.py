@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.observer.stacks import packed
+from hvlaunch.agent.errands.observer.stacks import packed
 from hvlaunch.driver.observing import stacks as module
 from hvlaunch.driver.observing.observers import Answer, Target
 from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.observer import peers
+from hvlaunch.agent.errands.observer import peers
 from hvlaunch.telemetry.peers import host_peers
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

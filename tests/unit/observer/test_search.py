@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.observer.stacks import Search
+from hvlaunch.agent.errands.observer.stacks import Search
 
 WAITS = "print('up', flush=True)\nimport time; time.sleep(600)\n"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.observer import stacks
-from hvlaunch.agent.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
+from hvlaunch.agent.errands.observer import stacks
+from hvlaunch.agent.errands.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
 from hvlaunch.telemetry.stack import process_stacks, summary
 from hvlaunch.torch import beginning as stack_signal
 

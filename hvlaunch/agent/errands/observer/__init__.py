@@ -47,26 +47,26 @@ class _Samples:
 
     def __call__(self, question: Question) -> Any:
         if self._samples is None:
-            from hvlaunch.agent.observer.samples import Samples  # noqa: PLC0415 (each kind imports its own)
+            from hvlaunch.agent.errands.observer.samples import Samples  # noqa: PLC0415 (each kind imports its own)
 
             self._samples = Samples()
         return self._samples.take(question["workers"], question["paths"])
 
 
 def _stacks(question: Question) -> Any:
-    from hvlaunch.agent.observer.stacks import answer  # noqa: PLC0415 (as the samples)
+    from hvlaunch.agent.errands.observer.stacks import answer  # noqa: PLC0415 (as the samples)
 
     return answer(question)
 
 
 def _py_spy(question: Question) -> Any:
-    from hvlaunch.agent.observer.stacks import take_py_spy  # noqa: PLC0415 (as the samples)
+    from hvlaunch.agent.errands.observer.stacks import take_py_spy  # noqa: PLC0415 (as the samples)
 
     return take_py_spy(question)
 
 
 def _peers(question: Question) -> Any:
-    from hvlaunch.agent.observer.peers import answer  # noqa: PLC0415 (as the samples)
+    from hvlaunch.agent.errands.observer.peers import answer  # noqa: PLC0415 (as the samples)
 
     return answer(question)
 

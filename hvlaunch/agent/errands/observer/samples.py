@@ -6,9 +6,9 @@ import _thread
 import os
 import time
 
-from hvlaunch.agent.observer.machine import Machine
-from hvlaunch.agent.observer.proc import allow_many_files
-from hvlaunch.agent.observer.processes import Processes
+from hvlaunch.agent.errands.observer.machine import Machine
+from hvlaunch.agent.errands.observer.proc import allow_many_files
+from hvlaunch.agent.errands.observer.processes import Processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -120,6 +120,6 @@ class Gpus:
 
 def _reader() -> Callable[[], Found]:
     """Load NVML. Raises NoGpus."""
-    from hvlaunch.agent.observer.nvml import Library  # noqa: PLC0415 (only where there is a GPU)
+    from hvlaunch.agent.errands.observer.nvml import Library  # noqa: PLC0415 (only where there is a GPU)
 
     return Library().read

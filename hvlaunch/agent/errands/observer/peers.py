@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 
-from hvlaunch.agent.observer.proc import descendants, parents, read_text
+from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Measurements of a host and its workers, made by the observer (agent/errands/observer.py)."""
