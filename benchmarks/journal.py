@@ -54,7 +54,7 @@ def parts(folder: Path, turns: int) -> dict[str, float]:
 
     encode(on.Event, on.Tick())
     begin = time.process_time()
-    from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (it is what is measured)
+    from hvlaunch.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (it is what is measured)
 
     def new(name: str, *, is_synced: bool = False) -> Journal:
         (folder / name).mkdir()
@@ -92,7 +92,7 @@ def parts(folder: Path, turns: int) -> dict[str, float]:
         journal.write([one], {})
     numbers["a turn with --fsync, us"] = 1e6 * (time.monotonic() - begin) / SYNCED
     journal.close()
-    from hvlaunch.driver.record.journal import read_past  # noqa: PLC0415
+    from hvlaunch.driver.journal import read_past  # noqa: PLC0415
 
     begin = time.process_time()
     past = read_past(folder / "by 64" / JOURNAL)

@@ -1,4 +1,4 @@
-"""Why a worker did not start, failed, or never met another worker."""
+"""Why a worker did not start, failed, or never met another worker, and which programs are in its group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
-__all__ = ["library_of", "other_user_at", "reason", "was_used"]
+__all__ = ["library_of", "other_user_at", "programs_of", "reason", "was_used"]
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 _MAX_STRING_PAGES = 32
@@ -189,3 +189,60 @@ def _tcp() -> List[Tuple[str, str]]:
         except OSError:  # noqa: PERF203 (two turns)
             continue  # a kernel without IPv6
     return sockets
+
+
+_SPAWNED = b"from multiprocessing."
+"""Start of the code that Python's multiprocessing gives to `python -c`."""
+
+
+def programs_of(group: int) -> List[int]:
+    """Return the group's leader, and members that run a program of their own; empty if /proc can't show them in time.
+
+    Processes that a program forked without exec, or spawned by Python's multiprocessing, are left out.
+    """
+    # Such processes, a data loader's for example, are their parent's to end: it may still need them to save its state,
+    # and would take their end for an error.
+    return in_time(lambda: _programs_of(group), _PATIENCE, [])
+
+
+def _programs_of(group: int) -> List[int]:
+    parents = _members(group)
+    commands = {pid: _command_of(pid) for pid in parents}
+    return [
+        pid
+        for pid, parent in parents.items()
+        if pid == group or not (_is_spawned(commands[pid]) or commands[pid] == commands.get(parent))
+    ]
+
+
+def _members(group: int) -> Dict[int, int]:
+    """Return the processes of the group, each with its parent."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if name.isdigit():
+            parent, its_group = _parent_and_group(name)
+            if its_group == group:
+                parents[int(name)] = parent
+    return parents
+
+
+def _parent_and_group(pid: str) -> Tuple[int, int]:
+    """Return parent and group; zeros if the process is gone."""
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as stat:
+            _, parent, group = stat.read().rpartition(b")")[2].split()[:3]
+    except (OSError, ValueError):
+        return 0, 0
+    return int(parent), int(group)
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as words:
+            return words.read()
+    except OSError:
+        return b""
+
+
+def _is_spawned(command: bytes) -> bool:
+    return any(word.startswith(_SPAWNED) for word in command.split(b"\0"))

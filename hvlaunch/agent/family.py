@@ -1,74 +1,57 @@
-"""Processes around a worker: its group, and the launcher's daemon above the agent."""
+"""Processes around the workers: marked descendants, and the launcher's daemon above the agent."""
 
 from __future__ import annotations
 
 import os
+import time
 
+from hvlaunch.agent import reaper
 from hvlaunch.agent.quick import in_time, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Dict, List, Tuple
+    from typing import Sequence, Set
 
-__all__ = ["end_daemon", "programs_of"]
+__all__ = ["end_daemon", "kill_marked"]
 
-_SPAWNED = b"from multiprocessing."
-"""Start of the code that Python's multiprocessing gives to `python -c`."""
-
-_PATIENCE = 1.0
+_PAUSE = 0.0005
 
 
-def programs_of(group: int) -> List[int]:
-    """Return the group's leader, and members that run a program of their own; empty if /proc can't show them in time.
+def kill_marked(marks: Sequence[bytes], patience: float) -> None:
+    """Kill the descendants with one of these NAME=VALUE in their first environment, and their families.
 
-    Processes that a program forked without exec, or spawned by Python's multiprocessing, are left out.
+    Within `patience` seconds they are reaped too, unlike other children, which may be workers.
     """
-    # Such processes, a data loader's for example, are their parent's to end: it may still need them to save its state,
-    # and would take their end for an error.
-    return in_time(lambda: _programs_of(group), _PATIENCE, [])
+    # A search that takes longer continues in its thread, which is harmless: no later worker has these marks.
+
+    def is_marked(pid: int) -> bool:
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as environ:
+                variables = environ.read().split(b"\0")
+        except OSError:
+            return False  # the process has ended, or is another user's
+        return any(mark in variables for mark in marks)
+
+    def kill() -> None:
+        deadline = time.monotonic() + patience
+        left: Set[int] = set()
+        while True:
+            left.update(reaper.stop_and_kill(deadline, is_marked))
+            left = {pid for pid in left if not _is_gone(pid)}
+            if not left or time.monotonic() > deadline:
+                return
+            time.sleep(_PAUSE)
+
+    in_time(kill, patience, None)
 
 
-def _programs_of(group: int) -> List[int]:
-    parents = _members(group)
-    commands = {pid: _command_of(pid) for pid in parents}
-    return [
-        pid
-        for pid, parent in parents.items()
-        if pid == group or not (_is_spawned(commands[pid]) or commands[pid] == commands.get(parent))
-    ]
-
-
-def _members(group: int) -> Dict[int, int]:
-    """Return the processes of the group, each with its parent."""
-    parents = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if name.isdigit():
-            parent, its_group = _parent_and_group(name)
-            if its_group == group:
-                parents[int(name)] = parent
-    return parents
-
-
-def _parent_and_group(pid: str) -> Tuple[int, int]:
-    """Return parent and group; zeros if the process is gone."""
+def _is_gone(pid: int) -> bool:
+    # By number, because waitpid(-1) would take the status of a live slot's worker.
     try:
-        with open("/proc/%s/stat" % pid, "rb") as stat:
-            _, parent, group = stat.read().rpartition(b")")[2].split()[:3]
-    except (OSError, ValueError):
-        return 0, 0
-    return int(parent), int(group)
-
-
-def _command_of(pid: int) -> bytes:
-    try:
-        with open("/proc/%d/cmdline" % pid, "rb") as words:
-            return words.read()
-    except OSError:
-        return b""
-
-
-def _is_spawned(command: bytes) -> bool:
-    return any(word.startswith(_SPAWNED) for word in command.split(b"\0"))
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    return not os.path.exists("/proc/%d" % pid)
 
 
 _DAEMONS = (b"orted", b"prted")

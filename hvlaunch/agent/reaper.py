@@ -10,13 +10,13 @@ import errno
 import os
 import time
 
-from hvlaunch.agent.quick import in_time, prctl, signal
+from hvlaunch.agent.quick import prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+    from typing import Callable, Dict, List, Optional, Tuple
 
-__all__ = ["adopt_descendants", "children", "kill_descendants", "kill_marked", "stop_and_kill"]
+__all__ = ["adopt_descendants", "children", "kill_descendants", "stop_and_kill"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE = 0.0005
@@ -174,40 +174,3 @@ def _reap() -> Optional[int]:
             return reaped
         reaped += 1
     return reaped
-
-
-def kill_marked(marks: Sequence[bytes], patience: float) -> None:
-    """Kill the descendants with one of these NAME=VALUE in their first environment, and their families.
-
-    Within `patience` seconds they are reaped too, unlike other children, which may be workers.
-    """
-    # A search that takes longer continues in its thread, which is harmless: no later worker has these marks.
-
-    def is_marked(pid: int) -> bool:
-        try:
-            with open("/proc/%d/environ" % pid, "rb") as environ:
-                variables = environ.read().split(b"\0")
-        except OSError:
-            return False  # the process has ended, or is another user's
-        return any(mark in variables for mark in marks)
-
-    def kill() -> None:
-        deadline = time.monotonic() + patience
-        left: Set[int] = set()
-        while True:
-            left.update(stop_and_kill(deadline, is_marked))
-            left = {pid for pid in left if not _is_gone(pid)}
-            if not left or time.monotonic() > deadline:
-                return
-            time.sleep(_FIRST_PAUSE)
-
-    in_time(kill, patience, None)
-
-
-def _is_gone(pid: int) -> bool:
-    # By number, because waitpid(-1) would take the status of a live slot's worker.
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    return not os.path.exists("/proc/%d" % pid)

@@ -52,7 +52,7 @@ class WorkerProcess:
         if group and number in (signal.SIGKILL, signal.SIGINT):
             pids = [-self.pid]
         elif group:
-            from hvlaunch.agent.family import programs_of  # noqa: PLC0415 (most jobs end by themselves)
+            from hvlaunch.agent.diagnosis import programs_of  # noqa: PLC0415 (most jobs end by themselves)
 
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:

@@ -288,7 +288,9 @@ class HostWorkers:
             reaper.kill_descendants(_CLEARING)
         else:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
-            reaper.kill_marked([slot.mark for slot in gone], _CLEARING)
+            from hvlaunch.agent.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
+
+            kill_marked([slot.mark for slot in gone], _CLEARING)
         # In place, because WorkerOutput has the same list.
         self._slots[:] = [
             slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.is_reported

@@ -8,7 +8,7 @@ from mmap import mmap
 from pathlib import Path
 
 from hvlaunch.console.lines import Key, Stream
-from hvlaunch.record.shared import PAGE, SharedFile
+from hvlaunch.record import PAGE, SharedFile
 
 __all__ = ["FileSizes", "LostOutput", "UnfinishedLines", "lost_output_text"]
 

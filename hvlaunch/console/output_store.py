@@ -13,7 +13,7 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.console.notes import LostOutput
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.console.stored import Kind, Stored, items, pack, segment_path, segments
-from hvlaunch.record.log import write_whole_at
+from hvlaunch.record import write_whole_at
 
 __all__ = ["MOST_KEPT", "OutputStore"]
 

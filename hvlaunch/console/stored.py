@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from hvlaunch.console.recent import Origin
 from hvlaunch.job import ConsoleOptions
-from hvlaunch.record.log import follow, pack_record
+from hvlaunch.record import follow, pack_record
 
 __all__ = [
     "STREAMS",

@@ -30,9 +30,9 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
+    from hvlaunch.driver.job_record import JobRecord, TurnRecord
+    from hvlaunch.driver.journal import Takeover
     from hvlaunch.driver.output_files import RoundFiles
-    from hvlaunch.driver.record.job_record import JobRecord, TurnRecord
-    from hvlaunch.driver.record.journal import Takeover
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
 
@@ -389,7 +389,7 @@ class Driver:
     # Parts that few jobs have
 
     def _turn_record(self, record: "JobRecord") -> "TurnRecord":
-        from hvlaunch.driver.record.job_record import TurnRecord  # noqa: PLC0415 (not for a local job)
+        from hvlaunch.driver.job_record import TurnRecord  # noqa: PLC0415 (not for a local job)
 
         begin = partial(record.begin, self._spec, self._keys, self._rendezvous.port)
         return TurnRecord(record, self._engine, begin)

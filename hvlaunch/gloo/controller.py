@@ -34,10 +34,10 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
     from hvlaunch.driver.detachment import Detachment
-    from hvlaunch.driver.doors.history import History
+    from hvlaunch.driver.history import History
+    from hvlaunch.driver.job_record import JobRecord
+    from hvlaunch.driver.journal import Past, Takeover
     from hvlaunch.driver.loop import Item, Watcher
-    from hvlaunch.driver.record.job_record import JobRecord
-    from hvlaunch.driver.record.journal import Past, Takeover
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -257,8 +257,8 @@ def _server(job: _Job, record: "JobRecord | None", say: Callable[[str], None]) -
 
 
 def _takeover(past: "Past") -> "Takeover":
-    from hvlaunch.driver.record.journal import Takeover  # noqa: PLC0415 (as above)
-    from hvlaunch.record.shared import boot_id  # noqa: PLC0415 (few drivers are killed)
+    from hvlaunch.driver.journal import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.record import boot_id  # noqa: PLC0415 (few drivers are killed)
 
     # After a boot, monotonic clocks start anew, and writes without fsync may be lost.
     boot = boot_id()
@@ -378,7 +378,7 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 
 
 def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
-    from hvlaunch.driver.record.job_record import forget  # noqa: PLC0415 (for jobs that failed)
+    from hvlaunch.driver.job_record import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
@@ -401,7 +401,7 @@ def _serve_control(
     reporting: Reporting,
 ) -> "History | None":
     """Let this user's other programs ask and order; return the history that they may ask for."""
-    from hvlaunch.driver.doors.history import History  # noqa: PLC0415 (as the directory)
+    from hvlaunch.driver.history import History  # noqa: PLC0415 (as the directory)
     from hvlaunch.outside.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
@@ -428,7 +428,7 @@ def _serve_control(
     history = History(make_recorder, wall=wall, clock=clock)
 
     def admit(head: "Head") -> "Answer | Route":
-        from hvlaunch.driver.doors.control import ControlDoor  # noqa: PLC0415 (when somebody asks)
+        from hvlaunch.driver.control import ControlDoor  # noqa: PLC0415 (when somebody asks)
 
         keep_output = partial(printer.keep_output, partial(_new_store, spec, directory))
         return ControlDoor(directory.about, history, post, keep_output, reporting)(head)
@@ -461,7 +461,7 @@ def _job_record(job: _Job, say: Callable[[str], None]) -> Iterator["JobRecord | 
     if directory is None or not may_be_taken_over(spec):
         yield None
         return
-    from hvlaunch.driver.record.job_record import JobRecord  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.driver.job_record import JobRecord  # noqa: PLC0415 (not for a local job)
 
     try:
         record = JobRecord(directory.path, say, is_synced=spec.fsync, past=job.past)

@@ -11,8 +11,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
+from hvlaunch.driver.journal import JOURNAL, NoJournal, Past, read_past
 from hvlaunch.driver.program.keys import KEYS, Keys
-from hvlaunch.driver.record.journal import JOURNAL, NoJournal, Past, read_past
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult

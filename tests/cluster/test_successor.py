@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch.console.notes import UnfinishedLines
 from hvlaunch.console.stored import items, segment_path, segments
-from hvlaunch.driver.record.job_record import UNFINISHED
+from hvlaunch.driver.job_record import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.testhosts.hosts import TestHosts, wait_until

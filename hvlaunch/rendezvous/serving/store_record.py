@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.errors import HvlaunchError
-from hvlaunch.record.log import BadLog, Log, Mark, read_records
-from hvlaunch.record.shared import boot_id
+from hvlaunch.record import BadLog, Log, Mark, boot_id, read_records
 
 if TYPE_CHECKING:
     # http needs the parser, which a job without clients does not load.

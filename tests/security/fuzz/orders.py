@@ -218,12 +218,12 @@ def _on(host: _Host) -> ExitStack:
         (_thread, "start_new_thread", _run),
         (greeting, "_cannot_enter", lambda _: None),
         (greeting, "_gpus", list),
-        (family, "programs_of", lambda _: []),
+        (diagnosis, "programs_of", lambda _: []),
         (diagnosis, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),
         (diagnosis, "was_used", lambda _: host.chance.random() < 0.5),
         (diagnosis, "other_user_at", lambda _: host.chance.choice((None, _HOLDER))),
         (reaper, "kill_descendants", lambda _: []),
-        (reaper, "kill_marked", lambda *_: None),
+        (family, "kill_marked", lambda *_: None),
         (scratch, "keep_call", lambda *_: None),
     ):
         stack.enter_context(mock.patch.object(where, name, what))

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 import pytest
 
-from hvlaunch.agent import diagnosis, family, reaper
+from hvlaunch.agent import diagnosis, family
 from hvlaunch.agent.quick import in_time
 from tests.unit.agent.harness import PATIENCE
 
@@ -33,17 +33,16 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
 def test_late_result_is_replaced_by_the_default(
     stuck: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (family,):
-        stuck(module)
     for module in (diagnosis, family):
-        monkeypatch.setattr(module, "_PATIENCE", SECONDS)
+        stuck(module)
+    monkeypatch.setattr(diagnosis, "_PATIENCE", SECONDS)
     released = threading.Event()
     monkeypatch.setattr(diagnosis, "_start_of", lambda _: released.wait(PATIENCE) and "import torch")
     assert diagnosis.library_of(["python", "train.py"]) is None  # as on a file system that hangs
     released.set()
-    assert family.programs_of(os.getpgrp()) == []
+    assert diagnosis.programs_of(os.getpgrp()) == []
     with subprocess.Popen(["sleep", "3600"]) as child:
-        reaper.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
+        family.kill_marked([b"HVLAUNCH_WORKER=a/0/0"], SECONDS)
         assert child.poll() is None
         child.kill()
 

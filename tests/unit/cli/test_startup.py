@@ -110,8 +110,8 @@ OWN_DATACLASSES = 6
 """Likewise; making one takes 0.2 to 1 ms, a named tuple 0.05."""
 LATER = {
     "driver/detachment.py": "jobs that leave their terminal",
-    "driver/doors/control.py": "jobs that somebody asks about",
-    "driver/doors/history.py": "jobs with a directory, once it is there",
+    "driver/control.py": "jobs that somebody asks about",
+    "driver/history.py": "jobs with a directory, once it is there",
     "driver/links/errands.py": "jobs that are observed, or run errands",
     "driver/links/host_ends.py": "hosts that were lost, or did not start an agent",
     "driver/links/relay.py": "hosts that do not reach the rendezvous; it needs asyncio",
@@ -121,8 +121,8 @@ LATER = {
     "driver/observing/stacks.py": "jobs whose stacks are taken",
     "driver/output_files.py": "jobs with --output-filename",
     "driver/program/errand_program.py": "jobs that are observed, or run errands",
-    "driver/record/journal.py": "jobs with other hosts, or that may be detached",
-    "driver/record/job_record.py": "jobs with other hosts, or that may be detached",
+    "driver/journal.py": "jobs with other hosts, or that may be detached",
+    "driver/job_record.py": "jobs with other hosts, or that may be detached",
     "driver/result_files.py": "jobs that call a function",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",
     "gloo/successor.py": "jobs whose driver was killed",

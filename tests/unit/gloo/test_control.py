@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.driver.doors.control import ControlDoor
-from hvlaunch.driver.doors.history import History
+from hvlaunch.driver.control import ControlDoor
+from hvlaunch.driver.history import History
 from hvlaunch.driver.observing.requests import Inquiry
 from hvlaunch.engine import events as on
 from hvlaunch.gloo.reporting import Reporting

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.driver.job_record import JobRecord
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.lease import patience_alone
 from hvlaunch.driver.loop import Driver, Item, Watcher
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.record.job_record import JobRecord
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.driver.job_record import FrameNumbers, FrameRecord, FrameRecords
 from hvlaunch.driver.links.session import AckedFrames
-from hvlaunch.driver.record.job_record import FrameNumbers, FrameRecord, FrameRecords
 
 
 def test_prefix_ends_before_the_first_unacknowledged_frame() -> None:
@@ -64,7 +64,7 @@ def test_acknowledgement_is_synced_before_the_agent_hears_it() -> None:
 def test_frame_numbers_of_many_links_outlive_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "seen"
     program = (
-        "import os, sys; from pathlib import Path; from hvlaunch.driver.record.job_record import FrameRecords\n"
+        "import os, sys; from pathlib import Path; from hvlaunch.driver.job_record import FrameRecords\n"
         "file = FrameRecords(Path(sys.argv[1]))\n"
         "for link in range(1000): file.of_link(link).record_printed('stdout', link + 1)\n"
         "os.kill(os.getpid(), 9)"

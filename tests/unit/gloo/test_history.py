@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hvlaunch.driver.doors.history import History
+from hvlaunch.driver.history import History
 from hvlaunch.engine import events as on
 
 

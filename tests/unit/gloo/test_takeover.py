@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.driver.job_record import JobRecord
+from hvlaunch.driver.journal import JOURNAL, Takeover, read_past
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.loop import Driver
-from hvlaunch.driver.record.job_record import JobRecord
-from hvlaunch.driver.record.journal import JOURNAL, Takeover, read_past
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from tests.unit.gloo.test_driver import KEYS, Events, Rig, until

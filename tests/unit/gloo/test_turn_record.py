@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hvlaunch.driver.record.job_record import TurnRecord
+from hvlaunch.driver.job_record import TurnRecord
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.record.log import BadLog, Log, Mark, follow, pack_record, read_records, write_whole_at
+from hvlaunch.record import BadLog, Log, Mark, follow, pack_record, read_records, write_whole_at
 
 MAGIC = b"test 1\n"
 START = Mark(len(MAGIC))

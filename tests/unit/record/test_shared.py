@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.record.shared import PAGE, SharedFile
+from hvlaunch.record import PAGE, SharedFile
 
 
 def test_values_outlive_a_killed_process(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from hvlaunch.record.shared import SharedFile\n"
+        "import os, sys; from pathlib import Path; from hvlaunch.record import SharedFile\n"
         "SharedFile(Path(sys.argv[1])).map(0, 100)[7:10] = b'abc'\n"
         "os.kill(os.getpid(), 9)"
     )

@@ -21,8 +21,7 @@ from hvlaunch.engine.entries import Begin, Entry, begin_of
 from hvlaunch.engine.events import Event, Lull
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.owners import other_writer
-from hvlaunch.record.log import BadLog, Log, Mark, read_records
-from hvlaunch.record.shared import boot_id
+from hvlaunch.record import BadLog, Log, Mark, boot_id, read_records
 
 __all__ = [
     "FORMAT",

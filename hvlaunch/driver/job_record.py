@@ -16,11 +16,11 @@ from hvlaunch.engine.entries import begin_entry
 from hvlaunch.engine.events import HostReady
 from hvlaunch.job import JobSpec
 from hvlaunch.outside.directory import ABOUT
-from hvlaunch.record.shared import PAGE, SharedFile
+from hvlaunch.record import PAGE, SharedFile
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.record.journal import Journal, Past
+    from hvlaunch.driver.journal import Journal, Past
     from hvlaunch.driver.turn import Turn
     from hvlaunch.engine.engine import Engine
 
@@ -182,7 +182,7 @@ class JobRecord:
     def begin(self, spec: JobSpec, keys: Keys, port: int) -> None:
         """Save the keys, and begin the journal."""
         # Loaded here, while hosts connect already.
-        from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (see above)
+        from hvlaunch.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (see above)
 
         try:
             # The keys first: a journal without them looks like a job that can be taken over.
@@ -196,7 +196,7 @@ class JobRecord:
 
     def resume(self, past: "Past", epoch: int, shift: float) -> None:
         """Continue the journal behind its past, as another driver. Raises OSError."""
-        from hvlaunch.driver.record.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
+        from hvlaunch.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (as in begin())
 
         path = self._directory / JOURNAL
         self._journal = Journal(path, self.lose, is_synced=self._is_synced, end=past.end)
@@ -244,7 +244,7 @@ def _sync(directory: Path, *names: str) -> None:
 
 def forget(directory: Path) -> None:
     """Remove everything except the journal: the job has ended, and its keys open nothing any more."""
-    from hvlaunch.driver.record.journal import JOURNAL  # noqa: PLC0415 (as in begin())
+    from hvlaunch.driver.journal import JOURNAL  # noqa: PLC0415 (as in begin())
 
     for name in (KEYS, FRAMES, STORE, UNFINISHED, f"{STORE}.part", f"{JOURNAL}.part"):
         (directory / name).unlink(missing_ok=True)

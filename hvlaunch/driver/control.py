@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from hvlaunch.driver.doors.history import History
+from hvlaunch.driver.history import History
 from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route

@@ -1,10 +1,12 @@
-"""An append-only log on disk: records with a length and a checksum. A log outlives the process, and if synced the machine.
+"""Files that outlive the process: append-only logs, and numbers in shared memory backed by a file.
 
-A record is 4 bytes of length, a CRC-32 (which may continue the previous record's), a CRC-32 of these 8 bytes, and the
-body. Numbers are little-endian.
+A record of a log is 4 bytes of length, a CRC-32 (which may continue the previous record's), a CRC-32 of these 8 bytes,
+and the body. Numbers are little-endian. Shared memory costs no system call for each change. The boot id tells whether its
+values, and times of the monotonic clock, are still valid.
 """
 
 import errno
+import mmap
 import os
 import struct
 import zlib
@@ -13,7 +15,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["BadLog", "Log", "Mark", "follow", "pack_record", "read_records", "write_whole_at"]
+__all__ = [
+    "PAGE",
+    "BadLog",
+    "Log",
+    "Mark",
+    "SharedFile",
+    "boot_id",
+    "follow",
+    "pack_record",
+    "read_records",
+    "write_whole_at",
+]
 
 _HEAD = struct.Struct("<III")
 _CHECKED = struct.Struct("<II")
@@ -232,3 +245,59 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+"""Mappings begin at multiples of this many bytes."""
+
+
+class SharedFile:
+    """A file of this user's, whose bytes are mapped into memory. Not safe for threads.
+
+    A SIGKILL loses no byte that was written to a mapping; a loss of power can, unless the mapping is flushed.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        """Open or create the file; `is_new` forbids an existing one. Raises OSError."""
+        exclusive = os.O_EXCL if is_new else 0
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | exclusive
+        self.descriptor = os.open(path, flags, 0o600)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def reserve(self, offset: int, size: int) -> None:
+        """Allocate disk blocks for these bytes, without changing the values. Raises OSError."""
+        # On a full disk, a write to a mapped page without a block kills the process by SIGBUS. Writing the bytes
+        # back allocates the blocks on every system; posix_fallocate() is missing on macOS.
+        data = os.pread(self.descriptor, size, offset).ljust(size, b"\0")
+        if os.pwrite(self.descriptor, data, offset) != size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def map(self, offset: int, size: int, *, is_sparse: bool = False) -> mmap.mmap:
+        """Map a part of the file, even beyond close(); `offset` is a multiple of PAGE. Raises OSError.
+
+        With `is_sparse` the caller reserves a page before writing to it.
+        """
+        if is_sparse:
+            os.truncate(self.descriptor, max(self.size, offset + size))
+        elif (end := self.size) < offset + size:
+            # What is behind `end` has no block yet. What is before it has: on a full disk it can still be mapped.
+            self.reserve(end, offset + size - end)
+        # The mapping has its own duplicate of the descriptor.
+        return mmap.mmap(self.descriptor, size, offset=offset)
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def boot_id() -> str:
+    """Return the id of this machine's boot, or "" if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

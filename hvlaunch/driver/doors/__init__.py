@@ -1,1 +1,0 @@
-"""How other processes ask a driver: the control socket and the page."""

@@ -1,1 +1,0 @@
-"""The record of a job on disk, for a successor of its driver."""

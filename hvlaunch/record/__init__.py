@@ -1,1 +1,0 @@
-"""Files that outlive a killed driver: append-only logs, and numbers in shared memory."""
