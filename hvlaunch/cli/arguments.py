@@ -119,10 +119,14 @@ def parse(
     options_by_name = by_name(groups)
     try:
         typed, command = split(argv, options_by_name, _is_foreign)
-    except UnknownOption as unknown:
-        from hvlaunch.cli.foreign import unknown_options  # noqa: PLC0415 (most lines have none)
+    except UnknownOption:
+        from hvlaunch.cli.foreign import without_needless  # noqa: PLC0415 (most lines have none)
 
-        raise unknown_options(unknown.words, options_by_name, words_of) from None
+        argv, needless = without_needless(argv, options_by_name)
+        typed, command = split(argv, options_by_name, _is_foreign)
+        if not any(options_by_name[option.name].name == "quiet" for option in typed):
+            for sentence in needless:
+                warn(f"warning: {sentence}")
     settings = [_setting(option, options_by_name[option.name], groups) for option in typed]
     # --check-build is for bug reports: an invalid file must not stop it.
     is_report = any(setting.option.name == "check_build" for setting in settings)

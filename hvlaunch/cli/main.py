@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ __all__ = ["Run", "main", "script"]
 # Enough for a job of one host.
 _FEWEST_DESCRIPTORS = 32
 _INTERRUPTED = 130  # 128 + SIGINT
+_QUESTIONS = {"help": "--help", "version": "--version"}
 
 
 class Run(Protocol):
@@ -48,6 +50,10 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     try:
         return _do(argv, run)
     except HvlaunchError as error:
+        if error.hint is not None:
+            from hvlaunch.cli.line import whole_line  # noqa: PLC0415 (for errors alone)
+
+            error.hint = whole_line(error.hint, argv)
         complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
@@ -73,6 +79,9 @@ def script(run: Run | None = None) -> NoReturn:
 
 
 def _do(argv: Sequence[str], run: Run | None) -> int:
+    # Many command lines have words for these; a program of that name still runs.
+    if argv and argv[0] in _QUESTIONS and shutil.which(argv[0]) is None:
+        argv = [*argv[1:2], "--help"] if argv[0] == "help" and argv[1:2] else [_QUESTIONS[argv[0]]]
     if argv and argv[0] in JOB_WORDS:
         from hvlaunch.cli.jobs.commands import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
 
@@ -81,6 +90,11 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         options = parse(argv, environ=os.environ, warn=complain)
     except Answered as answer:
         return print_answer(answer.text)
+    program = options.command[0] if options.command else ""
+    if not options.is_marked and "/" not in program and shutil.which(program) is None:
+        from hvlaunch.cli.line import check_program  # noqa: PLC0415 (most lines have a program)
+
+        check_program(options, argv)
     if options.check_build:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 

@@ -36,6 +36,11 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     `environ` is the driver's environment. Reads the files that options name, and resolves no host. Raises BadUsage.
     """
     command = ("python", "-m", *options.command) if options.module else options.command
+    cwd = _cwd(options.cwd, environ)
+    if not options.module and command[0].endswith(".py"):
+        from hvlaunch.cli.line import with_python  # noqa: PLC0415 (few lines begin with a script)
+
+        command = with_python(command, cwd)
     _check_command(command)
     _check_last_rank(options)
     # The pool's hosts replace hosts of a file or a variable.
@@ -69,7 +74,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         hosts=hosts,
         force_slots=_force_slots(options, hosts, per_host),
         allocation=None if scheduled is None else scheduled.origin,
-        cwd=_cwd(options.cwd, environ),
+        cwd=cwd,
         detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,

@@ -47,6 +47,8 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
         return run_pool_command(argv[1:], environ)
+    if argv[0] == "translate":
+        return _translate(argv[1:])
     try:
         options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
@@ -82,7 +84,11 @@ def parser_of(name: str) -> Parser:
     parser.add_argument("-h", "--help", action=_AskHelp, nargs=0, help="show this")
     if name == "signal":
         parser.add_argument("signal", metavar="SIGNAL", help="such as USR1")
-    if name != "jobs":
+    if name == "translate":
+        parser.add_argument(
+            "line", metavar="LINE", help="the line, such as 'torchrun --nproc-per-node 2 train.py'"
+        )
+    elif name != "jobs":
         count = None if name == "forget" else "?"
         text = "id or name of the job, or the first letters of its id; not needed where one job runs"
         parser.add_argument("job", metavar="JOB", nargs=count, help=text)
@@ -296,6 +302,18 @@ def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         raise BadUsage(f"job {job.id} runs", hint=f"hvlaunch stop {job.id}")
     remove(job.directory)
     return 0
+
+
+def _translate(words: Sequence[str]) -> int:
+    """Print a line of another launcher as one of hvlaunch, and notes about what it leaves out."""
+    from hvlaunch.cli.foreign import translate_line  # noqa: PLC0415 (for this word alone)
+
+    if words in ([], ["-h"], ["--help"]):
+        return print_answer(parser_of("translate").format_help())
+    line, notes = translate_line(words)
+    for note in notes:
+        complain(f"note: {note}")
+    return print_answer(f"{line}\n")
 
 
 def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:

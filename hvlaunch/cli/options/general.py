@@ -1,4 +1,4 @@
-"""Options about hvlaunch itself (the job's name, detaching, files of options, questions), and words for existing jobs."""
+"""Options about hvlaunch itself (the job's name, detaching, files of options, questions), and words that start no job."""
 
 from typing import NamedTuple
 
@@ -173,6 +173,9 @@ JOB_WORDS = {
             "keep connections to hosts, so that jobs there start sooner",
         ),
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
+        JobWord(
+            "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"
+        ),
     )
 }
 """Words by name."""

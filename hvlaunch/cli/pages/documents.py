@@ -219,9 +219,11 @@ _COMING_FROM_HEAD = """\
 <!-- Made of hvlaunch/cli/foreign.json by `make options-page`: change that, not this. -->
 # Coming from another launcher
 
-For each launcher: a job there and the same job here, the options that both have, and what becomes of all others. hvlaunch
-answers the same where an option is typed that it does not have. [Its own](options.md) come before the command, and a Python
-script is started with `python`."""
+For each launcher, this page shows a job there and the same job here, the options that are the same, and what becomes of all others.
+`hvlaunch translate 'torchrun --nproc-per-node 2 train.py'` prints a whole line in hvlaunch's words, with a note about each option
+that it leaves out. In a line of hvlaunch, an option that is not needed here is a warning, and the job runs; for an option with
+another name the error has the whole line, ready to paste. [hvlaunch's options](options.md) come before the command. A Python
+script that is not executable is run by `python`."""
 
 _WORDS = re.compile(r"(?:(?<![A-Za-z])'[^']*'|\"[^\"]*\"|\$\(\([^)]*\)\)|\S)+")
 _STARTS = re.compile(r"-{1,2}[A-Za-z].*|python|timeout|numactl|taskset|kill|nodeset|sh")
@@ -261,7 +263,7 @@ def _launcher(name: str, launcher: OtherLauncher) -> Iterator[str]:
 
 
 def _here(option: ForeignOption) -> str:
-    values = " ".join(option.metavars)
+    values = " ".join(metavar for metavar in option.metavars if metavar == metavar.upper())
     # Spellings of one name stand for one option; different names need the word OPTION.
     names = {key(name) for name in option.names}
     typed = f"{option.names[-1]} {values}".rstrip() if len(names) == 1 else "OPTION"

@@ -14,6 +14,7 @@ from ClusterShell.CLI import OptionParser
 
 from hvlaunch.cli.arguments import by_name, parse
 from hvlaunch.cli.foreign import LAUNCHERS, key, rows_of
+from hvlaunch.cli.main import main
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import coming_from_page as page
 from hvlaunch.errors import BadUsage
@@ -27,7 +28,7 @@ PASSED = re.compile(r"'[^']*'|\"[^\"]*\"|python -m|numactl \S+|taskset -c|sh -c"
 
 def answer(line):
     with pytest.raises(BadUsage) as caught:
-        parse(line.split())
+        parse(shlex.split(line))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -43,17 +44,12 @@ def answer(line):
             "-N is mpirun's: here write --slots-per-host 4; or srun's: here write --nnodes 4, or",
         ),
         ("-N4 true", "-N is mpirun's: here write --slots-per-host 4; or srun's: "),
-        ("--oversubscribe true", "--oversubscribe is mpirun's and srun's, and not needed here: "),
-        (
-            "--allow-run-as-root true",
-            "--allow-run-as-root is mpirun's, and not needed here: root may start jobs",
-        ),
         ("--bind-to core true", "--bind-to is mpirun's: here write --mpi --binding-args='--bind-to core'"),
         (
-            "-mca btl tcp true",
-            "-mca is mpirun's: here write --network-interfaces NAME; for Open MPI: --mpi --mpi-args='-mca btl tcp'",
+            "-mca coll tuned true",
+            "-mca is mpirun's: here write --network-interfaces NAME; for Open MPI: --mpi --mpi-args='-mca coll tuned'",
         ),
-        ("--tag-output true", "--tag-output is mpirun's, and not needed here: each line has its rank"),
+        ("-mca btl_tcp_if_include ib0 true", "try: hvlaunch --network-interfaces ib0 true"),
         (
             "--output tag true",
             "--output is mpirun's: here write --output-filename DIR, --prefix or -prefix-timestamp; or ",
@@ -76,7 +72,7 @@ def answer(line):
             "--gres is srun's, and hvlaunch has nothing like it: give it to salloc or sbatch",
         ),
         ("--fsdp_version 2 true", "--fsdp_version is accelerate's: here write -x FSDP_VERSION=2"),
-        ("--default-hostfile 'a true", "here write --hostfile ''\"'\"'a'"),
+        ("--default-hostfile \\'a true", "here write --hostfile ''\"'\"'a'"),
         ("--default-hostfile", "here write --hostfile FILE"),
         ("--default-hostfile=h true", "--default-hostfile is mpirun's: here write --hostfile h"),
         ("-t 3 true", "-t is torchrun's and accelerate's: here write --tee 3; or srun's: "),
@@ -119,18 +115,140 @@ def test_what_may_be_a_secret_is_not_repeated(line):
 
 def test_torchruns_restarts_are_hvlaunchs_by_either_spelling():
     assert parse(["--max_restarts=3", "true"]).max_restarts == 3
-    assert "--max_restarts" not in answer("--nnodes 1 --max_restarts=3 --standalone true")
+    assert "--max_restarts=3" in answer("--nnodes 1 --max_restarts=3 --shutdown-timeout 9 true")
+
+
+NOT_NEEDED = [
+    ("--oversubscribe true", "--oversubscribe is mpirun's and srun's, and not needed here: "),
+    ("--allow-run-as-root true", "--allow-run-as-root is mpirun's, and not needed here: root may start jobs"),
+    ("--tag-output true", "--tag-output is mpirun's, and not needed here: each line has its rank"),
+    ("-bind-to none -np 2 true", "-bind-to is mpirun's, and not needed here: workers are not bound"),
+    (
+        "--rdzv-id=100 --rdzv-backend=c10d --rdzv_endpoint h1:29400 true",
+        "--rdzv-id, --rdzv-backend and --rdzv_endpoint are torchrun's, and not needed here: hvlaunch's own",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "text"), NOT_NEEDED)
+def test_options_that_mean_nothing_here_are_a_warning_and_the_job_runs(line, text):
+    warnings = []
+    assert parse(line.split(), warn=warnings.append).command == ("true",)
+    (warning,) = warnings
+    assert warning.startswith(f"warning: {text}")
+
+
+def test_quiet_is_without_these_warnings():
+    warnings = []
+    parse(["--quiet", "--standalone", "true"], warn=warnings.append)
+    assert warnings == []
 
 
 def test_a_line_is_answered_up_to_the_first_unknown_option():
-    lines = answer("--nnodes=2 -np 4 --node_rank 0 -v --standalone --bogus --nproc-per-node 4 x").split("\n")
-    assert [line.split()[0] for line in lines] == ["--node_rank", "--standalone"]
+    lines = answer("--nnodes=2 -np 4 -t 3 -v --role a --bogus --nproc-per-node 4 x").split("\n")
+    assert [line.split()[0] for line in lines] == ["-t", "--role"]
     assert all("torchrun's" in line for line in lines)
+    assert "--bogus" in answer("--standalone --bogus x")
 
 
 def test_a_line_of_one_launchers_options_is_read_as_that_launchers():
     assert "srun's" in answer("-r 3 true")
-    assert "srun's" not in answer("--standalone -r 3 true").partition("\n")[2]
+    assert "srun's" not in answer("--standalone -r 3 true")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            "-v --num_processes 4 --machine_rank 0 --mixed_precision=fp16 python 'a b'",
+            "have other names here; try: hvlaunch -v -np 4 -x ACCELERATE_MIXED_PRECISION=fp16 python 'a b'",
+        ),
+        ("--num_nodes=2 x --num_nodes 3", "; try: hvlaunch --nnodes 2 x --num_nodes 3"),
+        ("--role a --local-ranks-filter 0 x", "; try: hvlaunch --ranks 0 x"),
+    ],
+)
+def test_the_whole_line_is_ready_to_paste(line, text):
+    assert answer(line).endswith(text)
+
+
+def test_a_line_with_an_unknown_option_has_no_line_to_paste():
+    assert "try:" not in answer("--num_nodes=2 --bogus x")
+
+
+TRANSLATIONS = [
+    (
+        "torchrun --nnodes=2 --nproc-per-node=2 --rdzv-id=100 --rdzv-backend=c10d --rdzv-endpoint=h1:1 train.py --lr 3",
+        "hvlaunch --nnodes=2 --nproc-per-node=2 python train.py --lr 3",
+        ["--rdzv-id, --rdzv-backend and --rdzv-endpoint are torchrun's", "the line names no hosts"],
+    ),
+    (
+        "torchrun --standalone -m train.main",
+        "hvlaunch -m train.main",
+        ["--standalone is torchrun's, and not needed"],
+    ),
+    (
+        "CUDA_VISIBLE_DEVICES=0,1 /opt/bin/python3 -m torch.distributed.run -r 3 train.py",
+        "hvlaunch -x CUDA_VISIBLE_DEVICES=0,1 --redirects 3 python train.py",
+        [],
+    ),
+    (
+        "deepspeed --hostfile=hosts --num_nodes=2 --num_gpus 4 train.py --deepspeed",
+        "hvlaunch --hostfile=hosts --nnodes 2 --slots-per-host 4 python train.py --deepspeed",
+        [],
+    ),
+    (
+        "mpirun -np 4 -H h1:2,h2:2 -bind-to none -map-by slot -x A -mca pml ob1 -mca btl ^openib python train.py",
+        "hvlaunch -np 4 -H h1:2,h2:2 -map-by slot -x A python train.py",
+        ["-bind-to is mpirun's", "-mca is mpirun's, and not needed here"],
+    ),
+    (
+        "accelerate launch --multi_gpu --mixed_precision=fp16 --num_processes 4 --no_python ./train",
+        "hvlaunch -x ACCELERATE_MIXED_PRECISION=fp16 -np 4 --no_python ./train",
+        ["--multi_gpu is accelerate's, and not needed"],
+    ),
+    (
+        "horovodrun -np 8 -H a:4,b:4 python train.py",
+        "hvlaunch --horovod -np 8 -H a:4,b:4 python train.py",
+        [],
+    ),
+    ("horovodrun -np 8 --min-np 4 train", "hvlaunch -np 8 --min-np 4 train", []),
+    (
+        "srun -n 8 --ntasks-per-node 4 --gres=gpu:4 python train.py",
+        "hvlaunch -n 8 --slots-per-host 4 python train.py",
+        ["--gres is srun's, and hvlaunch has nothing like it: give it to salloc"],
+    ),
+    ("pdsh -w a,b -x c uptime", "hvlaunch -H a,b uptime", ["-x is pdsh's, and means something else here"]),
+]
+
+
+@pytest.mark.parametrize(("line", "ours", "notes"), TRANSLATIONS)
+def test_a_line_of_another_launcher_is_translated(line, ours, notes, capsys):
+    assert main(["translate", line]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{ours}\n"
+    printed = err.splitlines()
+    assert len(printed) == len(notes)
+    assert all(text.startswith(f"hvlaunch: note: {note}") for text, note in zip(printed, notes, strict=True))
+    assert parse(shlex.split(ours)[1:])
+
+
+def test_the_words_of_a_line_need_no_quotes(capsys):
+    assert main(["translate", "torchrun", "--nproc-per-node", "2", "a b.py"]) == 0
+    assert capsys.readouterr().out == "hvlaunch --nproc-per-node 2 python 'a b.py'\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("kubectl apply", "'kubectl' is none of accelerate, clush"),
+        ("accelerate config", "'accelerate' is none of"),
+        ("torchrun --bogus x.py", "--bogus is an option of neither torchrun nor hvlaunch"),
+        ("torchrun 'x", "the line can't be read: No closing quotation"),
+    ],
+)
+def test_a_line_that_is_not_translated(line, text, capsys):
+    assert main(["translate", line]) == 2
+    assert text in capsys.readouterr().err
 
 
 def test_a_short_name_joined_to_its_value_may_be_another_launchers_option():
@@ -147,7 +265,8 @@ def test_a_row(program, option):
     assert all(re.fullmatch(r"--?[A-Za-z0-9][-\w]*", name) for name in option.names)
     assert is_ours == {option.becomes in ("same", "another meaning")}
     assert bool(option.here) is (option.becomes != "same")
-    assert all(metavar.upper() == metavar for metavar in option.metavars)
+    literals = [metavar for metavar in option.metavars if metavar.upper() != metavar]
+    assert set(literals) <= {"none", "pml", "btl", "btl_tcp_if_include", "oob_tcp_if_include"}
     assert option.metavars or "{}" not in option.here
     shown = re.findall(r"(?<![\w<-])--?[A-Za-z][-\w]*", PASSED.sub("", option.here))
     assert set(shown) <= OURS.keys() | {"-USR1", "-f", "-S"}
@@ -155,8 +274,12 @@ def test_a_row(program, option):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_launcher_has_each_name_once(program):
-    names = [name for option in PROGRAMS[program] for name in option.names]
-    assert len(names) == len(set(names))
+    names = [
+        (name, [metavar for metavar in option.metavars if metavar.upper() != metavar])
+        for option in PROGRAMS[program]
+        for name in option.names
+    ]
+    assert all(names.count(name) == 1 for name in names)
 
 
 def test_the_page_tells_elastic_horovodrun_users_about_the_import():

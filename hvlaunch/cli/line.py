@@ -1,0 +1,139 @@
+"""Lines to paste: the user's line with other options, and answers to a command that is no program."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvlaunch.cli.arguments import Typed, UnknownOption, by_name, split
+from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.option import Option
+from hvlaunch.cli.options.settings import Options, check_words
+from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.console.masking import masked_words
+from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.parse import parse_hosts
+
+__all__ = ["check_program", "is_options", "paste", "whole_line", "with_python"]
+
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:[:=,.]+[A-Z.]*)*|.*…")
+"""Words of advice that stand for the user's own: FILE, N:M, NAME=VALUE."""
+_SHORTEST = 3
+_NEEDLESS = frozenset(["exec", "launch", "run", "start", "submit"])
+_MEANT = {
+    "cancel": "stop",
+    "dashboard": "top --web",
+    "doctor": "--check-build",
+    "list": "jobs",
+    "monitor": "top",
+    "output": "logs",
+    "ps": "jobs",
+    "resume": "attach",
+    "show": "jobs",
+    "status": "jobs",
+    "ui": "top --web",
+}
+"""Words of other programs' command lines, and hvlaunch's."""
+
+
+def paste(words: Sequence[str]) -> str:
+    """Return a line of hvlaunch for a shell, with probable secrets masked."""
+    return shlex.join(["hvlaunch", *masked_words(words)])
+
+
+def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
+    """Return whether the words are options of hvlaunch with their values, and nothing else."""
+    try:
+        typed, command = split(words, options, lambda _: False)
+        for option in typed:
+            check_words(options[option.name], option.values, is_joined=option.is_joined)
+    except (UnknownOption, BadUsage):
+        return False
+    return bool(typed) and not command
+
+
+def whole_line(hint: str, argv: Sequence[str]) -> str:
+    """Return the hint as a whole line to paste, if it begins with options for the user's line.
+
+    An option that the line has already is replaced. What follows `, or ` stays as it is.
+    """
+    options = by_name(GROUPS)
+    advice, separator, other = hint.partition(", or ")
+    try:
+        words = shlex.split(advice)
+        typed, command = split(argv, options, lambda _: False)
+    except (UnknownOption, ValueError):
+        return hint
+    if any(map(_PLACEHOLDER.fullmatch, words)) or not is_options(words, options):
+        return hint
+    new, _ = split(words, options, lambda _: False)
+    replaced = {options[option.name].name for option in new if options[option.name].repeats != "add"}
+    kept = [option for option in typed if options[option.name].name not in replaced]
+    is_marked = argv[: len(argv) - len(command)][-1:] == ["--"]
+    line = [word for option in (*kept, *new) for word in _words(option)]
+    return f"{paste([*line, *(['--'] if is_marked else ()), *command])}{separator}{other}"
+
+
+def _words(option: Typed) -> tuple[str, ...]:
+    if option.is_joined and option.name.startswith("--"):
+        return (f"{option.name}={option.values[0]}",)
+    return (option.name, *option.values)
+
+
+def with_python(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
+    """Return the command, with python before a script that can't run by itself, as torchrun has it.
+
+    Hosts may lack the script: what counts is the working directory on this machine.
+    """
+    script = Path(cwd, command[0])
+    is_program = os.access(script, os.X_OK) if "/" in command[0] else shutil.which(command[0])
+    return command if is_program or not script.is_file() else ("python", *command)
+
+
+def check_program(options: Options, argv: Sequence[str]) -> None:
+    """Check the first word of a command that is no program here. Raises BadUsage if it is meant for hvlaunch."""
+    word, *behind = options.command
+    before = argv[: len(argv) - len(options.command)]
+    if Path(word).is_file():
+        return
+    if options.hosts is not None and _are_hosts(word, behind):
+        line = whole_line(shlex.join(["-H", f"{options.hosts},{word}"]), [*before, *behind])
+        raise BadUsage(f"{word} is no program: hosts are separated by commas", hint=line)
+    if word in _NEEDLESS and behind:
+        raise BadUsage(f"hvlaunch needs no {word!r} before the command", hint=paste([*before, *behind]))
+    meant = _MEANT.get(word) or next((name for name in JOB_WORDS if _is_near(word, name)), None)
+    if meant is None:
+        return
+    elsewhere = options.given.keys() & {"hosts", "hostfile", "host_discovery_script", "pool"}
+    other = f", or {paste([*before, '--', word, *behind])} for a program of the hosts" if elsewhere else ""
+    arguments = [] if word in _MEANT else behind
+    raise BadUsage(
+        f"{word} is neither a program on this machine nor a word of hvlaunch"
+        if word not in JOB_WORDS
+        else f"{word!r} takes no options of a job",
+        hint=f"{paste([*meant.split(), *arguments])}{other}",
+    )
+
+
+def _are_hosts(word: str, behind: Sequence[str]) -> bool:
+    """Return whether a word behind `-H HOSTS` is a host too: it has slots, or a program follows it."""
+    try:
+        parse_hosts(word)
+    except BadUsage:
+        return False
+    return ":" in word or bool(behind and shutil.which(behind[0]))
+
+
+def _is_near(word: str, name: str) -> bool:
+    """Return whether the words differ in one letter at most: added, left out, replaced, or swapped with the next."""
+    if len(word) < _SHORTEST:
+        return False
+    start = next(
+        (index for index, (a, b) in enumerate(zip(word, name, strict=False)) if a != b),
+        min(len(word), len(name)),
+    )
+    a, b = word[start:], name[start:]
+    is_swapped = a[:2] == b[1::-1] and a[2:] == b[2:]
+    return is_swapped or b in (a[1:], a) or b[1:] in (a, a[1:])

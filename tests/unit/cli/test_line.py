@@ -1,0 +1,150 @@
+"""Lines to paste, and a command that is no program but looks like a word of hvlaunch."""
+
+import shlex
+
+import pytest
+
+from hvlaunch.cli.line import whole_line, with_python
+from hvlaunch.cli.main import main
+from hvlaunch.job import JobResult
+
+
+class Jobs:
+    """Keeps the specs of the jobs that are started."""
+
+    def __init__(self):
+        self.specs = []
+
+    def __call__(self, spec, *, stdout, stderr, on_detached=None):
+        self.specs.append(spec)
+        return JobResult(exit_code=0, elapsed=0.0)
+
+
+@pytest.fixture
+def bin_directory(tmp_path, monkeypatch):
+    """The only directory on PATH."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
+    monkeypatch.chdir(tmp_path)
+    make_program(directory / "python")
+    return directory
+
+
+def make_program(path):
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
+ANSWERS = [
+    ("run train.py", "hvlaunch train.py"),
+    ("-np 2 launch python train.py --np 3", "hvlaunch -np 2 python train.py --np 3"),
+    ("status", "hvlaunch jobs"),
+    ("list", "hvlaunch jobs"),
+    ("jbos", "hvlaunch jobs"),
+    ("tpo", "hvlaunch top"),
+    ("atach 3f --ranks 0", "hvlaunch attach 3f --ranks 0"),
+    ("stopp", "hvlaunch stop"),
+    ("metric", "hvlaunch metrics"),
+    ("-v jobs", "hvlaunch jobs"),
+    ("-H a:2 jbos", "hvlaunch jobs, or hvlaunch -H a:2 -- jbos for a program of the hosts"),
+    ("-H h1:2 h2:2 python train.py", "hvlaunch -H h1:2,h2:2 python train.py"),
+    ("-H h1 -np 2 h2 python train.py", "hvlaunch -np 2 -H h1,h2 python train.py"),
+]
+
+
+@pytest.mark.parametrize(("line", "answer"), ANSWERS)
+@pytest.mark.usefixtures("bin_directory")
+def test_a_word_meant_for_hvlaunch_starts_no_job(line, answer, capsys):
+    jobs = Jobs()
+    assert main(shlex.split(line), run=jobs) == 2
+    assert jobs.specs == []
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.endswith(f"; try: {answer}\n")
+
+
+@pytest.mark.parametrize("line", ["train", "-- jbos", "./status", "x", "-H h1 true"])
+@pytest.mark.usefixtures("bin_directory")
+def test_other_words_are_commands(line):
+    jobs = Jobs()
+    assert main(shlex.split(line), run=jobs) == 0
+    assert len(jobs.specs) == 1
+
+
+@pytest.mark.parametrize("word", ["run", "status", "jbos", "help", "version"])
+def test_a_program_of_such_a_name_still_runs(word, bin_directory):
+    make_program(bin_directory / word)
+    jobs = Jobs()
+    assert main([word, "x"], run=jobs) == 0
+    assert jobs.specs[0].command == (word, "x")
+
+
+@pytest.mark.usefixtures("bin_directory")
+def test_a_file_of_such_a_name_is_a_command(tmp_path):
+    (tmp_path / "status").write_text("")
+    jobs = Jobs()
+    assert main(["status"], run=jobs) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [("help", "usage: hvlaunch [-np N]"), ("version", "hvlaunch "), ("help stop", "usage: hvlaunch stop ")],
+)
+@pytest.mark.usefixtures("bin_directory")
+def test_help_and_version_are_questions(line, text, capsys):
+    assert main(line.split(), run=Jobs()) == 0
+    assert capsys.readouterr().out.startswith(text)
+
+
+def test_a_script_is_run_by_python(bin_directory, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    jobs = Jobs()
+    for words in (["train.py", "-x"], ["--", "./train.py"], ["-m", "train.py"], ["lacking.py"]):
+        assert main(words, run=jobs) == 0
+    script.chmod(0o755)
+    assert main(["./train.py"], run=jobs) == 0
+    assert main(["train.py"], run=jobs) == 0
+    make_program(bin_directory / "train.py")
+    assert main(["train.py"], run=jobs) == 0
+    assert [spec.command for spec in jobs.specs] == [
+        ("python", "train.py", "-x"),
+        ("python", "./train.py"),
+        ("python", "-m", "train.py"),
+        ("lacking.py",),
+        ("./train.py",),
+        ("python", "train.py"),
+        ("train.py",),
+    ]
+
+
+def test_a_script_is_looked_for_in_the_workers_directory(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    assert with_python(("train.py",), str(tmp_path)) == ("python", "train.py")
+    assert with_python(("train.py",), str(tmp_path / "bin")) == ("train.py",)
+
+
+@pytest.mark.parametrize(
+    ("hint", "line", "whole"),
+    [
+        ("-np 4", "-v true -np 3", "hvlaunch -v -np 4 true -np 3"),
+        ("-np 4", "-np 9 -x A=1 -- -odd", "hvlaunch -x A=1 -np 4 -- -odd"),
+        ("-np 2, or more slots (host:N)", "-H a true", "hvlaunch -H a -np 2 true, or more slots (host:N)"),
+        ("-x A=1", "-x B=2 --grace=3 true", "hvlaunch -x B=2 --grace=3 -x A=1 true"),
+        ("--output-filename DIR", "true", "--output-filename DIR"),
+        ("-x PATH=…", "true", "-x PATH=…"),
+        ("--cwd", "true", "--cwd"),
+        ("hvlaunch jobs", "true", "hvlaunch jobs"),
+        ("-np 4", "--bogus true", "-np 4"),
+        ("without --min-np", "true", "without --min-np"),
+        ("it's here", "true", "it's here"),
+    ],
+)
+def test_advice_of_options_is_a_whole_line(hint, line, whole):
+    assert whole_line(hint, line.split()) == whole
+
+
+def test_an_error_has_the_whole_line(capsys):
+    assert main(["--dry-run", "-np", "3", "-H", "localhost:2", "true"]) == 2
+    assert "try: hvlaunch --dry-run -H localhost:2 -np 2 true, or more slots" in capsys.readouterr().err
