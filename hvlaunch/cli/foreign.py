@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from collections.abc import Container, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -15,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 from hvlaunch.cli.arguments import by_name, split, words_of
 from hvlaunch.cli.line import is_options, paste
 from hvlaunch.cli.options.option import Option
-from hvlaunch.cli.options.settings import HELP_HINT
+from hvlaunch.cli.options.settings import unknown_option
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage
@@ -36,7 +35,6 @@ __all__ = [
 
 Becomes = Literal["same", "another word", "not needed", "not here", "another meaning"]
 
-_LIKE = 0.75
 _EXAMPLE = "hvlaunch translate 'torchrun --nproc-per-node 2 train.py'"
 # Characters of `-x`, whose value may follow at once.
 _SHORT = 2
@@ -284,7 +282,8 @@ def without_needless(argv: Sequence[str], options: Mapping[str, Option]) -> tupl
     if translation.of("changed", "unclear"):
         raise translation.error()
     if translation.unknown:
-        raise _unknown(translation.unknown, options)
+        flags = [flag for flag, option in options.items() if flag in option.flags]
+        raise unknown_option(translation.unknown, flags, ["hvlaunch", *argv])
     return translation.words, translation.notes()
 
 
@@ -421,14 +420,3 @@ def _filled(text: str, value: str, typed: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _unknown(word: str, options: Mapping[str, Option]) -> BadUsage:
-    """Return the error for an option that no launcher has, with the options that may be meant."""
-    name = word.partition("=")[0]
-    flags = [flag for flag, option in options.items() if flag in option.flags]
-    # `--` alone is a prefix of every long name, and says nothing about the one meant.
-    longer = [flag for flag in flags if flag.startswith(name)] if len(name) > len("--") else []
-    close = longer or get_close_matches(name, flags, n=1, cutoff=_LIKE)
-    cause = f"unknown option {name!r}" + (", and options can't be cut short" if longer else "")
-    return BadUsage(cause, hint=", ".join([*close, f"or {HELP_HINT}"]) if close else HELP_HINT)

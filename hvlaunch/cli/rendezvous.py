@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hvlaunch import __version__
+from hvlaunch.cli.options.parser import Parser
 from hvlaunch.console.lines import visible
-from hvlaunch.errors import EXIT_INTERNAL, BadUsage, HvlaunchError
+from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 
 if TYPE_CHECKING:
     from hvlaunch.rendezvous.serving.certificate import Certificate
@@ -56,15 +57,11 @@ def script() -> NoReturn:
     sys.exit(main(wait=lambda: signal.sigwait(ending)))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadUsage(message.removeprefix("argument "), hint=f"{_NAME} --help")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of its command line, which raises BadUsage."""
-    made = _Parser(
+    made = Parser(
         prog=_NAME,
+        hint=f"{_NAME} --help",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

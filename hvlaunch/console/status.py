@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["AskStatus", "OnStatus", "Status", "count", "counted", "duration"]
+__all__ = ["AskStatus", "OnStatus", "Status", "ago", "count", "counted", "duration"]
 
 
 class Status(NamedTuple):
@@ -42,6 +42,14 @@ def duration(seconds: float) -> str:
     if whole < _HOUR:
         return f"{whole // _MINUTE} min {whole % _MINUTE} s"
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+
+
+def ago(seconds: float) -> str:
+    """Return how long ago something was, in one unit: `12 s ago`, `2 min ago`, `3 h ago`, `2 d ago`."""
+    for unit, size in (("d", 24 * _HOUR), ("h", _HOUR), ("min", _MINUTE)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
 
 
 def count(number: int, noun: str) -> str:

@@ -158,7 +158,7 @@ class ControlDoor:
         name = _field(body, "signal", str)
         number = None if name is None else _SIGNALS.get(name.upper()) or _SIGNALS.get(f"SIG{name.upper()}")
         if number is None:
-            return _bad(b'the body is not {"signal": "USR1"}, or another signal\n')
+            return _bad(b'the body must name a signal, as {"signal": "USR1"} does\n')
         self._post(on.UserSignal(number))
         return _done()
 

@@ -62,6 +62,21 @@ class KnownJob(NamedTuple):
     """True if the driver lives. A job without a driver and a result has lost its driver."""
 
     @property
+    def label(self) -> str:
+        """The job in words: `job 4a5fac6ebd8e (base)`."""
+        name = self.about.get("name")
+        return f"job {self.id} ({name})" if name else f"job {self.id}"
+
+    @property
+    def is_elastic(self) -> bool:
+        return bool(self.about.get("is_elastic"))
+
+    @property
+    def never_ran(self) -> bool:
+        """True if the job ended before a worker of it was started."""
+        return self.result is not None and self.result.get("has_run") is False
+
+    @property
     def began(self) -> float:
         """Seconds since the epoch."""
         began = self.about.get("began")

@@ -276,6 +276,7 @@ class View:
     """Seconds since 1970."""
     phase: str
     round: int | None
+    """Number of an elastic job's round."""
     round_state: str | None
     size: int
     """Number of workers in the round."""
@@ -331,6 +332,8 @@ class Model:
             for worker in job["workers"]
         }
         current = job["round"] or {}
+        # A static job has one round, which is no news.
+        shown = current if job.get("is_elastic", True) else {}
         return View(
             time=now,
             id=job["id"],
@@ -339,8 +342,8 @@ class Model:
             began=job["began"],
             # The last event comes after the last answer of the driver.
             phase=job["phase"] if self.ending is None else "ended",
-            round=current.get("number"),
-            round_state=current.get("state"),
+            round=shown.get("number"),
+            round_state=shown.get("state"),
             size=current.get("size", 0),
             is_sampled=bool(samples),
             hosts=tuple(host_rows(job, samples or (), last)),

@@ -180,6 +180,7 @@ def result_record(result: JobResult) -> Record:
     failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
     return {
         "exit_code": result.exit_code,
+        "has_run": has_run(result),
         "elapsed": round(result.elapsed, 3),
         "rank": None if failure is None else failure.rank,
         "host": None if failure is None else failure.host,
@@ -187,6 +188,12 @@ def result_record(result: JobResult) -> Record:
         "interrupted": None if interrupted is None else signal_name(interrupted),
         **(_error(result.error) if result.error is not None else {"error": None}),
     }
+
+
+def has_run(result: JobResult) -> bool:
+    """Return whether a worker of the last round was started."""
+    failed = sum(1 for worker in result.exits if worker.not_started is not None)
+    return result.size > len(result.never_started) + failed
 
 
 def _error(problem: Problem) -> Record:

@@ -20,7 +20,7 @@ from hvlaunch.outside.directory import has_driver
 from hvlaunch.outside.known import KnownJob, choose, has_ended, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 
-__all__ = ["Viewed", "attach"]
+__all__ = ["Viewed", "attach", "described"]
 
 _LINES = 100
 # Segments of stored output to search for the newest lines.
@@ -183,16 +183,16 @@ def _say_state(job: KnownJob, view: OutputView) -> None:
     """Print the job's state, possibly late: a busy driver answers late."""
 
     def ask() -> None:
-        view.printer.say(_state(job))
+        view.printer.say(described(job))
 
     asking = threading.Thread(target=ask, name="state", daemon=True)
     asking.start()
     asking.join(_SOON)
 
 
-def _state(job: KnownJob) -> str:
-    name = f" ({job.about['name']})" if job.about.get("name") else ""
-    subject = f"job {job.id}{name}"
+def described(job: KnownJob) -> str:
+    """Return what the job does, or how it ended."""
+    subject = job.label
     since = f", begun {duration(max(0.0, time.time() - job.began))} ago"
     if has_ended(job):
         result = result_of(job)
@@ -201,6 +201,6 @@ def _state(job: KnownJob) -> str:
     if state is None:
         return f"{subject}: its driver (process {job.about.get('pid')}) does not answer{since}"
     hosts = host_set(host["host"] for host in state["hosts"] if host["state"] == "ready")
-    current = f", round {state['round']['number']}" if state["round"] else ""
+    current = f", round {state['round']['number']}" if state["round"] and job.is_elastic else ""
     on_hosts = f" on {hosts}" if hosts else ""
     return f"{subject}: {state['phase']}{current}, {count(len(state['workers']), 'worker')}{on_hosts}{since}; Ctrl-C leaves it running"

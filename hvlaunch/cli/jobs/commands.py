@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +19,14 @@ from hvlaunch.cli.options.option import BadValue
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import visible
-from hvlaunch.console.status import duration
+from hvlaunch.console.status import ago, count
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside.control import ControlClient, DriverGone, state_of
 from hvlaunch.outside.directory import jobs_directory, remove
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
-__all__ = ["job_record", "job_table", "parser_of", "run_job_command", "since", "state_word"]
+__all__ = ["job_record", "job_table", "listed", "parser_of", "run_job_command", "since", "state_word"]
 
 State = Mapping[str, Any] | None
 """The driver's answer about its job; None without an answer."""
@@ -37,6 +38,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN = re.compile(r"([0-9]{1,9})([smhd])")
 _TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 _HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
+_ROUND = _HEAD.index("ROUND")
+_FEW_ENDED = 5
 _WIDEST = 40
 """Characters of a cell, except in the last column."""
 
@@ -83,7 +86,7 @@ def parser_of(name: str) -> Parser:
     )
     parser.add_argument("-h", "--help", action=_AskHelp, nargs=0, help="show this")
     if name == "signal":
-        parser.add_argument("signal", metavar="SIGNAL", help="such as USR1")
+        parser.add_argument("signal", metavar="SIGNAL", type=_signal_name, help="such as USR1")
     if name == "translate":
         parser.add_argument(
             "line", metavar="LINE", help="the line, such as 'torchrun --nproc-per-node 2 train.py'"
@@ -94,6 +97,9 @@ def parser_of(name: str) -> Parser:
         parser.add_argument("job", metavar="JOB", nargs=count, help=text)
     match name:
         case "jobs":
+            parser.add_argument(
+                "-a", "--all", action="store_true", help="with all ended jobs, not only the newest five"
+            )
             parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
         case "attach" | "logs":
             _add_view_options(parser, name)
@@ -186,6 +192,13 @@ def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
+def _signal_name(text: str) -> str:
+    name = text.upper().removeprefix("SIG")
+    if f"SIG{name}" not in signal.Signals.__members__:
+        raise BadUsage(f"{text} is not a signal", hint="hvlaunch signal USR1")
+    return name
+
+
 def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     from hvlaunch.cli.jobs.attach import attach  # noqa: PLC0415 (for this word alone)
 
@@ -227,12 +240,24 @@ def _what_can_be_read() -> Iterator[None]:
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
+    known = len(jobs)
+    if not options.all and not options.json:
+        jobs = listed(jobs)
     # Drivers are asked at the same time: a driver that hangs must not delay the others.
     with ThreadPoolExecutor(max(1, len(jobs))) as asking:
         states = list(zip(jobs, asking.map(_state, jobs), strict=True))
     if options.json:
         return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
-    return print_answer(job_table(states) if jobs else "no jobs\n")
+    hidden = known - len(jobs)
+    more = f"{count(hidden, 'more job')}, ended: hvlaunch jobs --all\n" if hidden else ""
+    return print_answer((job_table(states) if jobs else "no jobs\n") + more)
+
+
+def listed(jobs: Sequence[KnownJob]) -> list[KnownJob]:
+    """Return the jobs of the short list: those without an end first, then the newest ended ones whose workers ran."""
+    running = [job for job in jobs if job.result is None]
+    ended = [job for job in jobs if job.result is not None and not job.never_ran]
+    return [*reversed(running), *reversed(ended[-_FEW_ENDED:])]
 
 
 def _state(job: KnownJob) -> Mapping[str, Any] | None:
@@ -363,7 +388,9 @@ def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) 
     """Return a table with a line for each job."""
     now = time.time() if now is None else now
     rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    if not any(job.is_elastic for job, _ in jobs):
+        rows = [(*row[:_ROUND], *row[_ROUND + 1 :]) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
@@ -375,10 +402,10 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
         job.id,
         str(job.about.get("name") or "-"),
         state_word(job, state),
-        "-" if current is None else str(current["number"]),
+        "-" if current is None or not job.is_elastic else str(current["number"]),
         "-" if state is None else str(len(state["workers"])),
         host_set(hosts) if hosts else "-",
-        f"{duration(max(0.0, now - job.began))} ago",
+        ago(now - job.began),
     )
     command = job.about.get("command")
     # about.json may be another version's, or damaged.

@@ -208,7 +208,9 @@ class TopScreen(App[None]):
         """Draw a view."""
         self._view = view
         self.query_one("#head", Static).update(header(view))
-        self.query_one("#rounds", Static).update(_rounds(view, max(10, self.size.width - 2)))
+        rounds = self.query_one("#rounds", Static)
+        rounds.update(_rounds(view, max(10, self.size.width - 2)))
+        rounds.display = view.round is not None
         lines = [
             Text.assemble(
                 (f"{datetime.fromtimestamp(moment.time).astimezone():%H:%M:%S}  ", "dim"),
@@ -327,7 +329,7 @@ class TopScreen(App[None]):
             if is_meant:
                 self._order("/stop", {"kill": False})
 
-        self.push_screen(YesNoQuestion(f"Stop job {self._feed.job.id}?"), stop)
+        self.push_screen(YesNoQuestion(f"Stop {self._feed.job.label}?"), stop)
 
     def _order(self, path: str, body: dict[str, object]) -> None:
         try:

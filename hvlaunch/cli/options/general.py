@@ -136,7 +136,9 @@ JOB_WORDS = {
     word.name: word
     for word in (
         JobWord(
-            "jobs", "[--json]", "list your jobs on this machine: those that run, and those that failed lately"
+            "jobs",
+            "[--all] [--json]",
+            "list your jobs on this machine: those that run, and those that failed lately",
         ),
         JobWord(
             "attach",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from hvlaunch.cli.options.option import Option, OptionGroup
-from hvlaunch.cli.options.settings import HELP_HINT, default_of
+from hvlaunch.cli.options.settings import HELP_HINT, default_of, unknown_option
 from hvlaunch.errors import BadUsage
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "EXIT_CODES", "Parser", "default_text", "make_parser", "sentences"]
@@ -24,9 +24,22 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._hint = hint
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words: Sequence[str] = args or ()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        # argparse would print its usage and exit.
-        raise BadUsage(message.removeprefix("argument "), hint=self._hint)
+        """Raise BadUsage in the words of hvlaunch's own options; argparse would print its usage and exit."""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        word, subject = words.partition(" ")[0], self.prog.removeprefix("hvlaunch ")
+        if is_unknown and word.startswith("-"):
+            line = [*self.prog.split(), *self._words]
+            raise unknown_option(word, list(self._option_string_actions), line, self._hint)
+        if is_unknown:
+            raise BadUsage(f"{subject} takes no {word!r}", hint=self._hint)
+        _, is_missing, names = message.partition("the following arguments are required: ")
+        cause = f"{subject} needs {names}" if is_missing else message.removeprefix("argument ")
+        raise BadUsage(cause, hint=self._hint)
 
 
 def make_parser(groups: Sequence[OptionGroup], describe: Callable[[Option], str]) -> Parser:

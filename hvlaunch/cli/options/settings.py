@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvlaunch.cli.options.option import BadValue, Option, OptionGroup
 from hvlaunch.cli.options.table import COMMAND
+from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
@@ -20,11 +22,14 @@ __all__ = [
     "place_of",
     "read_value",
     "typed_setting",
+    "unknown_option",
     "value_of",
 ]
 
 HELP_HINT = "hvlaunch --help"
 
+_LIKE = 0.75
+"""Similarity of an option that may be meant."""
 _NUMBER = re.compile(r"-[0-9]*\.?[0-9]+")
 
 
@@ -47,6 +52,23 @@ class Setting(NamedTuple):
     """Whether hvlaunch found the file, and no user named it."""
     table: str = ""
     """The table of the file: `profiles.big`."""
+
+
+def unknown_option(
+    word: str, flags: Sequence[str], line: Sequence[str], help_hint: str = HELP_HINT
+) -> BadUsage:
+    """Return the error for an option that a line has in vain, with the option that may be meant, or those it begins."""
+    from difflib import get_close_matches  # noqa: PLC0415 (for errors alone)
+
+    name = word.partition("=")[0]
+    # `--` alone is a prefix of every long name, and says nothing about the one meant.
+    longer = [flag for flag in flags if flag.startswith(name)] if len(name) > len("--") else []
+    close = longer or get_close_matches(name, flags, n=1, cutoff=_LIKE)
+    cause = f"unknown option {name!r}" + (", and options can't be cut short" if longer else "")
+    if len(close) != 1:
+        return BadUsage(cause, hint=", ".join([*close, f"or {help_hint}"]) if close else help_hint)
+    words = [close[0] + other[len(name) :] if other == word else other for other in masked_words(line)]
+    return BadUsage(cause, hint=f"{shlex.join(words)}, or {help_hint}")
 
 
 def place_of(origin: str, table: str) -> str:

@@ -22,7 +22,7 @@ export function drawTimeline(view) {
       const bar = draw("rect", { class: `round-${round.number % 2}`, x: left, y: row * ROW + 2, width: right - left, height: ROW - 4, rx: 3 },
         draw("title", {}, `round ${round.number}${round.cause ? `, ended: ${round.cause}` : ""}`));
       svg.append(bar);
-      if (right - left > 24) svg.append(draw("text", { class: "label", x: left + 5, y: row * ROW + 13 }, `${round.number}`));
+      if (right - left > 24 && view.round !== null) svg.append(draw("text", { class: "label", x: left + 5, y: row * ROW + 13 }, `${round.number}`));
     });
   }
   for (const moment of view.moments) {

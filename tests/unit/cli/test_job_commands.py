@@ -14,11 +14,14 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hvlaunch.cli.jobs.attach import described
+from hvlaunch.cli.jobs.commands import job_table, listed
 from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.console.status import ago
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.outside.known import known_jobs
+from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 
@@ -33,8 +36,8 @@ def test_a_job_from_its_start_to_its_end(site, capsys):
     job = site.start("--job-name", "base")
     site.do("jobs")
     head, line = capsys.readouterr().out.splitlines()
-    assert head.split() == ["JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND"]
-    assert line.split()[1:6] == ["base", "running", "0", "2", "localhost"]
+    assert head.split() == ["JOB", "NAME", "STATE", "WORKERS", "HOSTS", "BEGAN", "COMMAND"]
+    assert line.split()[1:5] == ["base", "running", "2", "localhost"]
     site.do("jobs", "--json")
     record = json.loads(capsys.readouterr().out)
     assert [worker["rank"] for worker in record["state"]["workers"]] == [0, 1]
@@ -206,9 +209,18 @@ def test_the_driver_of_a_stopped_process_does_not_answer(site, capsys, monkeypat
     [
         (["stop"], "no job runs here; try: hvlaunch jobs"),
         (["stop", "abcd"], "there is no job abcd; try: hvlaunch jobs"),
-        (["forget"], "the following arguments are required: JOB; try: hvlaunch forget --help"),
-        (["signal"], "the following arguments are required: SIGNAL; try: hvlaunch signal --help"),
-        (["jobs", "--jso"], "unrecognized arguments: --jso; try: hvlaunch jobs --help"),
+        (["forget"], "forget needs JOB; try: hvlaunch forget --help"),
+        (["signal"], "signal needs SIGNAL; try: hvlaunch signal --help"),
+        (
+            ["stop", "--kil", "3f"],
+            "unknown option '--kil', and options can't be cut short; try: hvlaunch stop --kill 3f, or hvlaunch stop --help",
+        ),
+        (
+            ["logs", "--folow"],
+            "unknown option '--folow'; try: hvlaunch logs --follow, or hvlaunch logs --help",
+        ),
+        (["jobs", "x"], "jobs takes no 'x'; try: hvlaunch jobs --help"),
+        (["signal", "FOO"], "FOO is not a signal; try: hvlaunch signal USR1"),
     ],
 )
 def test_a_wrong_line_has_one_message_and_code_2(words, told, tmp_path, monkeypatch, capsys):
@@ -239,3 +251,68 @@ def test_a_program_of_such_a_name_still_runs(tmp_path, capfd):
     program.chmod(0o755)
     assert main(["--quiet", "-np", "1", str(program)]) == 0
     assert "ran" in capfd.readouterr().out
+
+
+def known(number, *, result=None, is_elastic=False, began=0.0):
+    about = {"began": began + number, "is_elastic": is_elastic, "command": ["python", f"{number}.py"]}
+    return KnownJob(f"{number:012}", Path("/nowhere"), about, result, has_driver=result is None)
+
+
+def numbers(jobs):
+    return [int(job.id) for job in jobs]
+
+
+def test_the_short_list_has_running_jobs_first_and_the_newest_five_that_ended():
+    ended, unborn = {"exit_code": 1, "has_run": True}, {"exit_code": 127, "has_run": False}
+    results = {1: None, 9: None, 3: unborn, 10: unborn}
+    jobs = [known(number, result=results.get(number, ended)) for number in range(1, 12)]
+    assert numbers(listed(jobs)) == [9, 1, 11, 8, 7, 6, 5]
+
+
+def test_a_result_of_an_older_version_counts_as_a_job_that_ran():
+    assert numbers(listed([known(1, result={"exit_code": 1})])) == [1]
+
+
+def test_times_are_short_and_only_elastic_jobs_have_a_round():
+    state = {"phase": "running", "round": {"number": 0}, "workers": [1, 2], "hosts": []}
+    static = job_table([(known(1), state), (known(2, result={"exit_code": 3}), None)], now=150.0)
+    assert [line.split()[:3] for line in static.splitlines()] == [
+        ["JOB", "NAME", "STATE"],
+        ["000000000001", "-", "running"],
+        ["000000000002", "-", "exit"],
+    ]
+    assert "ROUND" not in static
+    assert static.count("2 min ago") == 2
+    both = job_table([(known(1), state), (known(2, is_elastic=True), state)], now=150.0)
+    assert [line.split()[3] for line in both.splitlines()] == ["ROUND", "-", "0"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1.0, "0 s"), (59.9, "59 s"), (60.0, "1 min"), (7199.0, "1 h"), (90_000.0, "1 d")],
+)
+def test_how_long_ago(seconds, text):
+    assert ago(seconds) == f"{text} ago"
+
+
+def test_a_job_without_a_worker_is_no_row(site, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", site.environ["XDG_STATE_HOME"])
+    assert main(["-np", "2", "no-such-program"]) == 127
+    assert main(["-np", "1", "-H", "localhost:1", "sh", "-c", "exit 3"]) == 3
+    assert main(["-np", "2", "-H", "localhost:1", "true"]) == 2
+    capsys.readouterr()
+    site.do("jobs")
+    table = capsys.readouterr().out
+    assert "exit code 3" in table
+    assert "exit code 127" not in table
+    assert table.endswith("1 more job, ended: hvlaunch jobs --all\n")
+    site.do("jobs", "--all")
+    assert "exit code 127" in capsys.readouterr().out
+    site.do("jobs", "--json")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_attach_tells_no_round_of_a_static_job(site):
+    site.start("--job-name", "base")
+    (job,) = known_jobs(site.root)
+    assert f"job {job.id} (base): running, 2 workers on localhost, begun " in described(job)

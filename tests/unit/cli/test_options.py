@@ -83,7 +83,7 @@ def test_an_option_of_the_table_is_read_and_sets_its_field():
     assert (plain.given, plain.remote_agent) == ({}, None)
     with pytest.raises(BadUsage, match=r"^-ra/--remote-agent: 'bad' is not a program; try: hvlaunch --help$"):
         parse(["--remote-agent", "bad", "true"], WITH_EXTRA)
-    with pytest.raises(BadUsage, match=r"unknown option '--remote-agents'; try: --remote-agent"):
+    with pytest.raises(BadUsage, match=r"unknown option '--remote-agents'; try: hvlaunch --remote-agent x"):
         parse(["--remote-agents", "x", "true"], WITH_EXTRA)
     with pytest.raises(BadUsage, match="unknown option '--remote-agent'"):
         parse(["--remote-agent", "x", "true"])

@@ -103,11 +103,11 @@ def test_ipv6(start, tmp_path, bind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "the following arguments are required: --token-file; try: hvlaunch-rendezvous --help"),
+        ("", "hvlaunch-rendezvous needs --token-file; try: hvlaunch-rendezvous --help"),
         ("--token-file t --bind 1.2.3.4", "--bind: '1.2.3.4' is not HOST:PORT; try: hvlaunch-rendezvous --help"),
         ("--token-file t --bind ::1:80", "--bind: '::1:80' is not HOST:PORT; try: hvlaunch-rendezvous --help"),
         ("--token-file t --bind a:65536", "--bind: 'a:65536' is not HOST:PORT; try: hvlaunch-rendezvous --help"),
-        ("--token-file t --frob", "unrecognized arguments: --frob; try: hvlaunch-rendezvous --help"),
+        ("--token-file t --frob", "unknown option '--frob'; try: hvlaunch-rendezvous --help"),
         ("--token-file none/t", "token file none/t: No such file or directory"),
         ("--token-file .", "token file .: Is a directory"),
         ("--token-file open", "token file open: every user of this machine can read it (mode 644); try: chmod 600 open"),
