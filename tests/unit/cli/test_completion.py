@@ -113,7 +113,7 @@ JOB_LINES = [
     ("logs --s", ["--since"]),
     ("stop 4a", ["4a5fac6ebd8e"]),
     ("signal US", ["USR1", "USR2"]),
-    ("jobs --", ["--json", "--help"]),
+    ("jobs --", ["--all", "--json", "--help"]),
     ("wait base", ["base-line.1"]),
     ("forget x", []),
 ]
