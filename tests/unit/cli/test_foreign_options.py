@@ -132,14 +132,14 @@ NOT_NEEDED = [
 
 @pytest.mark.parametrize(("line", "text"), NOT_NEEDED)
 def test_options_that_mean_nothing_here_are_a_warning_and_the_job_runs(line, text):
-    warnings = []
+    warnings: list[str] = []
     assert parse(line.split(), warn=warnings.append).command == ("true",)
     (warning,) = warnings
     assert warning.startswith(f"warning: {text}")
 
 
 def test_quiet_is_without_these_warnings():
-    warnings = []
+    warnings: list[str] = []
     parse(["--quiet", "--standalone", "true"], warn=warnings.append)
     assert warnings == []
 
