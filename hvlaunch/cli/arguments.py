@@ -4,96 +4,14 @@ argparse can't split a line: words of the command that look like options would b
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.options.option import Option, OptionGroup
+from hvlaunch.cli.options.option import Option, OptionGroup, Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.settings import HELP_HINT, Options, Setting, check_words, merged, typed_setting
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage
 
-__all__ = ["Answered", "Typed", "UnknownOption", "by_name", "parse", "split", "words_of"]
-
-
-class Typed(NamedTuple):
-    """An option as it stands on the command line."""
-
-    name: str
-    values: Sequence[str]
-    is_joined: bool = False
-    """Whether name and value are one word."""
-
-
-class UnknownOption(Exception):
-    """The first of the remaining words is not an option of hvlaunch."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        super().__init__(words[0])
-        self.words = words
-
-
-def by_name(groups: Sequence[OptionGroup]) -> dict[str, Option]:
-    """Return the options by each of their names."""
-    return {
-        flag: option
-        for group in groups
-        for option in group.options
-        for flag in (*option.flags, *option.aliases, *option.opposites)
-    }
-
-
-def split(
-    argv: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]
-) -> tuple[list[Typed], Sequence[str]]:
-    """Split a line into options and the user's command.
-
-    The command begins at the first word that is neither an option nor an option's value. `is_foreign` returns whether
-    another launcher has an option of that name. Raises UnknownOption.
-    """
-    typed: list[Typed] = []
-    index = 0
-    while index < len(argv):
-        word = argv[index]
-        if word == "--":
-            return typed, argv[index + 1 :]
-        if not word.startswith("-") or word == "-":
-            return typed, argv[index:]
-        words = argv[index : index + words_of(argv[index:], options, is_foreign)]
-        if not words:
-            raise UnknownOption(argv[index:])
-        typed.append(_typed(words, options))
-        index += len(words)
-    return typed, ()
-
-
-def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]) -> int:
-    """Return how many of the first words are an option with its values; 0 for an unknown option."""
-    word = words[0]
-    if word in options:
-        value = options[word].value
-        return 1 + (0 if value is None else len(value.metavars) or 1)
-    if word.partition("=")[0] in options:
-        return 1
-    # A short name may be in one word with its value: `-p2222`.
-    option = options.get(word[:2])
-    if option is None or option.value is None:
-        return 0
-    return 0 if _is_like_a_name(word) and is_foreign(word) else 1
-
-
-def _is_like_a_name(word: str) -> bool:
-    """Return whether a word such as `-p2222` may also be another launcher's option, such as `-ppn`."""
-    return all(part.isalpha() for part in word[1:].split("-"))
-
-
-def _typed(words: Sequence[str], options: Mapping[str, Option]) -> Typed:
-    name, *values = words
-    if name in options:
-        return Typed(name, values)
-    long, equals, value = name.partition("=")
-    if equals and long in options:
-        return Typed(long, [value], is_joined=True)
-    return Typed(name[:2], [name[2:]], is_joined=True)
+__all__ = ["Answered", "parse"]
 
 
 class Answered(Exception):

@@ -11,9 +11,8 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from hvlaunch.cli.arguments import by_name, split, words_of
 from hvlaunch.cli.line import is_options, paste
-from hvlaunch.cli.options.option import Option
+from hvlaunch.cli.options.option import Option, by_name, split, words_of
 from hvlaunch.cli.options.settings import unknown_option
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked, masked_words

@@ -1,9 +1,19 @@
-"""The shape of an option, as data. Pure: parsers, help and pages are made from it elsewhere."""
+"""The shape of an option, as data, and how a line is split into options and a command. Pure: help and pages are made elsewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["BadValue", "Option", "OptionGroup", "Value"]
+__all__ = [
+    "BadValue",
+    "Option",
+    "OptionGroup",
+    "Typed",
+    "UnknownOption",
+    "Value",
+    "by_name",
+    "split",
+    "words_of",
+]
 
 
 class BadValue(ValueError):
@@ -107,3 +117,84 @@ class OptionGroup(NamedTuple):
     """A sentence about the whole group."""
     pages: tuple[tuple[str, str], ...] = ()
     """Titles and paths of pages about it, relative to docs/."""
+
+
+class Typed(NamedTuple):
+    """An option as it stands on the command line."""
+
+    name: str
+    values: Sequence[str]
+    is_joined: bool = False
+    """Whether name and value are one word."""
+
+
+class UnknownOption(Exception):
+    """The first of the remaining words is not an option of hvlaunch."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words[0])
+        self.words = words
+
+
+def by_name(groups: Sequence[OptionGroup]) -> dict[str, Option]:
+    """Return the options by each of their names."""
+    return {
+        flag: option
+        for group in groups
+        for option in group.options
+        for flag in (*option.flags, *option.aliases, *option.opposites)
+    }
+
+
+def split(
+    argv: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]
+) -> tuple[list[Typed], Sequence[str]]:
+    """Split a line into options and the user's command.
+
+    The command begins at the first word that is neither an option nor an option's value. `is_foreign` returns whether
+    another launcher has an option of that name. Raises UnknownOption.
+    """
+    typed: list[Typed] = []
+    index = 0
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            return typed, argv[index + 1 :]
+        if not word.startswith("-") or word == "-":
+            return typed, argv[index:]
+        words = argv[index : index + words_of(argv[index:], options, is_foreign)]
+        if not words:
+            raise UnknownOption(argv[index:])
+        typed.append(_typed(words, options))
+        index += len(words)
+    return typed, ()
+
+
+def words_of(words: Sequence[str], options: Mapping[str, Option], is_foreign: Callable[[str], bool]) -> int:
+    """Return how many of the first words are an option with its values; 0 for an unknown option."""
+    word = words[0]
+    if word in options:
+        value = options[word].value
+        return 1 + (0 if value is None else len(value.metavars) or 1)
+    if word.partition("=")[0] in options:
+        return 1
+    # A short name may be in one word with its value: `-p2222`.
+    option = options.get(word[:2])
+    if option is None or option.value is None:
+        return 0
+    return 0 if _is_like_a_name(word) and is_foreign(word) else 1
+
+
+def _is_like_a_name(word: str) -> bool:
+    """Return whether a word such as `-p2222` may also be another launcher's option, such as `-ppn`."""
+    return all(part.isalpha() for part in word[1:].split("-"))
+
+
+def _typed(words: Sequence[str], options: Mapping[str, Option]) -> Typed:
+    name, *values = words
+    if name in options:
+        return Typed(name, values)
+    long, equals, value = name.partition("=")
+    if equals and long in options:
+        return Typed(long, [value], is_joined=True)
+    return Typed(name[:2], [name[2:]], is_joined=True)
