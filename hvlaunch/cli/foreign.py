@@ -145,20 +145,20 @@ class Translation(NamedTuple):
     """A line of another launcher in hvlaunch's words."""
 
     words: tuple[str, ...]
-    """The line, without the program's name, and without what is not translated."""
+    """The line, without the program's name and without omitted options."""
     foreign: tuple[tuple[Literal["changed", "dropped", "unclear"], "_Typed"], ...] = ()
-    """Options that have another name here, that are not needed here, and that the user has to decide about."""
+    """Options with another name here, options without need here, and options for the user to decide about."""
     unknown: str = ""
-    """An option that no launcher has."""
+    """An option without a launcher."""
 
-    def of(self, *sorts: str) -> list["_Typed"]:
+    def of_sort(self, *sorts: str) -> list["_Typed"]:
         """Return the options of these sorts, as typed."""
         return [typed for sort, typed in self.foreign if sort in sorts]
 
     def notes(self) -> list[str]:
-        """Return sentences about the options that are left out, one for each reason."""
+        """Return sentences about omitted options, a sentence for each reason."""
         reasons: dict[str, dict[str, None]] = {}
-        for typed in self.of("dropped", "unclear"):
+        for typed in self.of_sort("dropped", "unclear"):
             reasons.setdefault(_about(typed), {})[typed.name] = None
         return [
             f"{_listed(list(names))} {'is' if len(names) == 1 else 'are'} {about}"
@@ -166,11 +166,11 @@ class Translation(NamedTuple):
         ]
 
     def error(self) -> BadUsage:
-        """Return the error for such a line as a line of hvlaunch, with the line that is meant."""
-        others = self.of("changed", "unclear")
+        """Return the error for such a line given to hvlaunch, with the translated line."""
+        others = self.of_sort("changed", "unclear")
         hint = None if self.unknown else paste(self.words)
         owners = {row.program.split()[0] for typed in others for row in typed.rows}
-        if len(others) > 1 and not self.of("unclear") and len(owners) == 1:
+        if len(others) > 1 and not self.of_sort("unclear") and len(owners) == 1:
             names = _listed([typed.name for typed in others])
             return BadUsage(f"{names} are {owners.pop()}'s, and have other names here", hint=hint)
         return BadUsage("\n".join(map(_sentence, others)), hint=hint)
@@ -179,7 +179,7 @@ class Translation(NamedTuple):
 def translate(
     words: Sequence[str], options: Mapping[str, Option], programs: Container[str] | None = None
 ) -> Translation:
-    """Translate options of other launchers up to the command, which stays as it is.
+    """Translate options of other launchers up to the command.
 
     `programs` are the launchers whose line it is; None for a line of hvlaunch with options of some launcher.
     """
@@ -222,9 +222,9 @@ _ELASTIC = frozenset(["--min-np", "--min-num-proc", "--max-np", "--max-num-proc"
 
 
 def translate_line(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Translate a whole line, as one word or several; return hvlaunch's, and notes about what is left out.
+    """Translate a whole line, as a single word or several; return hvlaunch's line, and notes about omitted options.
 
-    Raises BadUsage for a line that no known launcher begins.
+    Raises BadUsage for a line of an unknown launcher.
     """
     try:
         words = shlex.split(words[0], comments=True) if len(words) == 1 else list(words)
@@ -273,12 +273,12 @@ def _program(words: Sequence[str]) -> tuple[str, list[str], Sequence[str]]:
 
 
 def without_needless(argv: Sequence[str], options: Mapping[str, Option]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the line without other launchers' options that mean nothing here, and a sentence about each.
+    """Return the line without needless options of other launchers, and sentences about them.
 
-    Raises BadUsage for a line with any other option that is not hvlaunch's.
+    Raises BadUsage for a line with any other foreign option.
     """
     translation = translate(argv, options)
-    if translation.of("changed", "unclear"):
+    if translation.of_sort("changed", "unclear"):
         raise translation.error()
     if translation.unknown:
         flags = [flag for flag, option in options.items() if flag in option.flags]
@@ -287,7 +287,7 @@ def without_needless(argv: Sequence[str], options: Mapping[str, Option]) -> tupl
 
 
 def _same(programs: Container[str]) -> set[str]:
-    """Return the keys of options that are the same here, of any of these launchers: there are two programs named mpirun."""
+    """Return the keys of these launchers' options with the same meaning here. Two launchers are named mpirun."""
     return {
         key(name)
         for program, launcher in LAUNCHERS.items()
@@ -299,7 +299,7 @@ def _same(programs: Container[str]) -> set[str]:
 
 
 def _words_here(typed: "_Typed", options: Mapping[str, Option]) -> tuple[str, ...] | None:
-    """Return hvlaunch's words for an option: none if it is not needed, None if they are not clear."""
+    """Return hvlaunch's words for an option: empty for a needless option, None if unclear."""
     if {row.option.becomes for row in typed.rows} == {"not needed"}:
         return ()
     lines = {_first_clause(row.option, typed) for row in typed.rows}
@@ -352,7 +352,7 @@ def _typed(words: Sequence[str], programs: Container[str] | None = None) -> _Typ
 
 
 def _of_values(rows: Sequence[Row], values: Sequence[str]) -> list[Row]:
-    """Keep the rows that are for just these values, if there are such rows; else those for any."""
+    """Keep the rows for just these values; without any, the rows for all values."""
     exact, general = [], []
     for row in rows:
         literals = [

@@ -1,4 +1,4 @@
-"""Lines to paste: the user's line with other options, and answers to a command that is no program."""
+"""Lines to paste: the user's line with other options, and answers to a command without a program."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from hvlaunch.hosts.parse import parse_hosts
 __all__ = ["check_program", "is_options", "paste", "whole_line", "with_python"]
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:[:=,.]+[A-Z.]*)*|.*…")
-"""Words of advice that stand for the user's own: FILE, N:M, NAME=VALUE."""
+"""Placeholders in advice: FILE, N:M, NAME=VALUE."""
 _SHORTEST = 3
 _NEEDLESS = frozenset(["exec", "launch", "run", "start", "submit"])
 _MEANT = {
@@ -43,7 +43,7 @@ def paste(words: Sequence[str]) -> str:
 
 
 def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
-    """Return whether the words are options of hvlaunch with their values, and nothing else."""
+    """Return whether the words are only options of hvlaunch with their values."""
     try:
         typed, command = split(words, options, lambda _: False)
         for option in typed:
@@ -56,7 +56,7 @@ def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
 def whole_line(hint: str, argv: Sequence[str]) -> str:
     """Return the hint as a whole line to paste, if it begins with options for the user's line.
 
-    An option that the line has already is replaced. What follows `, or ` stays as it is.
+    An option of the line is replaced. Text behind `, or ` is kept.
     """
     options = by_name(GROUPS)
     advice, separator, other = hint.partition(", or ")
@@ -82,9 +82,9 @@ def _words(option: Typed) -> tuple[str, ...]:
 
 
 def with_python(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
-    """Return the command, with python before a script that can't run by itself, as torchrun has it.
+    """Return the command, with python before a script without an execute bit, as torchrun has it.
 
-    Hosts may lack the script: what counts is the working directory on this machine.
+    Hosts may lack the script, therefore only the working directory on this machine counts.
     """
     script = Path(cwd, command[0])
     is_program = os.access(script, os.X_OK) if "/" in command[0] else shutil.which(command[0])
@@ -92,7 +92,7 @@ def with_python(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
 
 
 def check_program(options: Options, argv: Sequence[str]) -> None:
-    """Check the first word of a command that is no program here. Raises BadUsage if it is meant for hvlaunch."""
+    """Check a command without a program on this machine. Raises BadUsage if its first word is meant for hvlaunch."""
     word, *behind = options.command
     before = argv[: len(argv) - len(options.command)]
     if Path(word).is_file():
@@ -117,7 +117,7 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
 
 
 def _are_hosts(word: str, behind: Sequence[str]) -> bool:
-    """Return whether a word behind `-H HOSTS` is a host too: it has slots, or a program follows it."""
+    """Return whether a word behind `-H HOSTS` is a host too: a word with slots, or before a program."""
     try:
         parse_hosts(word)
     except BadUsage:

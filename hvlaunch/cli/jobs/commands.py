@@ -240,7 +240,7 @@ def _what_can_be_read() -> Iterator[None]:
 
 def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
-    known = len(jobs)
+    total = len(jobs)
     if not options.all and not options.json:
         jobs = listed(jobs)
     # Drivers are asked at the same time: a driver that hangs must not delay the others.
@@ -248,13 +248,13 @@ def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         states = list(zip(jobs, asking.map(_state, jobs), strict=True))
     if options.json:
         return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
-    hidden = known - len(jobs)
+    hidden = total - len(jobs)
     more = f"{count(hidden, 'more job')}, ended: hvlaunch jobs --all\n" if hidden else ""
     return print_answer((job_table(states) if jobs else "no jobs\n") + more)
 
 
 def listed(jobs: Sequence[KnownJob]) -> list[KnownJob]:
-    """Return the jobs of the short list: those without an end first, then the newest ended ones whose workers ran."""
+    """Return the jobs of the short list: first jobs without an end, then the newest ended jobs with workers."""
     running = [job for job in jobs if job.result is None]
     ended = [job for job in jobs if job.result is not None and not job.never_ran]
     return [*reversed(running), *reversed(ended[-_FEW_ENDED:])]
@@ -330,7 +330,7 @@ def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _translate(words: Sequence[str]) -> int:
-    """Print a line of another launcher as one of hvlaunch, and notes about what it leaves out."""
+    """Print the translation of another launcher's line, and notes about omitted options."""
     from hvlaunch.cli.foreign import translate_line  # noqa: PLC0415 (for this word alone)
 
     if words in ([], ["-h"], ["--help"]):

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise BadUsage in the words of hvlaunch's own options; argparse would print its usage and exit."""
+        """Raise BadUsage, worded as for hvlaunch's own options. argparse would print its usage and exit."""
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         word, subject = words.partition(" ")[0], self.prog.removeprefix("hvlaunch ")
         if is_unknown and word.startswith("-"):

@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 def unknown_option(
     word: str, flags: Sequence[str], line: Sequence[str], help_hint: str = HELP_HINT
 ) -> BadUsage:
-    """Return the error for an option that a line has in vain, with the option that may be meant, or those it begins."""
+    """Return the error for an unknown option of a line, with similar or longer options."""
     from difflib import get_close_matches  # noqa: PLC0415 (for errors alone)
 
     name = word.partition("=")[0]

@@ -198,8 +198,14 @@ def test_an_empty_word_is_a_command():
             "--num 2 true",
             "unknown option '--num', and options can't be cut short; try: --num-proc, --num-nccl-streams, or hvlaunch --help",
         ),
-        ("--check true", "unknown option '--check', and options can't be cut short; try: --check-build, or "),
-        ("-hostf f true", "unknown option '-hostf', and options can't be cut short; try: -hostfile, or "),
+        (
+            "--check true",
+            "unknown option '--check', and options can't be cut short; try: hvlaunch --check-build true, or ",
+        ),
+        (
+            "-hostf f true",
+            "unknown option '-hostf', and options can't be cut short; try: hvlaunch -hostfile f true, or ",
+        ),
         ("-vv true", "unknown option '-vv'"),
         ("-v", "no command to run; try: hvlaunch -V for the version"),
         ("--gloo=1 true", "--gloo: ignored explicit argument '1'"),
@@ -215,7 +221,10 @@ def test_an_empty_word_is_a_command():
         ("--no-grace 3 true", "unknown option '--no-grace'"),
         ("--bogus true", "unknown option '--bogus'; try: hvlaunch --help"),
         ("--bogus=3 true", "unknown option '--bogus'"),
-        ("--hostfiles f true", "unknown option '--hostfiles'; try: --hostfile, or hvlaunch --help"),
+        (
+            "--hostfiles f true",
+            "unknown option '--hostfiles'; try: hvlaunch --hostfile f true, or hvlaunch --help",
+        ),
         ("-z true", "unknown option '-z'"),
     ],
 )

@@ -295,7 +295,7 @@ def test_how_long_ago(seconds, text):
     assert ago(seconds) == f"{text} ago"
 
 
-def test_a_job_without_a_worker_is_no_row(site, capsys, monkeypatch):
+def test_a_job_without_a_worker_has_no_row(site, capsys, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", site.environ["XDG_STATE_HOME"])
     assert main(["-np", "2", "no-such-program"]) == 127
     assert main(["-np", "1", "-H", "localhost:1", "sh", "-c", "exit 3"]) == 3
