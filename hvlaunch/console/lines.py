@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable
 from typing import Literal
 
-__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "visible"]
+__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "visible", "visible_line"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -161,3 +161,8 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
+
+
+def visible_line(text: str) -> str:
+    """Escape newlines and tabs as well: for a name within a line or a table."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -204,6 +204,9 @@ def known_job(directory: Path) -> KnownJob | None:
     about = _read(directory / ABOUT)
     if about is None:
         return None
+    if not isinstance(name := about.get("name") or "", str) or not name.isprintable():
+        # Another version's, or damaged: it must not move a terminal's cursor, or look like another row of a table.
+        about = {**about, "name": ascii(name)[1:-1]}
     # Asked before the result is read: a driver writes the result before it releases the lock.
     runs = has_driver(directory)
     return KnownJob(directory.name, directory, about, _read(directory / RESULT), runs)

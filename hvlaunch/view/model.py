@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from hvlaunch.console.lines import visible_line
 from hvlaunch.console.stored import Stored
 from hvlaunch.view.output import Tails
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
@@ -337,7 +338,7 @@ class Model:
         return View(
             time=now,
             id=job["id"],
-            name=job.get("name"),
+            name=visible_line(job.get("name") or "") or None,
             command=tuple(str(word) for word in job.get("command") or ()),
             began=job["began"],
             # The last event comes after the last answer of the driver.

@@ -333,3 +333,21 @@ def test_a_wrong_line_shows_no_secret(here: Path) -> None:
         with pytest.raises(BadUsage) as caught:
             options_of()
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "prefix = ''",
+        "prefix = 'hvlaunch: '",
+        "pool = 'mine'",
+        "rendezvous-bind = '0.0.0.0'",
+        "rendezvous-port = 22",
+    ],
+)
+def test_a_strangers_file_chooses_no_prefix_pool_or_listener(here: Path, line: str) -> None:
+    (here / "hvlaunch.toml").write_text(f"{line}\n")
+    key = line.partition(" ")[0]
+    with pytest.raises(BadUsage, match=rf"hvlaunch\.toml: {key} is not taken from a file that was not named"):
+        options_of()
+    assert options_of("--config-file", "hvlaunch.toml").settings

@@ -3,6 +3,7 @@
 import socket
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,19 @@ from paramiko import PKey, RSAKey, ServerInterface, Transport
 from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
-from hvlaunch.console.lines import visible
-from hvlaunch.errors import HostError
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.jobs import attach, metrics
+from hvlaunch.cli.jobs.commands import job_table
+from hvlaunch.cli.jobs.web_server import WebServer
+from hvlaunch.console.lines import visible, visible_line
+from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
+from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside.known import known_job
+from hvlaunch.telemetry.metrics import metrics_text
+from hvlaunch.view.model import Model
+from hvlaunch.view.table import plain
 from tests.unit.ssh.conftest import connect, keygen
 
 FORGED = "hvlaunch: rank 0 of 1 ended well"
@@ -125,3 +135,55 @@ def test_a_worker_can_not_speak_as_hvlaunch(tmp_path: Path) -> None:
     assert "\x1b" not in report
     assert "\u202e" not in report
     assert "hvlaunch:" not in [line[:9] for line in (tmp_path / "out").read_text().split("\n")]
+
+
+NAMES = ["a\x1b[2Jb", f"a\n{FORGED}", "a\tb", "a\u202eb", "a\x9bb"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_job_names_with_control_characters_are_refused(name: str) -> None:
+    with pytest.raises(BadUsage, match="can't be printed"):
+        parse(["--job-name", name, "true"], environ={}, warn=print)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_jobs_from_elsewhere_are_one_printable_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that another version of hvlaunch has begun."""
+    with closing(JobDirectory(tmp_path, "0123456789ab", {"name": name, "began": 1.0})) as directory:
+        job = known_job(directory.path)
+    assert job is not None
+    state = {
+        "id": job.id,
+        "name": name,
+        "began": 1.0,
+        "phase": "running",
+        "round": None,
+        "workers": [],
+        "hosts": [],
+    }
+    monkeypatch.setattr(
+        "hvlaunch.cli.jobs.metrics.ControlClient.get", lambda _, path: state if path == "/job" else None
+    )
+    now = metrics._now(job)
+    assert now is not None
+    shown = {
+        "jobs": job_table([(job, state)]),
+        "top": plain(Model().view(state, None, 2.0), 200),
+        "metrics": metrics_text([now]).decode(),
+        "attach": attach.described(job),
+    }
+    for word, text in shown.items():
+        assert visible_line(name) in text.replace("\\\\", "\\"), word
+        assert all(line.isprintable() for line in text.split("\n")), word
+        assert not any(line.startswith(FORGED) for line in text.split("\n")), word
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1\x1b[2J", "evil.example", "fe80::1%lo\x1b[2J", "127.0.0.1/\n"])
+def test_the_page_has_no_address_but_this_machines(address: str) -> None:
+    """The command serves the page itself: its address comes from nobody else, and has no control characters."""
+    with pytest.raises(BadUsage):
+        WebServer(address)
+    with WebServer(None) as server:
+        assert server.url == f"http://127.0.0.1:{server.port}"

@@ -18,7 +18,7 @@ from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.option import BadValue
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.console.lines import visible
+from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.console.status import ago, count
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
@@ -410,7 +410,7 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
     command = job.about.get("command")
     # about.json may be another version's, or damaged.
     words = [str(word) for word in command] if isinstance(command, list) else []
-    return (*(_cut(visible(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
+    return (*(_cut(visible_line(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
 
 
 def _cut(text: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.console.lines import visible_line
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside.control import ControlClient, ControlRefused, DriverGone
 from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose
@@ -71,6 +72,8 @@ def _now(job: KnownJob) -> JobNow | None:
         # First, since measuring takes a moment: totals and state should not be older.
         samples = control.get("/samples")
         totals, state = control.get("/totals"), control.get("/job")
+        # Prometheus' format escapes newlines alone, and the text may be shown on a terminal.
+        state = {**state, "name": visible_line(state.get("name") or "")}
         return JobNow(state, totals, samples, time.time())
     return None
 

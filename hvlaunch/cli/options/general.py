@@ -15,7 +15,7 @@ GENERAL = OptionGroup(
             "job_name",
             ("--job-name",),
             "the job's name, for `hvlaunch jobs` and its like",
-            Value(("NAME",)),
+            Value(("NAME",), values.printable),
             field="name",
             example="hvlaunch --job-name baseline -np 8 -H a:4,b:4 python train.py",
         ),

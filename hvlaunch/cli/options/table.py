@@ -301,6 +301,7 @@ _HOSTS = OptionGroup(
             "all of its hosts. How hosts are reached was said there: options of SSH have no effect here. An empty name is no pool.",
             # An empty name takes back the pool of a file or a variable.
             convert=values.or_none,
+            source="own",
         ),
         Option(
             "slots_per_host",
@@ -365,6 +366,7 @@ _HOSTS = OptionGroup(
             field="rendezvous_port",
             default="a free port",
             more="For a firewall in front of this machine.",
+            source="own",
         ),
         Option(
             "rendezvous_bind",
@@ -376,6 +378,7 @@ _HOSTS = OptionGroup(
             more="The server also listens on the loopback address, and only there if every host is this machine or uses "
             "`--rendezvous-relay always`. `0.0.0.0` and `::` are all addresses.",
             example="hvlaunch -H a:4,b:4 --rendezvous-bind 10.0.0.9 python train.py",
+            source="own",
         ),
         Option(
             "worker_port_range",
@@ -490,6 +493,8 @@ _OUTPUT = OptionGroup(
             more="Fields are `{rank}`, `{host}`, `{local_rank}`, `{time}` and `{stream}`, with formats such as `{rank:03}` or "
             "`{time:%H:%M:%S}`.",
             example="hvlaunch -np 2 --prefix '{time:%H:%M:%S} {host}/{local_rank} ' python train.py",
+            # Without a prefix of its own, a worker's line can look like a message of hvlaunch's.
+            source="own",
         ),
         Option(
             "prefix_timestamp",

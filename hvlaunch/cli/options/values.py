@@ -166,6 +166,13 @@ def not_empty(text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    """Refuse control characters: other programs print the text within a line or a table."""
+    if not text.isprintable():
+        raise BadValue(f"{text!r} has a character that can't be printed")
+    return text
+
+
 def words(text: str) -> tuple[str, ...]:
     """Split text into words as a shell does."""
     try:

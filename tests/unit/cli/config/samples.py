@@ -11,6 +11,7 @@ OPTIONS = [(group, option) for group in GROUPS for option in group.options]
 IN_FILES = [(group, option) for group, option in OPTIONS if option.source in ("any", "own")]
 IN_VARIABLES = [(group, option) for group, option in OPTIONS if names_of(option)]
 TEXTS = {
+    values.printable: ["a b"],
     values.count: ["2"],
     values.positive: ["3"],
     values.port: ["2222"],

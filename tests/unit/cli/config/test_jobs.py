@@ -63,8 +63,8 @@ def test_a_job_in_a_worker_inherits_no_options():
         "-c",
         "echo A is ${A-unset}",
     ]
-    write("hvlaunch.toml", f"command = {inner!r}\nprefix = 'outer {{rank}}: '\nnp = 2\nx = {{A = '1'}}\n")
-    out = run(HVLAUNCH_QUIET="1", HVLAUNCH_MERGE="0")
+    write("hvlaunch.toml", f"command = {inner!r}\nnp = 2\nx = {{A = '1'}}\n")
+    out = run("--prefix", "outer {rank}: ", HVLAUNCH_QUIET="1", HVLAUNCH_MERGE="0")
     # The variable is the worker's own environment by then, and so the inner job's; the option that set it is not.
     assert sorted(out.splitlines()) == [f"outer {rank}: inner 0: A is 1" for rank in "01"]
 
