@@ -89,7 +89,7 @@ class KernelLacks(NamedTuple):
     """The host's kernel lacks a feature that the guardian needs: detached processes may outlive the job."""
 
     host: str
-    what: str
+    feature: str
 
 
 class RendezvousUnreachable(NamedTuple):

@@ -47,9 +47,9 @@ class Memory:
 class Missing:
     """A module or file that a worker did not find, and the answers of other hosts."""
 
-    what: Literal["module", "file"]
+    kind: Literal["module", "file"]
     name: str
-    there: tuple[str, ...]
+    having: tuple[str, ...]
     """Hosts with it."""
     lacking: tuple[str, ...]
     """Hosts without it."""

@@ -75,7 +75,12 @@ def _cause(report: FailureReport, cause: Cause) -> dict[str, Any]:
 
 
 def _missing(missing: Missing) -> dict[str, Any]:
-    return {**asdict(missing), "there": list(missing.there), "lacking": list(missing.lacking)}
+    return {
+        "what": missing.kind,
+        "name": missing.name,
+        "there": list(missing.having),
+        "lacking": list(missing.lacking),
+    }
 
 
 def _workers(report: FailureReport, failure: WorkerExit | None) -> Iterator[dict[str, Any]]:

@@ -114,12 +114,12 @@ def _of_memory(memory: Memory) -> str:
 
 def _of_missing(missing: Missing, host: str) -> list[str]:
     """Compare the hosts with and without it; return [] if no other host has answered."""
-    name = visible(f"{missing.what} {missing.name}")
+    name = visible(f"{missing.kind} {missing.name}")
     without = [host, *(lacking_host for lacking_host in missing.lacking if lacking_host != host)]
     verb = "lacks" if len(without) == 1 else "lack"
-    if missing.there:
-        have = "has" if len(missing.there) == 1 else "have"
-        return [f"  {fold_hosts(without)} {verb} the {name}; {fold_hosts(missing.there)} {have} it."]
+    if missing.having:
+        have = "has" if len(missing.having) == 1 else "have"
+        return [f"  {fold_hosts(without)} {verb} the {name}; {fold_hosts(missing.having)} {have} it."]
     return [f"  {fold_hosts(without)} {verb} the {name}."] if missing.lacking else []
 
 
