@@ -14,7 +14,6 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.life import InvalidTransition
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.policy import Decision, Ending, Policy
@@ -22,7 +21,7 @@ from hvlaunch.engine.pool import HostState, InvalidHostStep, Pool, PoolHost, no_
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits
-from hvlaunch.engine.workers import Workers
+from hvlaunch.engine.workers import InvalidTransition, Workers
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import needed
 from hvlaunch.job import Host, JobSpec

@@ -10,12 +10,11 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostAddress, HostNetwork
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import LOOPBACK, Probing
 from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, gently
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState, gently
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
 from hvlaunch.hosts.placement import Launch, place, seats
 from hvlaunch.job import ElasticOptions, JobSpec

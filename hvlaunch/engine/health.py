@@ -5,12 +5,11 @@ from math import inf
 from hvlaunch.engine import causes as why
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet
-from hvlaunch.engine.life import ENDING, WorkerState
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Worker, Workers, gently
+from hvlaunch.engine.workers import ENDING, Worker, Workers, WorkerState, gently
 from hvlaunch.job import ElasticOptions, JobSpec
 
 __all__ = ["Draining", "Health", "Hearing", "Overdue"]

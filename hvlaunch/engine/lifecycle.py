@@ -8,12 +8,11 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
 from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp
-from hvlaunch.engine.life import InvalidTransition, WorkerState
 from hvlaunch.engine.policy import Ending
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
-from hvlaunch.engine.workers import AT_ONCE, gently, passing_on
+from hvlaunch.engine.workers import AT_ONCE, InvalidTransition, WorkerState, gently, passing_on
 from hvlaunch.errors import GaveUp, Problem
 from hvlaunch.job import JobResult, JobSpec
 

@@ -14,7 +14,7 @@ from hvlaunch.engine.causes import (
     WorkerEnded,
     WorkerLeft,
 )
-from hvlaunch.engine.life import Life
+from hvlaunch.engine.workers import Life
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, WorkerExit
 

@@ -17,12 +17,11 @@ from hvlaunch.engine.forming import (
     Plan,
     Starter,
 )
-from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.network import Probing, shared_machines
 from hvlaunch.engine.pool import Pool
 from hvlaunch.engine.round import Hold, Restarts, Round, RoundState
 from hvlaunch.engine.waits import ROUND_WAITS, Wait, Waits
-from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState
 from hvlaunch.errors import HvlaunchError, NotEnoughSlotsInTime, Problem
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import JobSpec

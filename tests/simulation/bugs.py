@@ -13,7 +13,6 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.lifecycle import AT_WORK, Lifecycle, Phase
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
@@ -21,7 +20,7 @@ from hvlaunch.engine.pool import Cooldown, Pool
 from hvlaunch.engine.round import Restarts, RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers
+from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState
 from hvlaunch.job import ElasticOptions
 
 __all__ = ["BUGS", "Bug"]

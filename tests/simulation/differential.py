@@ -28,7 +28,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import entries
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.life import InvalidTransition
+from hvlaunch.engine.workers import InvalidTransition
 from hvlaunch.job import JobSpec
 from tests.simulation import elastic_world, world
 from tests.simulation.elastic_world import ElasticWorld

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
-from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.lifecycle import AT_WORK, Phase
 from hvlaunch.engine.waits import Wait
+from hvlaunch.engine.workers import WorkerState
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.engine.life import InvalidTransition
+from hvlaunch.engine.workers import InvalidTransition
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play

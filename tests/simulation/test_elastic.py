@@ -11,9 +11,9 @@ import pytest
 from hvlaunch.engine import forming
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining
-from hvlaunch.engine.life import TRANSITIONS, InvalidTransition, WorkerState, WorkerTrigger
 from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.workers import TRANSITIONS, InvalidTransition, WorkerState, WorkerTrigger
 from hvlaunch.hosts.placement import seats
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.engine import events
-from hvlaunch.engine.life import TRANSITIONS
 from hvlaunch.engine.pool import HOST_TRANSITIONS
 from hvlaunch.engine.round import ROUND_TRANSITIONS
+from hvlaunch.engine.workers import TRANSITIONS
 from tests.house import glossary
 
 PAGES = Path(__file__).parents[3] / "docs" / "internals"

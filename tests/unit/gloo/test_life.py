@@ -5,7 +5,8 @@ import pytest
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
-from hvlaunch.engine.life import (
+from hvlaunch.engine.round import ROUND_TRANSITIONS, Round, RoundState, RoundTrigger
+from hvlaunch.engine.workers import (
     ENDING,
     LIVING,
     TRANSITIONS,
@@ -14,7 +15,6 @@ from hvlaunch.engine.life import (
     WorkerState,
     WorkerTrigger,
 )
-from hvlaunch.engine.round import ROUND_TRANSITIONS, Round, RoundState, RoundTrigger
 from hvlaunch.errors import EXIT_INTERNAL
 from tests.unit.gloo.elastic_history import elastic, training
 from tests.unit.gloo.history import AT_ONCE, GENTLE, History, spec

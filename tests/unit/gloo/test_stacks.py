@@ -13,9 +13,8 @@ from hvlaunch.driver.observing.observers import Answer, Target
 from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken
-from hvlaunch.engine.life import WorkerState
 from hvlaunch.engine.waits import Waits
-from hvlaunch.engine.workers import Workers
+from hvlaunch.engine.workers import Workers, WorkerState
 from hvlaunch.hosts.placement import Launch, Placement
 from hvlaunch.telemetry.stack import ProcessStack, groups, notes, places
 
