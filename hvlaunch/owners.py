@@ -16,6 +16,7 @@ __all__ = [
     "other_reader",
     "other_writer",
     "part_of",
+    "path_hint",
     "peer_is_own",
     "reason",
     "write_whole",
@@ -151,6 +152,15 @@ def _open_directory(name: str, path: str, parent: int | None = None) -> int:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, writer, path)
     return descriptor
+
+
+def path_hint(path: str | Path) -> str:
+    """Return what to try for a path without a file."""
+    return (
+        "check the path"
+        if Path(path).is_absolute()
+        else f"its full path; a relative one starts at {Path.cwd()}"
+    )
 
 
 def peer_is_own(connection: socket.socket) -> bool:

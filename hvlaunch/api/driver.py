@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
+from hvlaunch.api.errors import in_python
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
@@ -115,6 +116,7 @@ def main(descriptor: int) -> NoReturn:
     try:
         message = _run(request, asked_by)
     except HvlaunchError as error:
+        error.hint = in_python(error.hint)
         message = Refused(error)
     except Exception as error:  # noqa: BLE001 (ours to explain, whatever it is)
         import traceback  # noqa: PLC0415 (hopefully never)

@@ -1,11 +1,25 @@
 """Errors of calling functions on hosts."""
 
+import re
 from collections.abc import Sequence
 
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HvlaunchError, Problem
 from hvlaunch.job import WorkerExit
 
-__all__ = ["CallNotPickled", "JobFailed", "JobStopped", "ResultLost", "ResultNotRead", "WorkerFailed"]
+__all__ = [
+    "CallNotPickled",
+    "JobFailed",
+    "JobStopped",
+    "ResultLost",
+    "ResultNotRead",
+    "WorkerFailed",
+    "in_python",
+]
+
+
+def in_python(hint: str | None) -> str | None:
+    """Return the hint with options as arguments of Python: `np=2` for `-np 2`."""
+    return None if hint is None else re.sub(r"(?<!\S)-np (\d+)", r"np=\1", hint)
 
 
 class CallNotPickled(BadUsage):
@@ -16,6 +30,7 @@ class JobFailed(HvlaunchError):
     """The job has failed, but not because of a worker: hosts can't be reached, or were lost. `problem` has the details."""
 
     def __init__(self, problem: Problem) -> None:
+        problem = problem._replace(hint=in_python(problem.hint))
         super().__init__(problem.cause, host=problem.host, hint=problem.hint)
         self.exit_code = problem.exit_code
         """The exit code of hvlaunch's command line for this failure."""
@@ -60,13 +75,15 @@ class WorkerFailed(HvlaunchError):
         """End of the worker's process; None if unknown."""
         self.others = tuple(others)
         """Ends of the other workers."""
+        self.is_printed = False
+        """True if the job's output, with the traceback, was printed here. The message is then without it."""
         self.exit_code = 1 if end is None or end.ok else end.exit_code
         """The worker's exit code; 1 if the process itself ended well."""
 
     def __str__(self) -> str:
         place = f" on {self.host}" if self.host else ""
         text = f"rank {self.rank}{place}: {self.cause}"
-        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback and not self.is_printed else text
 
 
 class ResultNotRead(HvlaunchError):

@@ -4,15 +4,18 @@ import asyncio
 import html
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from hvlaunch.api import archive
 from hvlaunch.api.archive import CallDirectory
 from hvlaunch.api.call_job import CallJob
 from hvlaunch.api.child import Child
+from hvlaunch.api.errors import WorkerFailed
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
 from hvlaunch.children import uninterrupted
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Launcher", "notebook_bar", "run"]
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -71,9 +75,14 @@ class Launcher(LauncherOptions):
         """
         job = self._planned(fn, args, kwargs, return_exceptions=return_exceptions, is_shown=True)()
         try:
-            return job.results()
+            with _printed():
+                return job.results()
         finally:
             job.stop_and_forget()
+
+    def call(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call `fn(*args, **kwargs)` as run() does. Type checkers check the arguments too."""
+        return self.run(fn, args, kwargs)
 
     @overload
     async def arun(
@@ -115,7 +124,8 @@ class Launcher(LauncherOptions):
             job = await asyncio.shield(beginning)
             await asyncio.wait([asyncio.wrap_future(job.ended)])
             # Reading and unpickling may take long, and the loop has other tasks.
-            return await asyncio.to_thread(job.results)
+            with _printed():
+                return await asyncio.to_thread(job.results)
         finally:
             await _shielded(beginning)
 
@@ -205,6 +215,16 @@ class Launcher(LauncherOptions):
         return begin
 
 
+@contextmanager
+def _printed() -> Iterator[None]:
+    """Mark errors of workers whose traceback is in the printed output: a notebook would show it again and again."""
+    try:
+        yield
+    except WorkerFailed as error:
+        error.is_printed = True
+        raise
+
+
 async def _shielded(beginning: "asyncio.Future[CallJob[Any]]") -> None:
     """Wait for the end of the job even if this coroutine is cancelled; a cancellation stops the job."""
     # shield() alone would let the caller return before the workers have ended.
@@ -260,6 +280,11 @@ def run(
 
     `options` are the fields of Launcher: `np=8`, `hosts="a:4,b:4"`, `env={"NAME": "value"}`, ….
     """
+    if unknown := options.keys() - GivenOptions.__annotations__.keys():
+        name = min(unknown)
+        close = get_close_matches(name, GivenOptions.__annotations__, n=1)
+        advice = f"; did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"run() got an unexpected keyword argument {name!r}{advice}")
     launcher = Launcher(python=python, **options)
     return launcher.run(fn, args, kwargs, return_exceptions=return_exceptions)
 

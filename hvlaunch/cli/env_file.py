@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.owners import other_writer
+from hvlaunch.owners import other_writer, path_hint, reason
 
 __all__ = ["EnvLine", "parse_env_file", "read_env_file"]
 
@@ -41,7 +41,7 @@ def read_env_file(path: Path) -> list[EnvLine]:
             writer = other_writer(os.fstat(file.fileno()))
             text = os.fsdecode(file.read().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
-        raise BadUsage(f"--env-file {path}: {(error.strerror or str(error)).lower()}") from None
+        raise BadUsage(f"--env-file {path}: {reason(error)}", hint=path_hint(path)) from None
     if writer is not None:
         hint = "chmod go-w on it, or a copy of your own: variables can make workers run other programs"
         raise BadUsage(f"--env-file {path}: {writer}", hint=hint)

@@ -25,6 +25,7 @@ __all__ = ["Run", "main", "script"]
 # Enough for a job of one host.
 _FEWEST_DESCRIPTORS = 32
 _INTERRUPTED = 130  # 128 + SIGINT
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _QUESTIONS = {"help": "--help", "version": "--version"}
 
 
@@ -121,6 +122,9 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         for name in proxies_with_password(os.environ)
         if name in names
     ]
+    if _GPUS in os.environ and _GPUS not in spec.env and not only_local(spec):
+        line = f"{_GPUS} is set here, and counts for workers on this machine only"
+        warnings.append(f"{line}; -x {_GPUS} passes it on")
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
     if spec.allocation is not None and not options.quiet:

@@ -55,20 +55,23 @@ def plan(
     hosts = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
     places = _places(spec, hosts)
     blocks = [
-        *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
-        _block(
-            "set here, and not passed on (-x NAME or --env all passes it on)",
-            textwrap.wrap(", ".join(left_out), _WIDTH),
-        ),
-        _block("working directory", [quoted(spec.cwd)]),
+        _block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)),
         _block("command", [command_line(spec.command, show_secrets=show_secrets)]),
+        _block("working directory", [quoted(spec.cwd)]),
         launcher,
+        *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
+        _left_out(left_out, is_verbose=spec.verbose),
     ]
     if MASK in "\n".join(blocks):
         blocks.append(f"{MASK} hides what may be a secret; --show-secrets shows it")
-    # Hosts come last: they are what a user at a terminal sees without scrolling.
-    blocks.append(_block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)))
     return "\n\n".join(block for block in blocks if block)
+
+
+def _left_out(names: Sequence[str], *, is_verbose: bool) -> str:
+    advice = "-x NAME or --env all passes it on"
+    if is_verbose or not names:
+        return _block(f"set here, and not passed on ({advice})", textwrap.wrap(", ".join(names), _WIDTH))
+    return f"variables set here, and not passed on: {len(names)} ({advice}; --verbose lists them)"
 
 
 def _block(title: str, lines: Sequence[str]) -> str:

@@ -27,6 +27,8 @@ __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "m
 _FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
 """Options evaluated by job_hosts.py, which is loaded for these and --pool alone."""
 
+_SSH_PORT = 22
+"""Not refused as larger ports are, for a host may have so many slots."""
 _NAME_HOSTS = frozenset(["hosts", "hostfile", "host_discovery_script"])
 
 
@@ -69,6 +71,12 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     if not options.is_marked:
         warnings += misplaced(options.command, options.given)
     warnings += host_warnings
+    warnings += [
+        f"host {host.name} gets {host.slots} workers, since the number behind a host's name is its slots; "
+        f"if port {host.slots} of sshd is meant: -H {host.name} -p {host.slots}"
+        for host in hosts
+        if host.slots == _SSH_PORT
+    ]
     spec = JobSpec(
         command=command,
         hosts=hosts,

@@ -62,7 +62,7 @@ class Reporting:
         """Return the report for a terminal; empty after a success."""
         from hvlaunch.report.text import as_text  # noqa: PLC0415 (15 ms, and hopefully never)
 
-        return as_text(self._made(result))
+        return as_text(self._made(result), is_verbose=self._spec.verbose)
 
     def form(self, result: JobResult) -> Mapping[str, Any]:
         """Return the report as JSON."""

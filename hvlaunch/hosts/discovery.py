@@ -19,6 +19,7 @@ from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
 from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import ElasticOptions, Host
+from hvlaunch.owners import path_hint, reason
 
 __all__ = ["Discovery", "HostFile", "HostScript", "HostSource", "host_source", "is_open_to_all"]
 
@@ -109,9 +110,9 @@ class HostScript:
                 hint = (
                     "check its first line, #!PROGRAM: this machine must have that program"
                     if is_there
-                    else None
+                    else path_hint(self.command)
                 )
-                raise BadUsage(f"{self.command}: {error.strerror}", hint=hint) from None
+                raise BadUsage(f"{self.command}: {reason(error)}", hint=hint) from None
             self._sweeper.add(self._running.pid)
             return self._running
 

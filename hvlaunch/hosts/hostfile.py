@@ -17,7 +17,7 @@ from typing import Any
 from hvlaunch.errors import BadHost, BadUsage
 from hvlaunch.hosts.parse import MAX_SLOTS, Mention, integer, is_address, is_user, merge, parse_host
 from hvlaunch.job import Host
-from hvlaunch.owners import other_writer
+from hvlaunch.owners import other_writer, path_hint, reason
 
 __all__ = ["MAX_TEXT", "parse_hostfile", "read_hostfile"]
 
@@ -55,8 +55,8 @@ def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: 
             status = os.fstat(file.fileno())
             data = file.read(MAX_TEXT + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise BadUsage(f"hostfile {path}: {cause}") from None
+        cause = reason(error) if isinstance(error, OSError) else error
+        raise BadUsage(f"hostfile {path}: {cause}", hint=path_hint(path)) from None
     writer = other_writer(status)
     if writer is not None:
         if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:

@@ -1,5 +1,6 @@
 """The failure report as text, printed last for whoever must find the cause at 3 a.m."""
 
+import re
 from collections.abc import Iterable
 from signal import SIGKILL, SIGPIPE
 
@@ -19,16 +20,22 @@ from hvlaunch.telemetry.stack import places
 __all__ = ["as_text"]
 
 _GIB = 1 << 30
+_PATH = re.compile(r"(?<=: command not found) \(PATH=[^)]*\)$")
 
 
-def as_text(report: FailureReport) -> str:
-    """Return the report as plain text that ends with a newline, or "" for a job that succeeded."""
+def as_text(report: FailureReport, *, is_verbose: bool = False) -> str:
+    """Return the report as plain text that ends with a newline, or "" for a job that succeeded.
+
+    `is_verbose`: with the PATH in which a command was not found.
+    """
     result = report.result
     match report.outcome:
         case "running" | "well":
             return ""
         case "not started":
             lines = _not_started(result.exits)
+            # Ten directories would hide the cause.
+            lines = lines if is_verbose else [_PATH.sub("", line) for line in lines]
         case "interrupted":
             lines = [_interrupted(result, result.interrupted or 0, report.size)]
         case "error":

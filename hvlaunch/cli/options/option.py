@@ -19,6 +19,11 @@ __all__ = [
 class BadValue(ValueError):
     """An invalid value of an option; the text gives the cause, without the option's name."""
 
+    def __init__(self, cause: str, *, hint: str | None = None) -> None:
+        super().__init__(cause)
+        self.hint = hint
+        """Advice for the user, or None."""
+
 
 class Value(NamedTuple):
     """The value of an option: text on the command line, and its meaning."""

@@ -81,7 +81,7 @@ def typed_setting(option: Option, texts: Sequence[str], *, is_off: bool) -> Sett
     try:
         return Setting(option, tuple(texts), read_value(option, texts, is_off=is_off), option.flag)
     except BadValue as error:
-        raise BadUsage(f"{option.flag}: {error}", hint=HELP_HINT) from None
+        raise BadUsage(f"{option.flag}: {error}", hint=error.hint or HELP_HINT) from None
 
 
 def read_value(option: Option, texts: Sequence[str], *, is_off: bool = False) -> Any:
@@ -91,10 +91,10 @@ def read_value(option: Option, texts: Sequence[str], *, is_off: bool = False) ->
             return False if option.constant is True else NOT_SET
         return option.constant
     choices = option.value.choices
+    values = [option.value.read(text) for text in texts]
     for text in texts:
         if choices and text not in choices:
             raise BadValue(f"invalid choice: {text!r} (choose from {', '.join(choices)})")
-    values = [option.value.read(text) for text in texts]
     return values if len(option.value.metavars) > 1 else values[0]
 
 
@@ -273,7 +273,7 @@ class Options:
         try:
             return option.convert(value)
         except BadValue as error:
-            raise BadUsage(f"{option.flag} {error}") from None
+            raise BadUsage(f"{option.flag} {error}", hint=error.hint) from None
 
 
 def default_of(option: Option) -> Any:

@@ -459,7 +459,7 @@ _ENVIRONMENT = OptionGroup(
             "env",
             ("--env",),
             "pass on all variables that other hosts can use",
-            Value(choices=("all",)),
+            Value(choices=("all",), read=values.env_mode),
             default="only `PATH`, `PYTHONPATH`, `NCCL_*` and some others",
             source="own",
         ),

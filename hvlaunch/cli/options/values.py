@@ -10,6 +10,7 @@ from typing import TypeVar
 from hvlaunch.cli.options.option import BadValue, Value
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user, ranges_of
 from hvlaunch.job import MapPolicy
+from hvlaunch.owners import path_hint, reason
 
 __all__ = [
     "COUNT",
@@ -23,6 +24,7 @@ __all__ = [
     "address",
     "bytes_of_mb",
     "count",
+    "env_mode",
     "flat",
     "from_0",
     "from_0_to_1",
@@ -195,6 +197,14 @@ def ranks(text: str) -> tuple[range, ...]:
         raise BadValue(str(error)) from None
 
 
+def env_mode(text: str) -> str:
+    """Return the text; a variable instead of `all` is an error with its own advice."""
+    name, equals, _ = text.partition("=")
+    if equals:
+        raise BadValue("a single variable has an option of its own", hint=f"-x {name}=VALUE")
+    return text
+
+
 def readable(name: str) -> Path:
     """Return the path of a readable file; `~` is the home directory."""
     try:
@@ -202,7 +212,7 @@ def readable(name: str) -> Path:
         # A key that can't be read is an error now, not after hosts are connected.
         path.open("rb").close()
     except OSError as error:
-        raise BadValue(f"{name}: {(error.strerror or str(error)).lower()}") from None
+        raise BadValue(f"{name}: {reason(error)}", hint=path_hint(name)) from None
     except (RuntimeError, ValueError) as error:  # no home directory for the ~; a NUL in the path
         raise BadValue(f"{name!r}: {error}") from None
     return path

@@ -106,7 +106,11 @@ def test_exception_of_a_worker_is_raised_with_its_traceback() -> None:
     assert error.traceback is not None
     assert "in fail" in error.traceback
     assert "in_worker" not in error.traceback
-    assert str(error).startswith("rank 1 on localhost: Custom: code 7\n\nTraceback")
+    # The job's output has the traceback: a notebook would show it twice more.
+    assert str(error) == "rank 1 on localhost: Custom: code 7"
+    with pytest.raises(hvlaunch.WorkerFailed) as kept:
+        hvlaunch.Launcher(np=2, quiet=True).start(fail, (7,)).results()
+    assert str(kept.value).startswith("rank 1 on localhost: Custom: code 7\n\nTraceback")
     assert [(end.rank, end.stopped) for end in error.others] == [(0, True)]
 
 
@@ -353,11 +357,29 @@ def test_a_job_can_be_stopped() -> None:
         job.results()
 
 
+def test_call_checks_arguments_by_their_types() -> None:
+    def power(base: int, *, exponent: int = 1) -> int:
+        return int(base**exponent)
+
+    launcher = hvlaunch.Launcher(np=2, quiet=True)
+    values: list[int] = launcher.call(power, 2, exponent=3)
+    assert values == [8, 8]
+    # mypy reports an ignored error that is none.
+    with pytest.raises(hvlaunch.WorkerFailed, match="TypeError"):
+        launcher.call(power, "2")  # type: ignore[arg-type]
+    with pytest.raises(hvlaunch.WorkerFailed, match="TypeError"):
+        launcher.call(power, 2, power=3)  # type: ignore[call-arg]
+
+
 def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
     with pytest.raises(BadUsage, match="np=0: 0 is not between 1"):
         hvlaunch.run(rank, np=0)
-    with pytest.raises(TypeError, match="nq"):
-        hvlaunch.run(rank, nq=2)  # type: ignore[call-overload]
+    with pytest.raises(
+        TypeError, match=r"^run\(\) got an unexpected keyword argument 'nps'; did you mean 'np'\?$"
+    ):
+        hvlaunch.run(rank, nps=2)  # type: ignore[call-overload]
+    with pytest.raises((BadUsage, hvlaunch.JobFailed), match=r"only 2 slots; try: np=2, or more slots"):
+        hvlaunch.run(rank, np=3, hosts="localhost:2")
     with pytest.raises(BadUsage, match=r"args is of type int, and no sequence; try: args=\(value,\)"):
         hvlaunch.run(rank, 5)  # type: ignore[call-overload]
     with pytest.raises(BadUsage, match="kwargs is of type list, and no mapping"):

@@ -76,7 +76,10 @@ def answer(line):
         ("--default-hostfile \\'a true", "here write --hostfile ''\"'\"'a'"),
         ("--default-hostfile", "here write --hostfile FILE"),
         ("--default-hostfile=h true", "--default-hostfile is mpirun's: here write --hostfile h"),
-        ("-t 3 true", "-t is torchrun's and accelerate's: here write --tee 3; or srun's: "),
+        (
+            "-t 3 true",
+            "-t is torchrun's and accelerate's: here write --tee 3 --output-filename logs, or another directory; or srun's: ",
+        ),
         ("-c 4 true", "-c is mpirun's: here write -np 4; or srun's: "),
         ("-l -w a true", "or pdsh's and clush's: here write --ssh-user USER"),
         ("-u true", "here write timeout SECONDS hvlaunch ..."),
@@ -189,7 +192,7 @@ TRANSLATIONS = [
     ),
     (
         "CUDA_VISIBLE_DEVICES=0,1 /opt/bin/python3 -m torch.distributed.run -r 3 train.py",
-        "hvlaunch -x CUDA_VISIBLE_DEVICES=0,1 --redirects 3 python train.py",
+        "hvlaunch -x CUDA_VISIBLE_DEVICES=0,1 --redirects 3 --output-filename logs python train.py",
         [],
     ),
     (

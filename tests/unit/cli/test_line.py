@@ -148,3 +148,56 @@ def test_advice_of_options_is_a_whole_line(hint, line, whole):
 def test_an_error_has_the_whole_line(capsys):
     assert main(["--dry-run", "-np", "3", "-H", "localhost:2", "true"]) == 2
     assert "try: hvlaunch --dry-run -H localhost:2 -np 2 true, or more slots" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("--hostfile nofile true", "hostfile nofile: no such file or directory"),
+        ("-i nokey true", "-i/--ssh-identity-file nokey: no such file or directory"),
+        ("--env-file none.env true", "--env-file none.env: no such file or directory"),
+        ("--dry-run --min-np 1 --host-discovery-script ./no.sh true", "./no.sh: no such file or directory"),
+    ],
+)
+def test_a_missing_file_says_where_a_relative_path_starts(line, cause, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f"{cause}; try: its full path; a relative one starts at {tmp_path}\n")
+    assert main(line.replace("no", "/no").replace("./", "/").split()) == 2
+    assert capsys.readouterr().err.endswith("check the path\n")
+
+
+def test_22_slots_may_be_a_port(capsys):
+    assert main(["-H", "h1:22,h2:21", "true"], run=Jobs()) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("hvlaunch: warning: host h1 gets 22 workers, since ")
+    assert line.endswith("if port 22 of sshd is meant: -H h1 -p 22")
+
+
+@pytest.mark.parametrize(
+    ("line", "warnings"), [("-H h1:2,localhost:1", 1), ("-np 2", 0), ("-H h1 -x CUDA_VISIBLE_DEVICES", 0)]
+)
+def test_gpus_that_are_chosen_here_only(line, warnings, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert main([*line.split(), "true"], run=Jobs()) == 0
+    text = "hvlaunch: warning: CUDA_VISIBLE_DEVICES is set here, and counts for workers on this machine only"
+    assert capsys.readouterr().err.count(text) == warnings
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("--env A=secret true", "--env: a single variable has an option of its own; try: -x A=VALUE"),
+        (
+            "--local_rank 0 --standalone",
+            "--local_rank is torchrun's, and not needed here: LOCAL_RANK is in the ",
+        ),
+        ("-r 3 --standalone true", "--redirects 3 --output-filename logs, or another directory"),
+    ],
+)
+def test_habits_of_other_launchers(line, text, capsys):
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "secret" not in error

@@ -114,7 +114,7 @@ def test_a_bad_line_is_named(script):
 
 
 def test_no_such_program_and_no_permission(tmp_path):
-    with pytest.raises(BadUsage, match="No such file"):
+    with pytest.raises(BadUsage, match="no such file"):
         HostScript(str(tmp_path / "nowhere"), LONG).read_hosts()
     path = tmp_path / "script"
     path.write_text("#!/bin/sh\n")

@@ -159,7 +159,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     empty.touch()
     comments.write_text("# nothing yet\n")
     for path, cause in [
-        (tmp_path / "none", "No such file or directory"),
+        (tmp_path / "none", "no such file or directory"),
         (tmp_path, "Is a directory"),
         (Path("a\0b"), "embedded null byte"),
         (latin, "line 2 is not UTF-8 text"),

@@ -146,7 +146,7 @@ def test_a_command_missing_on_all_hosts():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: hosts a,b: trainer: command not found (PATH=/usr/bin:/bin)
+        hvlaunch: hosts a,b: trainer: command not found
           Try: its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)
         """,
     )
