@@ -160,7 +160,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     comments.write_text("# nothing yet\n")
     for path, cause in [
         (tmp_path / "none", "no such file or directory"),
-        (tmp_path, "Is a directory"),
+        (tmp_path, "is a directory"),
         (Path("a\0b"), "embedded null byte"),
         (latin, "line 2 is not UTF-8 text"),
         (empty, "it has no hosts"),
