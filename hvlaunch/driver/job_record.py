@@ -2,20 +2,22 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.notes import FileSizes, UnfinishedLines
-from hvlaunch.driver.program.keys import KEYS, Keys
+from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine.codec import BadData
 from hvlaunch.engine.entries import begin_entry
 from hvlaunch.engine.events import HostReady
 from hvlaunch.job import JobSpec
-from hvlaunch.outside.directory import ABOUT
+from hvlaunch.outside.directory import ABOUT, KEYS, STORE, remove_secrets
 from hvlaunch.record import PAGE, SharedFile
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 
@@ -126,9 +128,9 @@ class FrameRecord:
         self._memory[index] = max(self._memory[index], number)
 
 
-STORE = "store"
 FILES = "files"
 UNFINISHED = "unfinished"
+_LAST_PATIENCE = 3600.0
 _MOST_AT_ONCE = 256
 _SECRETS = ("key", "session")
 
@@ -186,11 +188,13 @@ class JobRecord:
 
         try:
             # The keys first: a journal without them looks like a job that can be taken over.
-            keys.save(self._directory / KEYS)
+            keys.save(self._directory / KEYS, spec.env)
             if self._is_synced:
                 _sync(self._directory, ABOUT, KEYS)
             self._journal = Journal(self._directory / JOURNAL, self.lose, is_synced=self._is_synced)
-            self._journal.begin(begin_entry(__version__, keys.job_id, spec, port, str(Path.cwd())))
+            # The journal stays when the job has ended, so it has no secrets.
+            bare = replace(spec, env={})
+            self._journal.begin(begin_entry(__version__, keys.job_id, bare, port, str(Path.cwd())))
         except (OSError, BadData) as error:
             self.lose(f"{self._directory}: {error}")
 
@@ -201,6 +205,17 @@ class JobRecord:
         path = self._directory / JOURNAL
         self._journal = Journal(path, self.lose, is_synced=self._is_synced, end=past.end)
         self._journal.take_over(epoch, shift)
+
+    def renew(self, seconds: float = 0.0) -> bool:
+        """Note that the driver lives, by the time of the keys; return True if another driver could take the job over.
+
+        `seconds` is the time without a further call.
+        """
+        until = time.time() + seconds
+        with suppress(OSError):
+            # Not the time of the file's server, whose clock may be another.
+            os.utime(self._directory / KEYS, (until, until))
+        return self.is_whole
 
     def write(self, turns: "Sequence[Turn]", hellos: Mapping[int, Mapping[str, Any]]) -> None:
         """Write further turns for a successor."""
@@ -225,6 +240,8 @@ class JobRecord:
 
     def close(self) -> None:
         """Close the files when the job has ended. They stay until its end is on disk: see forget()."""
+        # The end of the job may wait for a slow reader of its output. A successor can still tell the exit code.
+        self.renew(_LAST_PATIENCE)
         self._frames.close()
         if self._journal is not None:
             self._journal.close()
@@ -246,7 +263,9 @@ def forget(directory: Path) -> None:
     """Remove everything except the journal: the job has ended, and its keys open nothing any more."""
     from hvlaunch.driver.journal import JOURNAL  # noqa: PLC0415 (as in begin())
 
-    for name in (KEYS, FRAMES, STORE, UNFINISHED, f"{STORE}.part", f"{JOURNAL}.part"):
+    # The secrets first: a driver that is killed meanwhile must not leave them.
+    remove_secrets(directory)
+    for name in (FRAMES, UNFINISHED, f"{JOURNAL}.part"):
         (directory / name).unlink(missing_ok=True)
     for path in directory.glob(f"{FILES}.*"):
         path.unlink(missing_ok=True)

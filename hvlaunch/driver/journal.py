@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 JOURNAL = "journal"
-FORMAT = 4
+FORMAT = 5
 _NAME = b"hvlaunch journal "
 _MAGIC = _NAME + b"%d\n" % FORMAT
 _MOST_IDLE = 4096

@@ -129,7 +129,7 @@ class Driver:
         self._turns = None if record is None else self._turn_record(record)
         self._files = None if spec.output_dir is None else self._round_files(spec.output_dir)
         self._heartbeat = Heartbeat(
-            spec, self._links, events.put, clock, lambda: record is not None and record.is_whole
+            spec, self._links, events.put, clock, lambda: record is not None and record.renew()
         )
         self._result: JobResult | None = None
 

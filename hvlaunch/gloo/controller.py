@@ -316,6 +316,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
         "machine": os.uname().nodename,
         "pid": os.getpid(),
         "version": __version__,
+        "lease": spec.lease,
     }
 
 

@@ -8,15 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
-from hvlaunch.driver.journal import JOURNAL, NoJournal, Past, read_past
-from hvlaunch.driver.program.keys import KEYS, Keys
+from hvlaunch.driver.journal import JOURNAL, NoJournal, Past, TornJournal, read_past
+from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult
-from hvlaunch.outside.directory import RESULT, DriverLives, JobDirectory
+from hvlaunch.outside.directory import KEYS, RESULT, DriverLives, JobDirectory, remove_secrets
 
 __all__ = ["main", "succeed"]
 
@@ -37,6 +38,10 @@ def succeed(path: Path) -> JobResult:
             past, keys = _past_and_keys(path)
         except HvlaunchError as error:
             _say_in_output(path, str(error))
+            # A journal of another version may still be taken over by that version.
+            if isinstance(error, JobOver | NoJournal | TornJournal):
+                with suppress(OSError):
+                    remove_secrets(path)
             raise
         # Relative paths of the job count from there; a directory that is gone is no reason to end the job.
         with suppress(OSError):
@@ -50,9 +55,16 @@ def _past_and_keys(path: Path) -> tuple[Past, Keys]:
     # The journal first: its errors say more than missing keys.
     past = read_past(path / JOURNAL)
     try:
-        return past, Keys.load(path / KEYS)
+        keys, env = Keys.load(path / KEYS)
+    except FileNotFoundError:
+        cause = (
+            f"{path}: the job's keys were removed: it had no driver for longer than its hosts wait for one"
+        )
+        raise NoJournal(cause, hint="start the job again") from None
     except (OSError, ValueError) as error:
         raise NoJournal(f"{path / KEYS}: {error}") from None
+    begin = past.begin._replace(spec=replace(past.begin.spec, env=env))
+    return past._replace(begin=begin), keys
 
 
 def _say_in_output(path: Path, text: str) -> None:

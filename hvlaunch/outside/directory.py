@@ -17,10 +17,12 @@ __all__ = [
     "ABOUT",
     "CONTROL",
     "IN_MAKING",
+    "KEYS",
     "LOCK",
     "MINDER",
     "REPORT",
     "RESULT",
+    "STORE",
     "DriverLives",
     "JobDirectory",
     "NoJobDirectory",
@@ -31,12 +33,15 @@ __all__ = [
     "jobs_directory",
     "reachable",
     "remove",
+    "remove_secrets",
     "take_lock",
 ]
 
 LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
 REPORT = "report.json"
 """The failure report of a job that has ended."""
+KEYS, STORE = "keys.json", "store"
+"""The secrets of a job for a successor: keys and workers' environment, and the values of the rendezvous."""
 MINDER = "minder"
 """The lock of the job's minder."""
 IN_MAKING = "."
@@ -262,6 +267,13 @@ def remove(directory: Path) -> None:
     finally:
         os.close(descriptor)
     directory.rmdir()
+
+
+def remove_secrets(directory: Path) -> None:
+    """Remove what only a successor needs: afterwards no driver can take the job over. Raises OSError."""
+    # Not overwritten first: file systems that copy on write, and SSDs, would keep the old blocks all the same.
+    for name in (KEYS, STORE, f"{STORE}{_PART}"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _write(path: Path, value: Mapping[str, Any], *, is_synced: bool = False) -> None:

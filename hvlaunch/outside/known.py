@@ -14,6 +14,7 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.outside.directory import (
     ABOUT,
     IN_MAKING,
+    KEYS,
     LOCK,
     RESULT,
     NoJobDirectory,
@@ -22,6 +23,8 @@ from hvlaunch.outside.directory import (
     has_minder,
     is_own_directory,
     remove,
+    remove_secrets,
+    take_lock,
 )
 
 __all__ = [
@@ -44,6 +47,10 @@ _INCOMPLETE = re.compile(re.escape(IN_MAKING) + "[0-9a-f]{12}")
 """Names of incomplete directories of jobs."""
 _MAKING_TIME = 60.0
 """Seconds after which an incomplete directory is abandoned."""
+_LEASE = 3600.0
+"""Seconds, for jobs whose lease is unknown."""
+_MARGIN = 60.0
+"""Seconds beyond the lease, in which agents end their workers."""
 _MINDING = 10.0
 """Seconds within which a minder starts another driver."""
 _LOOK = 0.05
@@ -173,7 +180,10 @@ def has_ended(job: KnownJob) -> bool:
 
 
 def prune(root: Path, now: float | None = None) -> None:
-    """Remove the directories of ended jobs, except the newest 20 failed ones of a week and the newest 20 good ones of a day."""
+    """Remove the directories of ended jobs, except the newest 20 failed ones of a week and the newest 20 good ones of a day.
+
+    Jobs without a driver lose their secrets as soon as no successor can take them over.
+    """
     now = time.time() if now is None else now
     try:
         jobs = known_jobs(root)
@@ -184,6 +194,9 @@ def prune(root: Path, now: float | None = None) -> None:
     except (OSError, NoJobDirectory):
         return
     over = [job for job in jobs if not job.has_driver]
+    for job in over:
+        if (job.directory / KEYS).exists() and (job.result is not None or _is_dead(job, now)):
+            _try_to_remove_secrets(job)
     for ended_well, kept_for in _KEPT_FOR.items():
         ended = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
         old = [job for job in ended[-_KEPT:] if job.ended < now - kept_for]
@@ -195,6 +208,30 @@ def _try_to_remove(directory: Path) -> None:
     with suppress(OSError):
         # Another driver may prune at the same time.
         remove(directory)
+
+
+def _is_dead(job: KnownJob, now: float) -> bool:
+    """True if the job lost its driver for so long that its agents have ended, and no successor could find them."""
+    lease = job.about.get("lease")
+    patience = (lease if isinstance(lease, int | float) else _LEASE) + _MARGIN
+    try:
+        # A driver renews the time while it lives.
+        renewed = (job.directory / KEYS).lstat().st_mtime
+    except OSError:
+        return False
+    # Locks of another machine's processes can't be seen from here, if a home directory is shared.
+    is_here = job.about.get("machine") == os.uname().nodename
+    return is_here and now > renewed + patience and not has_minder(job.directory)
+
+
+def _try_to_remove_secrets(job: KnownJob) -> None:
+    with suppress(OSError):
+        # Under the lock: a successor that has just begun keeps its keys.
+        lock = take_lock(job.directory / LOCK)
+        try:
+            remove_secrets(job.directory)
+        finally:
+            os.close(lock)
 
 
 def known_job(directory: Path) -> KnownJob | None:

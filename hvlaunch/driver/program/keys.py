@@ -2,15 +2,14 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.agent.quick import mac
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
-__all__ = ["KEYS", "Keys"]
-
-KEYS = "keys.json"
+__all__ = ["Keys"]
 
 
 def _random_word(size: int) -> str:
@@ -49,24 +48,28 @@ class Keys(NamedTuple):
             beacons=_random_word(32),
         )
 
-    def save(self, path: Path) -> None:
-        """Save for a successor, in a file readable by this user alone, with the certificate's private key. Raises OSError."""
+    def save(self, path: Path, env: Mapping[str, str]) -> None:
+        """Save for a successor, in a file readable by this user alone, with the certificate's private key. Raises OSError.
+
+        `env` is the workers' environment: all secrets of a job are in this file, which is removed when nobody needs them.
+        """
         pem = (self.certificate.key + self.certificate.pem).decode("ascii")
-        data = json.dumps({**self._asdict(), "certificate": pem}).encode()
+        data = json.dumps({**self._asdict(), "certificate": pem, "env": dict(env)}).encode()
         with os.fdopen(
             os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
         ) as file:
             file.write(data)
 
     @classmethod
-    def load(cls, path: Path) -> "Keys":
-        """Load the keys of save(). Raises OSError, ValueError."""
+    def load(cls, path: Path) -> tuple["Keys", Mapping[str, str]]:
+        """Load the keys and the environment of save(). Raises OSError, ValueError."""
         words = json.loads(path.read_bytes())
-        if not isinstance(words, dict) or words.keys() != set(cls._fields):
+        env = words.pop("env", None) if isinstance(words, dict) else None
+        if not isinstance(env, dict) or words.keys() != set(cls._fields):
             raise ValueError("not the keys of a job")
-        if not all(isinstance(word, str) for word in words.values()):
+        if not all(isinstance(word, str) for word in (*words.values(), *env.values())):
             raise ValueError("not the keys of a job")
-        return cls(**{**words, "certificate": Certificate(words["certificate"].encode("ascii"))})
+        return cls(**{**words, "certificate": Certificate(words["certificate"].encode("ascii"))}), env
 
     def beacon(self, number: int) -> str:
         """Return the key of a beacon, derived from the number of the connection to its host."""

@@ -35,15 +35,16 @@ def test_each_connection_has_its_own_beacon_key() -> None:
 
 def test_saved_keys_are_private_and_load_again(tmp_path: Path) -> None:
     keys = Keys.new()
-    keys.save(tmp_path / "keys")
+    keys.save(tmp_path / "keys", {"A": "\udc80"})
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600
-    again = Keys.load(tmp_path / "keys")
+    again, env = Keys.load(tmp_path / "keys")
+    assert env == {"A": "\udc80"}
     assert again._replace(certificate=keys.certificate) == keys
     assert again.certificate.fingerprint == keys.certificate.fingerprint
     assert again.certificate.key == keys.certificate.key
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"token": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"token": 1}', '{"env": {}}'])
 def test_other_files_have_no_keys(text: str, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ValueError):

@@ -65,7 +65,7 @@ def written(tmp_path: Path, say=pytest.fail) -> Journal:
     return journal
 
 
-MAGIC = b"hvlaunch journal 4\n"
+MAGIC = b"hvlaunch journal 5\n"
 DRIVER = '["driver",1,0.0,"boot",5.0]'
 BEGIN = json.dumps(["begin", begin_entry(__version__, "j0b", JOB, 4711, "/home")])
 TURN = '["turn",1.0,{"is":"Tick"},0,null,null,null,null,5.0]'
@@ -136,7 +136,7 @@ def test_a_successor_continues_the_journal(tmp_path: Path) -> None:
     [
         (b"hvlaunch journal", b"another program!", ForeignJournal, "not one of hvlaunch's"),
         (
-            b"journal 4\n",
+            b"journal 5\n",
             b"journal 99\n",
             OtherVersion,
             "format 99; this hvlaunch knows format 4; try: the very program",
