@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PIP_INSTALL := $(PIP) install --quiet --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
 # pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
@@ -12,6 +13,8 @@ CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
 # Not raised by `make lock`: a new torch is a download of gigabytes for everyone.
 TORCH := 2.13.0
+# docs/torch.md says what was tried: these too, the oldest that pyproject.toml allows first.
+OTHER_TORCHS ?= 2.6.0 2.14.1 2.15.0
 # Its builds for processors alone: the default index has those for NVIDIA GPUs, which are ten times as large.
 CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 HAS_GPU := command -v nvidia-smi >/dev/null || test -e /proc/driver/nvidia/version
@@ -43,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ifneq ($(MAKECMDGOALS),$(CHECKS))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +86,20 @@ testhosts-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of the test hos
 
 gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need an NVIDIA GPU; one is enough, and root
 	$(BIN)/pytest tests/gpu
+
+# Each has an environment of its own, and what comes with torch in other versions. A build for processors is 1.5 GB there.
+torch-versions: ## the tests of hvlaunch.torch and two jobs with other releases of torch, which this installs: 2 to 6 GB each
+	@for version in $(OTHER_TORCHS); do \
+	    mkdir -p .torch-$$version || exit 1; \
+	    grep -Ev '^(torch|triton|sympy|setuptools|cuda-[a-z-]+|nvidia-[a-z0-9-]+)==' constraints.txt > .torch-$$version/constraints.txt; \
+	    $(MAKE) --no-print-directory VENV=.torch-$$version/venv CONSTRAINTS=.torch-$$version/constraints.txt TORCH=$$version \
+	        torch-tests || exit 1; \
+	done
+
+torch-tests: $(VENV)/.extras-test $(VENV)/.wheel
+	$(PYTEST) -n $(TEST_JOBS) --dist worksteal tests/unit/torch tests/unit/cli/test_foreign_options.py
+	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
+	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 --min-np 1 python examples/elastic_digits.py
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
@@ -130,7 +147,7 @@ release-check: $(VENV)/.extras-release ## build what a release has, and try it i
 	RELEASE='$(RELEASE)' .ci/release-check $(BIN)
 
 clean: ## remove what was made, but for the virtual environment
-	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .torch-* *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # The tests on real hosts make them of network namespaces, each with an sshd of its own.
@@ -188,7 +205,7 @@ $(VENV)/.torch: $(VENV)/.setuptools
 	$(PIP_INSTALL) --no-deps --no-compile torch==$(TORCH) && touch $@
 
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
-$(addprefix $(VENV)/.extras-,dev ecosystem examples release): $(VENV)/.torch
+$(addprefix $(VENV)/.extras-,dev ecosystem examples release test): $(VENV)/.torch
 $(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
 	@echo 'make: installing the packages of pyproject.toml, [$*]'

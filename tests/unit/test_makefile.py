@@ -1,6 +1,7 @@
-"""Which build of torch `make demo` takes, with stand-ins for Python and its pip; and the report after `make unit-tests`."""
+"""Which build of torch `make demo` takes, with stand-ins for Python and its pip; releases of torch; the report after `make unit-tests`."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,3 +139,30 @@ def test_the_report_of_coverage_needs_no_certain_path_of_the_checkout(name, tmp_
         "coverage by unit tests, in pytest's own processes: 62.5% of 8 lines",
         "   25.0%  hvlaunch/engine/engine.py",
     ]
+
+
+def minor(version: str) -> tuple[int, int]:
+    major, number = version.split(".")[:2]
+    return int(major), int(number)
+
+
+def test_the_page_says_which_releases_of_torch_are_tried():
+    """The bound of pyproject.toml, the Makefile, the workflow and docs/torch.md speak of the same releases."""
+    makefile = (ROOT / "Makefile").read_text()
+    others = re.search(r"^OTHER_TORCHS \?= (.*)$", makefile, re.MULTILINE)
+    matrix = re.search(r'torch: \["(.*)"\]', (ROOT / ".github/workflows/ci.yml").read_text())
+    bound = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert others and matrix and bound
+    assert others[1].split() == matrix[1].split('", "')
+    table = (ROOT / "docs/torch.md").read_text().split("## Releases of torch\n")[1]
+    rows = re.findall(r"^\| (\d[\d.]*)(?: to (\d[\d.]*))? \| ([^|]+) \|", table, re.MULTILINE)
+    listed = {}
+    for first, last, how in rows:
+        major, number = minor(first)
+        listed |= {(major, one): how for one in range(number, minor(last or first)[1] + 1)}
+    assert [*listed] == [(2, one) for one in range(minor(bound[1])[1], len(listed) + minor(bound[1])[1])]
+    tried = {minor(version): "`make torch-versions`" for version in others[1].split()} | {
+        minor(TORCH): "all tests"
+    }
+    assert listed == dict.fromkeys(listed, "expected") | tried
+    assert minor(others[1].split()[0]) == minor(bound[1]), "the oldest is tried"
