@@ -91,7 +91,7 @@ gpu-tests: $(VENV)/.extras-dev $(VENV)/.editable ## the tests that need an NVIDI
 torch-versions: ## the tests of hvlaunch.torch and two jobs with other releases of torch, which this installs: 2 to 6 GB each
 	@for version in $(OTHER_TORCHS); do \
 	    mkdir -p .torch-$$version || exit 1; \
-	    grep -Ev '^(torch|triton|sympy|setuptools|cuda-[a-z-]+|nvidia-[a-z0-9-]+)==' constraints.txt > .torch-$$version/constraints.txt; \
+	    grep -Ev '^(torch|triton|sympy|cuda-[a-z-]+|nvidia-[a-z0-9-]+)==' constraints.txt > .torch-$$version/constraints.txt; \
 	    $(MAKE) --no-print-directory VENV=.torch-$$version/venv CONSTRAINTS=.torch-$$version/constraints.txt TORCH=$$version \
 	        torch-tests || exit 1; \
 	done
