@@ -145,7 +145,7 @@ _PATIENCE = 5.0
 
 
 class Abortable(Protocol):
-    """The part of a group's backend that aborting needs. torch 2.6 has it in NCCL's backend alone, and not in the group."""
+    """A group's backend, as far as aborting needs it. With torch 2.6 the group itself can't abort."""
 
     def abort(self) -> None:
         """Abort the backend's communicators."""
@@ -198,10 +198,10 @@ def _ending(backend: Abortable) -> threading.Thread:
 
 
 def _backends() -> list[Any]:
-    """Return the backends for GPUs of all groups whose collectives end by abort(): those of NCCL, and XCCL.
+    """Return every group's backends for GPUs whose collectives end by abort(): NCCL's and XCCL's.
 
-    A backend is known by what it can do: the class that "nccl" makes depends on torch's version and TORCH_DIST_USE_NCCL2, and those
-    classes have only the base class of all backends in common. Gloo, which takes tensors of GPUs too, ends with its sockets.
+    A backend is known by its functions: torch's version and TORCH_DIST_USE_NCCL2 decide its class, and the classes have only the base
+    class of every backend in common. Gloo takes tensors of GPUs too, and ends with its sockets.
     """
     # A copy, because another thread may make a group at this moment.
     groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
@@ -218,14 +218,14 @@ def _backends() -> list[Any]:
 
 
 def _unwrapped(backend: Any) -> Any:
-    """Return what TORCH_DISTRIBUTED_DEBUG=DETAIL has wrapped: the wrapper of torch 2.6 has no abort()."""
+    """Remove the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL. In torch 2.6 the wrapper has no abort()."""
     return getattr(backend, "wrapped_pg", backend)
 
 
 def _has_timed_out(backend: Any) -> bool:
     if not hasattr(backend, "get_error"):
         return False
-    # Every backend has the function since torch 2.14, and not every one has an answer.
+    # Every backend has the function since torch 2.14, and some raise.
     with contextlib.suppress(RuntimeError):
         return bool(backend.get_error().name == "TIMEOUT")
     return False

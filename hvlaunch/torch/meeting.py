@@ -159,7 +159,7 @@ def _listen(size: int, timeout: timedelta) -> TCPStore:
     )
     try:
         return open_()
-    # Of torch 2.6's two servers one can take no socket over.
+    # The newer of torch 2.6's two servers can't take a socket over.
     except NotImplementedError:
         return open_(use_libuv=False)
 

@@ -164,8 +164,8 @@ def _restore(excepthook: Callable[..., object]) -> None:
 def _local_rank(device: torch.device) -> Iterator[None]:
     """Let LOCAL_RANK be the number of this GPU.
 
-    torch's groups from 2.15 on take the GPU of that number, else that of the rank, and not the current one. An elastic worker keeps
-    its GPU from round to round, whatever its ranks are; and not every launcher sets LOCAL_RANK.
+    NCCL's groups from torch 2.15 on use the GPU of LOCAL_RANK, else of the rank, and not the current device. An elastic worker keeps
+    its GPU while its local rank changes, and some launchers do not set LOCAL_RANK.
     """
     before = os.environ.get("LOCAL_RANK")
     if device.index is not None:

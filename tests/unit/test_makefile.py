@@ -156,7 +156,7 @@ def test_the_page_says_which_releases_of_torch_are_tried():
     assert others[1].split() == matrix[1].split('", "')
     table = (ROOT / "docs/torch.md").read_text().split("## Releases of torch\n")[1]
     rows = re.findall(r"^\| (\d[\d.]*)(?: to (\d[\d.]*))? \| ([^|]+) \|", table, re.MULTILINE)
-    listed = {}
+    listed: dict[tuple[int, int], str] = {}
     for first, last, how in rows:
         major, number = minor(first)
         listed |= {(major, one): how for one in range(number, minor(last or first)[1] + 1)}

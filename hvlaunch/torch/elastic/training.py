@@ -58,7 +58,7 @@ _NCCL_SETTINGS = {
 """Settings of torch's watchdog thread. By default it ends the process a minute after an NCCL peer is gone, and sleeps during that
 minute, so closing the groups waits too. With these settings it does nothing and sleeps for a second, four times the given value.
 
-The last keeps the class of groups with which elastic rounds were tried on GPUs. torch 2.15 has another one by default.
+The last keeps the class of groups with which elastic rounds were tried on GPUs. torch 2.15 has another class by default.
 """
 _SAME_NCCL = (
     "hvlaunch: NCCL's groups are those of torch 2.14 (TORCH_DIST_USE_NCCL2=0), since elastic jobs were not tried on GPUs with the"
@@ -375,7 +375,7 @@ def _end_collectives(sockets: GroupSockets) -> None:
 
 
 def settle_nccl(environ: MutableMapping[str, str], version: TorchVersion) -> bool:
-    """Set how NCCL's groups behave in elastic jobs, where the user did not. Return True if torch would make new groups without that.
+    """Set how NCCL's groups behave in elastic jobs, unless the user did. Return True if this changes the class of torch's groups.
 
     A repeated call returns False.
     """
