@@ -155,6 +155,10 @@ class ConsoleOptions(_Data):
     """Show only workers' output, errors and the failure report."""
 
 
+_SUSPENSION = 5.0
+"""Seconds: more than a pause in which a user looks at something."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ElasticOptions(_Data):
     """Settings of an elastic job."""
@@ -197,6 +201,11 @@ class ElasticOptions(_Data):
     """Time for the workers of a leaving host to reach their next commit."""
     exit_grace: float = 300.0
     """Time for the other workers to finish after the first worker has ended with 0."""
+
+    @property
+    def suspension(self) -> float:
+        """Time that a worker may be stopped by SIGSTOP: its agent knows the reason of its silence."""
+        return min(_SUSPENSION, self.worker_timeout)
 
     @property
     def discovers(self) -> bool:

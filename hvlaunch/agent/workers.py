@@ -43,6 +43,8 @@ class WorkerSlot:
         """The worker's command, if the worker may turn out to be a job of its own."""
         self.suspended_at: Optional[float] = None
         self.was_suspended = False
+        self.is_paused = False
+        """True if the user stopped the worker by `hvlaunch signal STOP`, on purpose: it is not reported."""
         self.steps: List[Step] = []
         self.end: Optional[Dict[str, Any]] = None
         self.is_reported = False
@@ -305,6 +307,7 @@ class HostWorkers:
             self.stop(header["slots"], [(number, after) for number, after in header["steps"]])
         elif kind == "signal":
             for slot in self._alive(header["slots"]):
+                slot.is_paused = slot.is_paused or header["signal"] == signal.SIGSTOP
                 slot.worker.send_signal(header["signal"], group=False)
         elif kind == "stdin":
             self._feed(header["slot"], body)
@@ -341,7 +344,7 @@ class HostWorkers:
             since = slot.suspended_at
             if since is not None and self.suspension is not None and now >= since + self.suspension:
                 slot.suspended_at = None
-                # Once for each worker: a debugger stops and continues it many times.
+                # Once for each worker: the driver kills it.
                 if not slot.was_suspended:
                     slot.was_suspended = True
                     self._channel.send({"type": "suspended", **slot.about})
@@ -362,9 +365,12 @@ class HostWorkers:
                     self.reaped_other(pid, status)
                 continue
             if os.WIFSTOPPED(status):
-                by_pid[pid].suspended_at = time.monotonic()
+                # The kernel reports stops by signals alone: a debugger's and py-spy's stops (ptrace) are not seen here.
+                if not by_pid[pid].is_paused:
+                    by_pid[pid].suspended_at = time.monotonic()
             elif os.WIFCONTINUED(status):
                 by_pid[pid].suspended_at = None
+                by_pid[pid].is_paused = False
             else:
                 self._finish(by_pid[pid], status, usage.ru_maxrss)
 

@@ -41,7 +41,7 @@ class WorkerEnded(NamedTuple):
 
 
 class WorkerHangs(NamedTuple):
-    """A worker hangs: it is silent, stopped (SIGSTOP, a debugger), or still in a round that ended."""
+    """A worker hangs: it is silent, stopped (SIGSTOP), or still in a round that ended."""
 
     rank: int
     host: str

@@ -280,7 +280,7 @@ class StacksTaken(NamedTuple):
 
 
 class WorkerSuspended(NamedTuple):
-    """The worker has been stopped (SIGSTOP, a debugger) for --worker-timeout."""
+    """The worker has been stopped by SIGSTOP for `ElasticOptions.suspension`, and not by `hvlaunch signal`."""
 
     host: str
     round: int

@@ -255,7 +255,10 @@ class Policy:
 
     def _hangs(self, worker: Worker, how: Literal["silent", "stopped", "late"], now: float) -> Decision:
         """Count a hanging worker, which is being killed, as failed."""
-        seconds = None if how == "late" or self._elastic is None else self._elastic.worker_timeout
+        options = self._elastic
+        seconds = None
+        if options is not None and how != "late":
+            seconds = options.suspension if how == "stopped" else options.worker_timeout
         cause = why.WorkerHangs(worker.rank, worker.host, how, seconds)
         self._rounds.changed()
         failed = Decision()

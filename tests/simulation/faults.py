@@ -114,7 +114,7 @@ def _stops(world: "ElasticWorld", process: "Process") -> None:
             )
 
     if world.kind == "unmodified" or process.last_round < 0 or world.random.random() < 0.5:
-        world.at(world.options.worker_timeout, told)
+        world.at(world.options.suspension, told)
 
 
 def stick(world: "ElasticWorld") -> bool:

@@ -192,6 +192,25 @@ def test_signals_for_the_workers_reach_them_and_only_them(tmp_path: Path) -> Non
     assert sorted(job.stdout.read().splitlines()) == ["[0]<stdout>: two", "[1]<stdout>: two"]
 
 
+STOPS_ITSELF = """
+import os, signal, sys, time
+if os.environ["HVLAUNCH_RANK"] == "1" and not os.path.exists(sys.argv[1]):
+    open(sys.argv[1], "w").close()
+    os.kill(os.getpid(), signal.SIGSTOP)
+while os.environ["HVLAUNCH_ROUND"] == "0":
+    time.sleep(0.05)
+"""
+
+
+def test_elastic_job_goes_on_soon_after_a_worker_is_stopped(tmp_path: Path) -> None:
+    began = time.monotonic()
+    job = run("-np", 2, "--min-np", 1, sys.executable, "-c", STOPS_ITSELF, tmp_path / "stopped")
+    assert "round 0 ends: rank 1 on host localhost is stopped\n" in job.stderr
+    assert job.returncode == 0
+    # --worker-timeout, for silence without a known reason, is 30 s.
+    assert 5 < time.monotonic() - began < 25
+
+
 def test_ctrl_c_lets_workers_finish_what_they_do() -> None:
     script = "import time\ntry:\n print('ready', flush=True); time.sleep(3600)\nexcept KeyboardInterrupt:\n print('saved', flush=True)"
     job = start("-np", 2, sys.executable, "-c", script)

@@ -206,10 +206,10 @@ ELASTIC = OptionGroup(
         Option(
             "worker_timeout",
             ("--worker-timeout",),
-            "time that a worker may be silent or stopped",
+            "time that a worker may be silent",
             values.SECONDS,
             field="elastic.worker_timeout",
-            more="After that it counts as failed.",
+            more="After that it counts as failed; after 5 s if it was stopped by SIGSTOP.",
         ),
         Option(
             "commit_timeout",

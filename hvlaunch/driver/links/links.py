@@ -180,7 +180,7 @@ class HostLinks:
             "cwd": self._spec.cwd,
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
-            "elastic": None if self._spec.elastic is None else self._spec.elastic.worker_timeout,
+            "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),
             "session": self._keys.session(number) if has_session else None,

@@ -3,7 +3,10 @@
 import os
 import re
 import signal
+import subprocess
+import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -11,6 +14,8 @@ from tests.unit.agent.harness import AgentProcess, python, until
 
 DETACH = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' & while ! [ -s {pid} ]; do :; done; echo here; exec sleep 1000"
 
+
+SUSPENSION = 0.05
 
 TAKEN = """
 import os, signal, socket, sys
@@ -40,7 +45,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.fixture
 def elastic(agent: AgentProcess) -> AgentProcess:
-    agent.hello(elastic=0.05)
+    agent.hello(elastic=SUSPENSION)
     return agent
 
 
@@ -104,6 +109,49 @@ def test_long_suspension_is_reported_once(elastic):
     os.kill(pid, signal.SIGCONT)
     kill(elastic, 0, 0)
     assert not [one for one, _ in elastic.seen if one["type"] == "suspended"]
+
+
+TRACE = """
+import ctypes, os, sys
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+if libc.ptrace(16, pid, None, None):  # PTRACE_ATTACH
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.waitpid(pid, 0)
+print("attached", flush=True)
+sys.stdin.read()
+"""
+"""A debugger: it stops the worker until its stdin ends."""
+
+
+def test_worker_stopped_by_a_debugger_is_not_suspended(elastic: AgentProcess) -> None:
+    elastic.start(["sleep", "1000"])
+    pid = elastic.expect("started")[0]["pid"]
+    with subprocess.Popen(
+        python(TRACE, str(pid)), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True
+    ) as debugger:
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != "attached\n":
+            pytest.skip(f"no debugger here: {debugger.communicate()[1]}")
+        assert state_of(pid) == "t"
+        time.sleep(5 * SUSPENSION)
+        debugger.communicate("")
+    kill(elastic, 0, 0)
+    assert not [header for header, _ in elastic.seen if header["type"] == "suspended"]
+
+
+def test_worker_paused_by_the_user_is_not_suspended_until_it_is_stopped_otherwise(
+    elastic: AgentProcess,
+) -> None:
+    elastic.start(["sleep", "1000"])
+    pid = elastic.expect("started")[0]["pid"]
+    elastic.send("signal", slots=None, signal=signal.SIGSTOP)
+    until(lambda: state_of(pid) == "T", "a paused worker")
+    time.sleep(5 * SUSPENSION)
+    elastic.send("signal", slots=None, signal=signal.SIGCONT)
+    until(lambda: state_of(pid) == "S", "the end of the pause")
+    assert not [header for header, _ in elastic.seen if header["type"] == "suspended"]
+    os.kill(pid, signal.SIGSTOP)
+    elastic.expect("suspended", slot=0)
 
 
 def test_static_job_reports_no_suspension(agent):
