@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from hvlaunch.agent.quick import in_time
+from hvlaunch.agent.quick import has_own_proc, in_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _name_of(uid: str) -> Optional[str]:
 
 def _program_with(inode: str, uid: int) -> Optional[str]:
     """Return name and pid of the user's process with this socket; None if the kernel hides it."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, os.listdir("/proc") if has_own_proc() else ()):
         folder = "/proc/" + pid
         try:
             if os.stat(folder).st_uid != uid:
@@ -218,7 +218,7 @@ def _programs_of(group: int) -> List[int]:
 def _members(group: int) -> Dict[int, int]:
     """Return the processes of the group, each with its parent."""
     parents = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+    for name in os.listdir("/proc") if has_own_proc() else ():
         if name.isdigit():
             parent, its_group = _parent_and_group(name)
             if its_group == group:

@@ -6,7 +6,7 @@ import os
 import time
 
 from hvlaunch.agent import reaper
-from hvlaunch.agent.quick import in_time, signal
+from hvlaunch.agent.quick import has_own_proc, in_time, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def kill_marked(marks: Sequence[bytes], patience: float) -> None:
 
     Within `patience` seconds they are reaped too, unlike other children, which may be workers.
     """
+    if not has_own_proc():
+        return  # their environment can't be read: they end with the job
     # A search that takes longer continues in its thread, which is harmless: no later worker has these marks.
 
     def is_marked(pid: int) -> bool:
@@ -60,6 +62,8 @@ _DAEMONS = (b"orted", b"prted")
 
 def end_daemon(guardian: int) -> None:
     """End the launcher's daemon above the guardian, and thereby its other processes (MPI_Comm_spawn)."""
+    if not has_own_proc():
+        return
     try:
         with open("/proc/%d/stat" % guardian, "rb") as stat:
             parent = int(stat.read().rpartition(b")")[2].split()[1])

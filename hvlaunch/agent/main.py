@@ -12,7 +12,7 @@ import time
 
 from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.greeting import Greeting
-from hvlaunch.agent.quick import READ, WRITE, Selector, deque, signal, signal_name
+from hvlaunch.agent.quick import READ, WRITE, Selector, deque, has_own_proc, signal, signal_name
 from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame
 from hvlaunch.agent.wire.shapes import plain
@@ -37,6 +37,9 @@ _KILL_PATIENCE = 7.0  # seconds; guardian.py waits for this time twice
 _LEASE_SHARE = 3  # a short lease shortens the patience too: the driver waits no longer than its own lease
 _MOST_PIDS = 16
 _LAST_WORDS = 1.0
+_FOREIGN_PROC = (
+    "/proc shows another PID namespace (unshare --mount-proc mounts its own): workers can't be observed"
+)
 _LAST_MOMENT = 0.2
 
 
@@ -50,7 +53,7 @@ def main(
     """Run the agent over fds 0 and 1 and exit. `guardian_fd` reads end-of-file after the guardian's death."""
     channel = DriverChannel(0, 1, sealed)
     # The guardian is a subreaper already, but fork does not hand that on, and the guardian may be killed.
-    trouble = reaper.adopt_descendants()
+    trouble = reaper.adopt_descendants() or (None if has_own_proc() else _FOREIGN_PROC)
     try:
         code = Agent(channel, config, directory, guardian_fd, trouble, meeting).run()
     except BaseException as error:  # noqa: BLE001 (the driver must get every error)

@@ -41,6 +41,7 @@ __all__ = [
     "accept",
     "deque",
     "dumps",
+    "has_own_proc",
     "in_time",
     "loads",
     "mac",
@@ -120,6 +121,22 @@ def in_time(work: Callable[[], T], seconds: float, otherwise: T) -> T:
     except RuntimeError:
         return otherwise
     return results[0] if is_done.acquire(timeout=seconds) else otherwise
+
+
+def has_own_proc() -> bool:
+    """True if /proc shows the PID namespace of this process.
+
+    `unshare --pid` alone leaves the /proc of the namespace around the new one: its numbers belong to other processes.
+    """
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith("NSpid:"):
+                    # The process's numbers in the namespace of this /proc, and in each one below it, down to its own.
+                    return line.split()[1:] == [str(os.getpid())]
+        return os.readlink("/proc/self") == str(os.getpid())  # before Linux 4.1
+    except OSError:
+        return False
 
 
 def accept(listener: socket.socket) -> socket.socket:

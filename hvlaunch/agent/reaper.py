@@ -10,7 +10,7 @@ import errno
 import os
 import time
 
-from hvlaunch.agent.quick import prctl, signal
+from hvlaunch.agent.quick import has_own_proc, prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,17 +28,18 @@ _MOST_REAPED = 1000
 def adopt_descendants() -> Optional[str]:
     """Make this process the parent of its orphaned descendants; return the error of a kernel that can't."""
     trouble = prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    return trouble and "PR_SET_CHILD_SUBREAPER: " + trouble
+    return trouble and (
+        "PR_SET_CHILD_SUBREAPER: %s: processes that a worker detaches on it may outlive the job" % trouble
+    )
 
 
 def children() -> List[int]:
     """Return the pids of this process's children, including zombies."""
-    if os.path.exists("/proc/self/stat"):
-        return _children_of(os.getpid())
-    return _children_without_proc()
+    return _children_of(os.getpid()) if has_own_proc() else _children_without_proc()
 
 
 def _children_of(pid: int) -> List[int]:
+    """Return the children of a process, by a /proc of this namespace."""
     pids: List[int] = []
     try:
         for thread in os.listdir("/proc/%d/task" % pid):
@@ -56,6 +57,10 @@ def _children_by_parent(parent: int) -> List[int]:
 
 def _children_without_proc() -> List[int]:
     """Find this process's children without /proc: ask waitid about each number."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
     try:
         # The newest process has the highest number, unless numbers have started over.
         newest = os.fork()
@@ -107,6 +112,9 @@ def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: 
     # A stopped process does not fork, and keeps its place under a limit of processes. So even a program that forks faster
     # than anyone can kill comes to an end.
     policy = _outrun()
+    sees_families = (
+        has_own_proc()
+    )  # without, grandchildren are found once the death of their parents makes them children
     family: Dict[int, bool] = {}
     stopped: List[int] = []
     size = -1
@@ -118,7 +126,8 @@ def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: 
                 family[pid] = is_heir or is_chosen(pid)
                 if family[pid]:
                     _kill(pid, signal.SIGSTOP)
-            queue.extend((child, family[pid]) for child in _children_of(pid))
+            if sees_families:
+                queue.extend((child, family[pid]) for child in _children_of(pid))
         stopped = [pid for pid, chosen in family.items() if chosen]
         for pid in stopped:
             _kill(pid, signal.SIGSTOP)  # another process may have sent SIGCONT

@@ -86,7 +86,7 @@ class HostLeftOver(NamedTuple):
 
 
 class KernelLacks(NamedTuple):
-    """The host's kernel lacks a feature that the guardian needs: detached processes may outlive the job."""
+    """The host lacks a feature of the kernel, or its own /proc; `what` also says what follows."""
 
     host: str
     feature: str

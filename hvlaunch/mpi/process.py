@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from hvlaunch.agent.quick import has_own_proc
 from hvlaunch.mpi.builders import LauncherCommand
 from hvlaunch.mpi.detect import NoLauncher
 
@@ -120,6 +121,8 @@ def _family(launcher: int) -> "list[psutil.Process]":
     # The launcher puts its ssh into sessions of their own, so a signal to its process group does not reach them.
     import psutil  # noqa: PLC0415 (few launchers have to be stopped)
 
+    if not has_own_proc():
+        return []
     try:
         others = [
             child for child in psutil.Process(launcher).children() if not child.name().startswith("hvl-")

@@ -86,7 +86,7 @@ def _of_host(
                 return f"host {host}: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel){which}"
             return f"host {host}: {left} processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel){which}"
         case tell.KernelLacks(host, feature):
-            return f"host {host}: {feature}: processes that a worker detaches on it may outlive the job"
+            return f"host {host}: {feature}"
         case tell.RendezvousUnreachable(host, tried, port):
             addresses = ", ".join(f"{address}:{port}" for address in tried)
             return f"host {host}: can't reach the driver's rendezvous (tried {addresses}); HVLAUNCH_RENDEZVOUS is not set on it"

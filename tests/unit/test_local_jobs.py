@@ -192,6 +192,39 @@ def test_signals_for_the_workers_reach_them_and_only_them(tmp_path: Path) -> Non
     assert sorted(job.stdout.read().splitlines()) == ["[0]<stdout>: two", "[1]<stdout>: two"]
 
 
+LEAVES = 'sleep 777 & echo $! >> "$0"; setsid sleep 778 & echo $! >> "$0"; sleep 0.2'
+IN_ANOTHER_NAMESPACE = """
+import os, subprocess, sys
+# The end of the namespace's first process, which this is, would end all others.
+code = subprocess.call(sys.argv[2:])
+for pid in map(int, open(sys.argv[1])):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        continue
+    print("left", pid)
+sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a new PID namespace takes root")
+def test_job_with_the_proc_of_another_pid_namespace_leaves_nothing(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    inside = [sys.executable, "-c", IN_ANOTHER_NAMESPACE, pids, *HVLAUNCH, "-np", 2, "sh", "-c", LEAVES, pids]
+    job = subprocess.run(
+        ["unshare", "--pid", "--fork", *map(str, inside)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    if job.stderr.startswith("unshare:"):
+        pytest.skip(job.stderr)
+    assert (job.returncode, job.stdout) == (0, "")
+    assert len(pids.read_text().split()) == 4
+    assert job.stderr.count("/proc shows another PID namespace") == 1
+
+
 STOPS_ITSELF = """
 import os, signal, sys, time
 if os.environ["HVLAUNCH_RANK"] == "1" and not os.path.exists(sys.argv[1]):

@@ -182,8 +182,8 @@ FACTS: list[tuple[tell.Fact, str]] = [
         "host a: 1 process of the job can't be killed (it belongs to another user, is frozen, or is stuck in the kernel): 4711",
     ),
     (
-        tell.KernelLacks("a", "no subreaper"),
-        "host a: no subreaper: processes that a worker detaches on it may outlive the job",
+        tell.KernelLacks("a", "no subreaper: detached processes stay"),
+        "host a: no subreaper: detached processes stay",
     ),
     (
         tell.RendezvousUnreachable("a", ("10.9.9.9", "10.9.9.8"), 4711),

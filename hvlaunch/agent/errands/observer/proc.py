@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hvlaunch.agent.quick import has_own_proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Iterable, List, Optional
@@ -64,9 +66,9 @@ def read_text(path: str) -> Optional[str]:
 
 
 def parents() -> Dict[int, int]:
-    """Map each process here to its parent. Processes that start or end meanwhile may be missing."""
+    """Map each process here to its parent. Processes that start or end meanwhile may be missing; all are, without a /proc of this namespace."""
     parent_by_pid = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if has_own_proc() else ():
         if name.isdigit():
             stat = read_text("/proc/%s/stat" % name)
             if stat is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import time
 
 from hvlaunch.agent.errands.observer.machine import Machine
 from hvlaunch.agent.errands.observer.proc import allow_many_files
 from hvlaunch.agent.errands.observer.processes import Processes
+from hvlaunch.agent.quick import has_own_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Samples:
         sample = self._machine.sample(seconds, now, paths)
         problems = sample["problems"]
         try:
+            if not has_own_proc():
+                raise FileNotFoundError(errno.ENOENT, "it shows another PID namespace")
             sample["workers"] = self._processes.sample(workers, seconds)
         except OSError as error:
             sample["workers"] = []
