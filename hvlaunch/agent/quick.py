@@ -130,11 +130,10 @@ def has_own_proc() -> bool:
     """
     try:
         with open("/proc/self/status") as status:
-            for line in status:
-                if line.startswith("NSpid:"):
-                    # The process's numbers in the namespace of this /proc, and in each one below it, down to its own.
-                    return line.split()[1:] == [str(os.getpid())]
-        return os.readlink("/proc/self") == str(os.getpid())  # before Linux 4.1
+            # The process's numbers in the namespace of this /proc, and in each one below it, down to its own.
+            pids = status.read().partition("\nNSpid:")[2].partition("\n")[0].split()
+        # Before Linux 4.1 there are none.
+        return (pids or [os.readlink("/proc/self")]) == [str(os.getpid())]
     except OSError:
         return False
 
