@@ -427,7 +427,7 @@ BUGS: Sequence[Bug] = (
     Bug(starting_workers_are_not_stopped_at_the_end, "was not told that the job ends", 127),
     Bug(a_relisted_host_is_not_forgiven, "since it was listed", 1486),
     Bug(ends_are_ordered_by_their_news, "has a wrong time", 0),
-    Bug(one_restart_too_many, "failures are made up for, of 2", 65),
+    Bug(one_restart_too_many, "failures are made up for, of 2", 103),
     Bug(one_restart_too_few, "1 restarts, and 2 were allowed", 23),
     Bug(changes_of_the_pool_use_up_restarts, "restarts, and 2 were allowed", 64),
     Bug(survivors_sit_slot_by_slot, "rank 0 is no", 27),

@@ -236,12 +236,11 @@ while os.environ["HVLAUNCH_ROUND"] == "0":
 
 
 def test_elastic_job_goes_on_soon_after_a_worker_is_stopped(tmp_path: Path) -> None:
-    began = time.monotonic()
-    job = run("-np", 2, "--min-np", 1, sys.executable, "-c", STOPS_ITSELF, tmp_path / "stopped")
+    # This time is for silence without a known reason.
+    options = "-np", 2, "--min-np", 1, "--worker-timeout", 10 * DEADLINE
+    job = run(*options, sys.executable, "-c", STOPS_ITSELF, tmp_path / "stopped")
     assert "round 0 ends: rank 1 on host localhost is stopped\n" in job.stderr
     assert job.returncode == 0
-    # --worker-timeout, for silence without a known reason, is 30 s.
-    assert 5 < time.monotonic() - began < 25
 
 
 def test_ctrl_c_lets_workers_finish_what_they_do() -> None:
