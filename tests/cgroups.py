@@ -33,7 +33,7 @@ BOMB = """if True:
             time.sleep(float(sys.argv[1]))
 """
 """For a `limited` group alone: forks without end, each in a session of its own, for 40 s at most; says when it may no more. Its argument is how long
-each of its processes then waits before it tries again: though that is 5 ms, a place that gets free is filled at once, by one of so many.
+each of its processes then waits before it tries again: though that is 20 ms, a place that gets free is filled at once, by one of so many.
 """
 _SETTINGS = {"freezer.state": "THAWED", "pids.max": "0"}
 """Of a group whose processes are to be killed: version 1 keeps what is frozen, and a bomb forks faster than one kills."""

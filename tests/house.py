@@ -11,6 +11,7 @@ import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,8 @@ __all__ = [
     "big_classes",
     "counts",
     "folder",
+    "modules",
+    "parsed",
     "unexplained_pauses",
 ]
 
@@ -100,6 +103,12 @@ def modules() -> list[Path]:
     return sorted(PRODUCT.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
 def docstrings(tree: ast.AST) -> Iterator[str]:
     """Yield all docstrings, those of attributes too."""
     for node in ast.walk(tree):
@@ -138,7 +147,7 @@ def vague_methods() -> dict[str, list[str]]:
     """Return the public methods with a name like `end` that more than two classes have, with the classes."""
     owners = defaultdict(list)
     for path in modules():
-        for node in _classes(ast.parse(path.read_text())):
+        for node in _classes(parsed(path)):
             for item in node.body:
                 if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name in _VAGUE_METHODS:
                     owners[item.name].append(node.name)
@@ -147,7 +156,7 @@ def vague_methods() -> dict[str, list[str]]:
 
 def classes_twice() -> list[str]:
     """Return the public class names that are defined more than once."""
-    names = Counter(node.name for path in modules() for node in _classes(ast.parse(path.read_text())))
+    names = Counter(node.name for path in modules() for node in _classes(parsed(path)))
     return sorted(name for name, number in names.items() if number > 1 and not name.startswith("_"))
 
 
@@ -159,7 +168,7 @@ def big_classes() -> dict[str, tuple[int, int]]:
     """
     big = {}
     for path in modules():
-        for node in _classes(ast.parse(path.read_text())):
+        for node in _classes(parsed(path)):
             functions = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
             attributes = {
                 item.attr
@@ -200,7 +209,7 @@ class Folder:
 
 def _imported(file: Path, package: str) -> Iterator[str]:
     """Yield the direct children of `package` that a file imports, inside functions too but not for types alone."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     types_only = {
         id(item)
         for node in ast.walk(tree)
@@ -279,7 +288,8 @@ def _pauses(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         words: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            words = [ast.Constant(ast.unparse(node.func).rpartition(".")[2]), *node.args]
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            words = [ast.Constant(name), *node.args]
         elif isinstance(node, ast.List | ast.Tuple):
             words = node.elts
         sleeps = [
@@ -300,6 +310,9 @@ def unexplained_pauses(path: Path) -> list[int]:
 
     The comment is on that line or on the line before. A directive to a tool is no reason, and nor are two words.
     """
+    text = path.read_text()
+    if "sleep" not in text:
+        return []
     with tokenize.open(path) as file:
         explained = {
             token.start[0]
@@ -308,7 +321,7 @@ def unexplained_pauses(path: Path) -> list[int]:
             and not _NO_COMMENT.match(token.string)
             and len(token.string.split()) > 3
         }
-    pauses = _pauses(ast.parse(path.read_text()))
+    pauses = _pauses(ast.parse(text))
     spans = {(node.lineno, node.end_lineno or node.lineno) for node in pauses}
     return sorted(first for first, last in spans if not explained & set(range(first - 1, last + 1)))
 
@@ -318,7 +331,7 @@ def counts() -> dict[str, int]:
     product, comments, docs, help_of_options = Language(), Language(), Language(), Language()
     names_of_nothing = 0
     for path in modules():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         names_of_nothing += bad_names(tree)
         for text in docstrings(tree):
             product.add(text)
@@ -375,7 +388,7 @@ def _figures() -> dict[str, str]:
     sizes = [path.read_text().count("\n") for path in modules()]
     language = Language()
     for path in modules():
-        for text in docstrings(ast.parse(path.read_text())):
+        for text in docstrings(parsed(path)):
             language.add(text)
     comments = sum(len(full_line_comments(path)) for path in modules())
     return {
@@ -390,7 +403,7 @@ def _figures() -> dict[str, str]:
         "headless sentences, %": f"{language.headless_percent:.1f}",
         "pointer words per 100": f"{language.pointers_per_100:.1f}",
         "comments per 1,000 lines": f"{1000 * comments / sum(sizes):.1f}",
-        "bad names": str(sum(bad_names(ast.parse(path.read_text())) for path in modules())),
+        "bad names": str(sum(bad_names(parsed(path)) for path in modules())),
         "classes defined twice": str(len(classes_twice())),
         "words of the glossary": str(len(glossary())),
         **{

@@ -89,7 +89,7 @@ def test_workers_that_another_user_owns(new_hosts: Callable[..., TestHosts]) -> 
     told(job, hosts["a"], 2)
 
 
-@pytest.mark.parametrize("pause", ["0.005", pytest.param("0", marks=pytest.mark.long)])
+@pytest.mark.parametrize("pause", ["0.02", pytest.param("0", marks=pytest.mark.long)])
 @pytest.mark.parametrize("ending", ["interrupt", "agent", "guardian", "driver"])
 def test_a_fork_bomb_under_a_limit_of_processes(
     cluster: TestHosts, limited: Group, ending: str, pause: str

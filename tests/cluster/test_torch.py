@@ -11,11 +11,12 @@ WAYS = ("env", "init", "scheme", "store")
 
 
 @pytest.mark.timeout(400)
-def test_sixteen_ranks_on_four_hosts_meet_in_each_of_the_four_ways(cluster: TestHosts) -> None:
+@pytest.mark.parametrize("slots", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_on_four_hosts_meet_in_each_of_the_four_ways(cluster: TestHosts, slots: int) -> None:
     job = Job(
         cluster,
-        ["-H", "a:4,b:4,c:4,d:4", sys.executable, PROGRAMS / "four_ways.py"],
+        ["-H", ",".join(f"{name}:{slots}" for name in "abcd"), sys.executable, PROGRAMS / "four_ways.py"],
         {"OMP_NUM_THREADS": "1"},
     )
     assert job.code(timeout=380) == 0, job.stderr
-    assert {way: job.stdout.count(f"{way} is right") for way in WAYS} == dict.fromkeys(WAYS, 16)
+    assert {way: job.stdout.count(f"{way} is right") for way in WAYS} == dict.fromkeys(WAYS, 4 * slots)

@@ -42,7 +42,7 @@ def alone() -> float:
     "hosts",
     [
         pytest.param(["-np", 8, "-H", "a:2,b:2,c:2,d:2"], id="4 hosts, 2 slots each", marks=pytest.mark.long),
-        pytest.param(["-np", 5, "-H", "a:1,b:3,c:2"], id="uneven slots, -np below them"),
+        pytest.param(["-np", 4, "-H", "a:1,b:2,c:2"], id="uneven slots, -np below them"),
     ],
 )
 def test_digits_are_learned_as_well_as_by_one_process(

@@ -5,11 +5,16 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.house import MOST_LINES
+from tests.house import MOST_LINES, parsed
+
+pytestmark = (
+    pytest.mark.no_cover
+)  # a tracer doubles the time of reading files, and hvlaunch itself does not run
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "hvlaunch").rglob("*.py"))
@@ -30,14 +35,14 @@ def make_targets() -> set[str]:
 def test_a_module_is_short_and_says_what_it_is(path):
     text = path.read_text()
     assert text.count("\n") <= MOST_LINES, "a module this long is two nouns"
-    assert ast.get_docstring(ast.parse(text)), "no docstring"
+    assert ast.get_docstring(parsed(path)), "no docstring"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name not in WITHOUT_ALL], ids=name_of)
 def test_a_module_names_what_it_offers(path):
     assigned = [
         target.id
-        for statement in ast.parse(path.read_text()).body
+        for statement in parsed(path).body
         if isinstance(statement, ast.Assign)
         for target in statement.targets
         if isinstance(target, ast.Name)
@@ -84,12 +89,16 @@ def test_a_make_command_of_the_workflows_has_a_target():
     assert {"host-tests", "release-check", "unit-tests"} <= named <= make_targets()
 
 
+@cache
+def files() -> list[str]:
+    return [f"/{name_of(file)}" for top in FOLDERS for file in (ROOT / top).rglob("*.py")]
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_a_module_that_a_document_names_is_there(path):
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - {"train.py", "setup.py"}
-    files = [f"/{name_of(file)}" for top in FOLDERS for file in (ROOT / top).rglob("*.py")]
-    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
+    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files())] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

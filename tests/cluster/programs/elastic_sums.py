@@ -22,7 +22,7 @@ from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
 
 COMMIT_EVERY = 4
-STEP = float(os.environ.get("STEP", "0.01"))
+STEP = float(os.environ.get("STEP", "0.03"))
 LOOK = 0.3
 
 
