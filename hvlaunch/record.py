@@ -283,7 +283,7 @@ class SharedFile:
         if is_sparse:
             os.truncate(self.descriptor, max(self.size, offset + size))
         elif (end := self.size) < offset + size:
-            # What is behind `end` has no block yet. What is before it has: on a full disk it can still be mapped.
+            # The bytes behind `end` have no block yet. Those before it have: on a full disk they can still be mapped.
             self.reserve(end, offset + size - end)
         # The mapping has its own duplicate of the descriptor.
         return mmap.mmap(self.descriptor, size, offset=offset)

@@ -131,7 +131,7 @@ def spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[
 
 def _find(name: str, path: str) -> str:
     """Return the path of the program. Raises CannotStart."""
-    # By the worker's own PATH: posix_spawnp would search the agent's.
+    # The worker's own PATH decides: posix_spawnp would search the agent's.
     if "/" in name:
         return name
     if not name:

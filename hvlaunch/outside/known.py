@@ -129,7 +129,7 @@ def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
             raise BadUsage("no job runs here", hint="hvlaunch jobs")
         raise BadUsage(f"{len(running)} jobs run here: {_ids(running)}", hint="name one of them")
     matches = [job for job in jobs if name == job.id]
-    # Of jobs with the same name those that run come first.
+    # Running jobs come first among those with the same name.
     matches = matches or [job for job in running if name == job.about.get("name")]
     matches = matches or [job for job in jobs if name == job.about.get("name")]
     if not matches and len(name) >= _SHORTEST:

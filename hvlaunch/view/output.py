@@ -100,7 +100,7 @@ def newest_lines_with(
             lines = [unfinished.pop(key)] if key in unfinished else []
         for line in lines:
             add(item, line)
-    # What has no line end yet may be what a reader looks for.
+    # A line without its end yet may be what a reader looks for.
     for (rank, stream), line in unfinished.items():
         add(
             Stored(
