@@ -160,9 +160,7 @@ def test_a_timeout_is_noticed_in_any_class(in_groups, name):
         ("2.15.0+cu132", "0", "0", False),
     ],
 )
-def test_elastic_jobs_keep_the_groups_that_were_tried_unless_the_user_wants_others(
-    version, users, kept, is_told
-):
+def test_elastic_jobs_keep_the_groups_that_were_tried(version, users, kept, is_told):
     environ = {} if users is None else {"TORCH_DIST_USE_NCCL2": users}
     assert settle_nccl(environ, TorchVersion(version)) is is_told
     assert environ["TORCH_DIST_USE_NCCL2"] == kept
