@@ -46,7 +46,7 @@ def begin(site: Site, *words: str) -> "subprocess.Popen[bytes]":
 
 def killed(site: Site) -> KnownJob:
     """A job without a minder, whose driver was killed while its worker ran."""
-    with begin(site, "--detach-on-hangup", "sh", "-c", "echo ready; exec sleep 30") as driver:
+    with begin(site, "--detach-on-hangup", "sh", "-c", "echo ready; exec sleep 60") as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline().endswith(b"ready\n")
         driver.kill()
@@ -127,7 +127,7 @@ def test_a_job_that_another_machine_may_run_keeps_its_secrets(site: Site) -> Non
 
 def test_a_job_with_a_minder_keeps_its_secrets_and_is_taken_over(site: Site) -> None:
     """A minder that was stopped starts another driver when it goes on."""
-    begin(site, "--detach", "sh", "-c", "exec sleep 30").communicate(timeout=DEADLINE)
+    begin(site, "--detach", "sh", "-c", "exec sleep 60").communicate(timeout=DEADLINE)
     [job] = known_jobs(site.root)
     [minder] = [process for process in psutil.process_iter() if _is_minder(process, job)]
     minder.suspend()
@@ -142,7 +142,7 @@ def test_a_job_with_a_minder_keeps_its_secrets_and_is_taken_over(site: Site) -> 
 
 
 def test_a_living_driver_renews_the_time_of_the_keys(site: Site) -> None:
-    begin(site, "--detach", "sh", "-c", "exec sleep 30").communicate(timeout=DEADLINE)
+    begin(site, "--detach", "sh", "-c", "exec sleep 60").communicate(timeout=DEADLINE)
     [job] = known_jobs(site.root)
     os.utime(job.directory / "keys.json", (1.0, 1.0))
     wait_until(lambda: renewed(job) > time.time() - 60, "the driver renews it")
