@@ -26,7 +26,7 @@ WHEEL := dist/hvlaunch-$(VERSION)-py3-none-any.whl
 
 # Tests wait much of their time, those on real hosts most of all, so more of them run at once than there are processors.
 TEST_JOBS ?= 3
-HOST_TEST_JOBS ?= 4
+HOST_TEST_JOBS ?= 5
 UNIT_TESTS ?= tests/unit tests/simulation
 HOST_TESTS ?= tests/cluster tests/security tests/testhosts
 # dev has it too. The theme's makers tell whoever builds with it about another program of theirs.
