@@ -189,7 +189,7 @@ class JobHung(HvlaunchError):
     """76: the job hung."""
 
     def __init__(self, seconds: float, detail: str) -> None:
-        super().__init__(f"the job hangs: no rank has got on for {seconds:.0f} s; {detail}")
+        super().__init__(f"the job is hung: no rank has made progress for {seconds:.0f} s; {detail}")
         self.seconds = seconds
         """Seconds without progress."""
 
@@ -238,7 +238,7 @@ class HostError(HvlaunchError):
 
 
 class UnknownHost(HostError):
-    """The name resolves to no address."""
+    """The name can't be resolved to an address."""
 
 
 class ConnectFailed(HostError):

@@ -97,7 +97,7 @@ class _Lifeline:
         """Return why the agent has to end now; None while waiting for the driver is permitted."""
         if self.lost_at is not None and time.monotonic() >= self.lost_at + self.reconnect:
             return "the driver is gone"
-        return "heard nothing from the driver for %g seconds" % self.lease if self.is_over else None
+        return "received nothing from the driver for %g seconds" % self.lease if self.is_over else None
 
     def deadlines(self) -> List[float]:
         """Return the next times of a change of is_lost or cause_of_end()."""

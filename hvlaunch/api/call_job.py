@@ -247,9 +247,9 @@ def _failed(result: JobResult, directory: Path, rank: int) -> WorkerFailed:
 def _cause(end: WorkerExit | None, directory: Path, rank: int, *, has_returned: bool) -> str:
     # The driver writes this file if it could not store the result.
     with suppress(OSError):
-        return f"what it returned could not be kept: {(directory / f'{rank}{PROBLEM}').read_text()}"
+        return f"its value could not be kept: {(directory / f'{rank}{PROBLEM}').read_text()}"
     if end is None:
-        return "nothing is known of its end"
+        return "its end is unknown"
     if end.not_started is not None:
         return f"it could not be started: {end.not_started}"
     if end.stopped:
@@ -259,7 +259,7 @@ def _cause(end: WorkerExit | None, directory: Path, rank: int, *, has_returned: 
     elif end.signal is not None:
         cause = f"it was ended by signal {end.signal}"
     else:
-        cause = f"it ended with exit code {end.code}" + ("" if has_returned else ", and returned nothing")
+        cause = f"it ended with exit code {end.code}" + ("" if has_returned else ", and returned no value")
     return f"{cause}, after it had returned" if has_returned else cause
 
 

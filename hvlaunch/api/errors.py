@@ -93,7 +93,7 @@ class ResultNotRead(HvlaunchError):
     """As of a program that fails."""
 
     def __init__(self, cause: str, *, rank: int) -> None:
-        super().__init__(f"rank {rank}: what it returned can't be unpickled here: {cause}")
+        super().__init__(f"rank {rank}: its value can't be unpickled here: {cause}")
         self.rank = rank
         """Rank of the worker that returned it."""
 

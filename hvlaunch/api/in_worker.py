@@ -110,9 +110,7 @@ class _Result:
         try:
             cloudpickle.dump(value, self, protocol=_PROTOCOL)
         except Exception as error:  # noqa: BLE001 (the value's own code may raise anything)
-            unsent = ResultNotPickled(
-                f"what it returned can't be pickled: {type(error).__name__}: {_text(error)}"
-            )
+            unsent = ResultNotPickled(f"its value can't be pickled: {type(error).__name__}: {_text(error)}")
             unsent.__cause__ = error
             self.fail(unsent)
         self._end({"kind": "value", "start": 0}, 0)

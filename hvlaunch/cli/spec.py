@@ -327,7 +327,7 @@ def _check(options: Options, most: int | None) -> None:
             hint="without --mpi, --srun and --jsrun",
         )
     if options.skip_bad_hosts or options.end_with_rank is not None:
-        flag, hint = ("--skip-bad-hosts", "without it: an elastic job goes on without bad hosts")
+        flag, hint = ("--skip-bad-hosts", "without it: an elastic job continues without bad hosts")
         if options.end_with_rank is not None:
             flag, hint = ("--end-with-rank", "--exit-grace: an elastic job is done when its first worker is")
         raise BadUsage(f"{flag} is for static jobs", hint=hint)

@@ -37,7 +37,7 @@ class EventFile:
         except OSError as error:
             cause, hint = _reason(error), "a file that you may write to"
             if error.errno == errno.ENXIO:
-                cause, hint = "nobody reads this pipe", "start its reader first, as in cat FILE &"
+                cause, hint = "this pipe has no reader", "start its reader first, as in cat FILE &"
             elif error.errno == errno.ELOOP:
                 cause = "it is a link that another user made, or can replace"
             elif error.errno == errno.EPERM and error.strerror:

@@ -231,7 +231,7 @@ class JobRecord:
         self.is_whole = False
         say, self._say = self._say, None
         if say is not None:
-            say(f"warning: {cause}: the job goes on, and ends if hvlaunch is killed")
+            say(f"warning: {cause}: the job continues, and ends if hvlaunch is killed")
 
     def compact(self, engine: "Engine") -> None:
         """Replace many idle turns by a single turn. Call when every turn of the engine is written."""

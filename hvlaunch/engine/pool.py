@@ -283,7 +283,7 @@ class Pool:
 def no_list() -> Problem:
     """Make the error for discovery that does not answer."""
     return DiscoveryFailed(
-        "what finds the hosts does not answer",
+        "host discovery does not answer",
         hint="look whether the hostfile or the script is on a file system that hangs",
     ).problem
 

@@ -270,7 +270,7 @@ def _show_stacks(printer: Printer, stacks: "Sequence[ProcessStack]") -> None:
     """Show the workers' stacks to a user who has pressed Ctrl and the backslash."""
     from hvlaunch.telemetry.stack import tree_lines  # noqa: PLC0415 (when somebody asks)
 
-    printer.say("\n".join(["what the workers are doing:", *tree_lines(stacks)]) if stacks else "no workers")
+    printer.say("\n".join(["the workers' stacks:", *tree_lines(stacks)]) if stacks else "no workers")
 
 
 def _write_last(stderr: BinaryIO, text: str) -> None:

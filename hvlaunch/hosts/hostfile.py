@@ -61,7 +61,7 @@ def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: 
     if writer is not None:
         if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:
             raise BadUsage(f"hostfile {path}: {writer}", hint=f"chmod o-w {path}")
-        warn(f"hostfile {path}: {writer}; whoever can change it chooses the hosts of this job")
+        warn(f"hostfile {path}: {writer}; anyone who can change it chooses the hosts of this job")
     if len(data) > MAX_TEXT:
         raise BadUsage(f"hostfile {path}: it is longer than {MAX_TEXT >> 20} MiB")
     try:
@@ -103,7 +103,7 @@ def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[
     fields = _read_words(field_words, source, number)
     for field in fields.keys() & _OWN_FIELDS:
         if not is_own:
-            cause = f"{field}= is taken only from a hostfile that you named and nobody else can change"
+            cause = f"{field}= is allowed only in a hostfile that you named and that only you can change"
             raise BadHost(cause, word=word, source=source, line=number)
     slots, most = fields.get("slots", hosts[0].slots), fields.pop("max_slots", None)
     for field in ("slots", "user"):

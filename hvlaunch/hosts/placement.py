@@ -120,7 +120,7 @@ def unlikely(host: str, slots: int, cpus: int | None = None) -> SlotsUnlikely | 
     )
     # `host:2222` is a common slip: the number after the colon is slots, not sshd's port.
     as_port = f"-p {slots} if that is the port of sshd, " if slots > _LOWEST_PORT else ""
-    return SlotsUnlikely(cause, host=host, hint=f"{as_port}--force-slots if so many workers are meant")
+    return SlotsUnlikely(cause, host=host, hint=f"{as_port}--force-slots if you mean that many workers")
 
 
 def needed(

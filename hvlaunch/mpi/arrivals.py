@@ -61,7 +61,7 @@ class Arrivals:
     def _doubt(self, early: AgentCaller, late: AgentCaller) -> None:
         ranks = ranks_of(self._kind, late.environ)
         self._error = LauncherFailed(
-            f"two processes came as rank {ranks and ranks.rank}, {_place(early)} and {_place(late)}: one of them is a stranger, who knows HVLAUNCH_ENTRY",
+            f"two processes claim rank {ranks and ranks.rank}, {_place(early)} and {_place(late)}: one is not of this job, and knows HVLAUNCH_ENTRY",
             hint="ssh (--gloo), or a network of your own for the launcher (--network-interfaces)",
         )
         late.connection.socket.close()

@@ -165,7 +165,7 @@ def _survivors(survivors: Survivors) -> list[str]:
 
 
 def _interrupted(result: JobResult, number: int, size: int) -> str:
-    why = " (nobody reads its output any more)" if number == SIGPIPE else ""
+    why = " (the reader of its output is gone)" if number == SIGPIPE else ""
     by = f"hvlaunch: interrupted by {signal_name(number)}{why}"
     if not result.exits and not result.elapsed:
         return f"{by} before the workers were started"

@@ -91,7 +91,7 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
     try:
         addresses = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        cause = f"the name {name} resolves to no address: {_reason(error)}"
+        cause = f"the name {name} can't be resolved to an address: {_reason(error)}"
         hint = (
             "check the spelling, or give its address as HostName in ~/.ssh/config or address= in a hostfile"
         )

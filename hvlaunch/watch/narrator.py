@@ -108,7 +108,7 @@ class Narrator:
         if isinstance(fact, tell.RoundStarting):
             self._say(starting(fact))
         elif isinstance(fact, tell.JobHanging) and self._ends_if_it_hangs:
-            self._say("the job hangs, and is stopped (--on-hang); why comes at its end")
+            self._say("the job is hung, and is stopped (--on-hang stop); the cause follows")
         else:
             from hvlaunch.watch.sentences import sentence  # noqa: PLC0415 (most jobs have nothing to tell)
 

@@ -49,7 +49,7 @@ def sentence(fact: tell.Fact) -> str:
         case tell.JobHanging(seconds, _, text):
             return JobHung(seconds, text).cause
         case tell.JobGoingOn():
-            return "the job goes on: it does not hang any more"
+            return "the job is no longer hung, and continues"
         case tell.JobEnding(cause):
             return f"the job ends: {because(cause)}"
         case _:
@@ -69,7 +69,7 @@ def _of_host(
 ) -> str:
     match fact:
         case tell.HostNotUsable(problem, retry_in, goes_on):
-            effect = "the job goes on without it" if goes_on else "the other hosts have too few slots"
+            effect = "the job continues without it" if goes_on else "the other hosts have too few slots"
             return f"{problem}; {effect}" + ("" if retry_in is None else f"; trying again in {retry_in:g} s")
         case tell.HostSkipped(problem):
             return f"host {problem.host} is skipped: {problem._replace(host=None)}"
@@ -79,7 +79,7 @@ def _of_host(
         case tell.HostLostAtEnd(problem):
             return str(problem)
         case tell.HostNotClosing(host):
-            return f"host {host}: does not answer; its agent still ends what is left on it"
+            return f"host {host}: does not answer; its agent still stops the processes that are left there"
         case tell.HostLeftOver(host, left, pids):
             which = f": {', '.join(map(str, pids))}" if pids else ""
             if left == 1:
@@ -135,16 +135,16 @@ def _of_round(
         case tell.RoundEnding(number, cause):
             return f"round {number} ends: {because(cause)}"
         case tell.WorkerEndedEarly(rank, host):
-            return f"rank {rank} on host {host} ended with 0 before its training had come to its end: the job ends with it"
+            return f"rank {rank} on host {host} ended with exit code 0 before its training was done, which ends the job"
         case tell.WorkerKilled(cause):
             return f"{because(cause)}: it is killed"
         case tell.WorkerStartFailed(end, _, retry_in):
-            return f"{because(end)} before it asked for a rank; the next worker in its slot starts in {retry_in:g} s"
+            return f"{because(end)} before it got a rank; another worker starts in its slot in {retry_in:g} s"
 
 
 def _alone(workers: int) -> str:
     return (
-        f"none of the {workers} workers was seen to meet another, neither at MASTER_PORT nor at the rendezvous, so they may"
+        f"none of the {workers} workers contacted another, at MASTER_PORT or at the rendezvous. They may"
         f" have been {workers} single jobs"
     )
 
@@ -153,7 +153,7 @@ def _interrupted(number: int, grace: float) -> str:
     """Return the message for a signal to hvlaunch. SIGPIPE, from hvlaunch's own stdout, comes only once."""
     # No user sends SIGPIPE, and there is no second one to kill with.
     if number == signal.SIGPIPE:
-        return f"nobody reads the output any more: workers have {grace:g} s to end"
+        return f"the reader of the output is gone: workers have {grace:g} s to end"
     another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/process_events.py
     return f"got {signal_name(number)}: workers have {grace:g} s to end; {another} kills them at once"
 
@@ -180,7 +180,7 @@ def because(cause: why.Cause) -> str:
         case why.TrainingDone():
             return "training is done"
         case why.NewTraining():
-            return "its training is done, and another one begins"
+            return "its training is done, and another training begins"
         case why.SlotGone(host):
             return f"host {host} has left the pool, or has fewer slots"
         case why.WorkersToLeave(hosts):
@@ -192,7 +192,7 @@ def because(cause: why.Cause) -> str:
         case why.NoProgress(times):
             return GaveUp(times=times).cause
         case why.StartsFailed(times):
-            return f"{times} times in a row the worker of a slot failed before it asked for a rank"
+            return f"{times} times in a row the worker of a slot failed before it got a rank"
 
 
 def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:

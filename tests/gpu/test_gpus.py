@@ -156,7 +156,7 @@ def test_a_hang_is_named(cluster: TestHosts, kind: str) -> None:
     on_hang = ["--hang-timeout", 6, "--on-hang", "stop", "--grace", 2]
     job = Job(cluster, ["-H", "a:1,b:1,c:1", *on_hang, *script("hangs.py", kind, 1)])
     code = job.code(LIMIT)
-    said = next((text for text in job.stderr.splitlines() if "the job hangs: " in text), job.stderr)
+    said = next((text for text in job.stderr.splitlines() if "the job is hung: " in text), job.stderr)
     assert code == EXIT_HUNG
     culprit = said.partition("wait for")[0]
     assert "rank 1 (host b)" in culprit

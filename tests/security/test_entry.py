@@ -51,7 +51,7 @@ def test_the_second_of_a_rank_ends_the_job_by_name() -> None:
         )
         channel = connection.start_agent(AgentProgram({}, None), Host("b"), FakeListener())
         call(1)  # the agent
-        words = r"two processes came as rank 1, on \S+ \(127.0.0.1\) and on \S+ \(127.0.0.1\): one of them is a stranger, who knows HVLAUNCH_ENTRY"
+        words = r"two processes claim rank 1, on \S+ \(127.0.0.1\) and on \S+ \(127.0.0.1\): one is not of this job, and knows HVLAUNCH_ENTRY"
         with pytest.raises(AgentFailed, match=words):
             next(iter(channel.frames()))
         arrivals.close()

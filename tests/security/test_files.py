@@ -154,7 +154,7 @@ def test_a_hostfile_of_another_user_is_told(tmp_path: Path, given_to_bob: Give) 
     path = given_to_bob(written(tmp_path / "hosts", "a:4\n", 0o644))
     assert read_hostfile(path, told.append) == [Host("a", 4)]
     assert told == [
-        f"hostfile {path}: it belongs to user 4242; whoever can change it chooses the hosts of this job"
+        f"hostfile {path}: it belongs to user 4242; anyone who can change it chooses the hosts of this job"
     ]
 
 
@@ -164,7 +164,7 @@ def test_a_hostfile_of_another_user_names_no_file_of_this_machine(
 ) -> None:
     path = given_to_bob(written(tmp_path / "hosts", f"localhost:4 {word}\n", 0o644))
     with pytest.raises(
-        BadHost, match="is taken only from a hostfile that you named and nobody else can change"
+        BadHost, match="is allowed only in a hostfile that you named and that only you can change"
     ):
         read_hostfile(path)
 

@@ -111,7 +111,7 @@ BREACHES: list[tuple[str, dict[str, Any], bytes]] = [
 )
 def test_a_breach_ends_only_its_host(rig: Rig, header: dict[str, Any], body: bytes) -> None:
     rig.channel.frame(header, body)
-    assert "host a: lost: it sent what no agent of hvlaunch's sends: " in lost(rig)
+    assert "host a: lost: it sent data that no hvlaunch agent sends: " in lost(rig)
     assert not rig.sink.got
     assert rig.events.empty()
 
@@ -142,7 +142,7 @@ def test_impossible_facts_end_the_host(changes: dict[str, Any]) -> None:
     rig = Rig()
     assert isinstance(rig.event(), on.HostConnected)
     rig.channel.greet(**changes)
-    assert "host a: lost: it sent what no agent of hvlaunch's sends: " in lost(rig)
+    assert "host a: lost: it sent data that no hvlaunch agent sends: " in lost(rig)
     rig.link.close()
 
 

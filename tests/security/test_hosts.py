@@ -76,7 +76,7 @@ def test_hosts_of_etc_hosts_need_no_ssh(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("word", ["python=/tmp/evil", "identity=/dev/zero"])
 def test_a_discovery_script_names_no_file_of_this_machine(tmp_path: Path, word: str) -> None:
     with pytest.raises(
-        BadHost, match="is taken only from a hostfile that you named and nobody else can change"
+        BadHost, match="is allowed only in a hostfile that you named and that only you can change"
     ):
         script(tmp_path, f"echo localhost:4 {word}").read_hosts()
 

@@ -124,7 +124,7 @@ def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if not data and stat.S_ISFIFO(status.st_mode):
-        raise BadUsage(f"{name}: it is a pipe, and nothing came out of it", hint="--config-file FILE")
+        raise BadUsage(f"{name}: it is a pipe, and no data came", hint="--config-file FILE")
     return data
 
 

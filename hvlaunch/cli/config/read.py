@@ -260,7 +260,7 @@ class _Reader:
         if option.source in ("command line", "no file"):
             self._refuse(place, f"{called} can't be set in a file", hint=f"{flag} on the command line")
         if option.source == "own" and self._file.is_found:
-            cause = f"{called} is not taken from a file that was not named but found, since it decides what hvlaunch itself runs, shows or trusts"
+            cause = f"{called} is not allowed in a file that hvlaunch found by itself, since it decides what hvlaunch runs, shows or trusts"
             self._refuse(place, cause, hint=f"--config-file {self._file.path}, or {flag} on the command line")
 
     def _unknown(self, name: str, place: str, keys: Sequence[str]) -> NoReturn:

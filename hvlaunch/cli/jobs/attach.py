@@ -83,7 +83,7 @@ def _read(
         yield from reader.read()
         if reader.has_missed:
             reader.has_missed = False
-            view.printer.say("some of its output is not kept any more")
+            view.printer.say("some of its output is no longer kept")
         if is_over:
             return
         if view.is_idle:

@@ -282,7 +282,7 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
                 raise
             return 0
         if page["missed"]:
-            complain(f"{page['missed']} events are not kept any more")
+            complain(f"{page['missed']} events are no longer kept")
         code = print_answer("".join(f"{json.dumps(event)}\n" for event in page["events"]))
         is_over = any(event.get("type") == "job_ended" for event in page["events"])
         if code or is_over or (not page["events"] and not options.follow):
@@ -317,7 +317,9 @@ def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         return int(result["exit_code"])
     # A good end removes the directory, and a killed driver leaves it.
     if job.directory.exists():
-        raise DriverGone(f"job {job.id}: its driver was killed", hint="the log of what started it")
+        raise DriverGone(
+            f"job {job.id}: its driver was killed", hint="the log of the program that started it"
+        )
     return 0
 
 

@@ -131,7 +131,7 @@ def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
         if server.certificate is not None:
             complain(f"the certificate that is shown there: {server.certificate.fingerprint}")
         elif options.no_tls:
-            complain("whoever can read this network gets the token, and with it the metrics")
+            complain("anyone who can read this network's traffic gets the token, and with it the metrics")
         complain("the address, and the bearer token; Ctrl-C ends it:")
         if code := print_answer(f"{server.url}/metrics\n{token}\n"):
             return code

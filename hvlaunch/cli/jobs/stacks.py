@@ -44,7 +44,7 @@ def _answer(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
     kept = list(kept_stacks(job.directory))
     if not kept:
         raise BadUsage(f"job {job.id} has ended, and no stacks were taken", hint=f"hvlaunch logs {job.id}")
-    complain(f"job {job.id} has ended: this is what its workers were doing before they were stopped")
+    complain(f"job {job.id} has ended: its workers' stacks before they were stopped:")
     return kept[-1]
 
 

@@ -62,7 +62,7 @@ def _web(job: KnownJob, options: argparse.Namespace) -> int:
         if server.certificate is not None:
             complain(f"the certificate that your browser warns of: {server.certificate.fingerprint}")
         elif options.no_tls:
-            complain("whoever can read this network can do what you can on that page")
+            complain("anyone who can read this network's traffic can do what you can do on that page")
         complain("for one browser, within 10 minutes; Ctrl-C ends the page:")
         if code := print_answer(f"{server.url}/#{access.new_token()}\n"):
             return code

@@ -168,7 +168,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         else _print_text(job, items, OutputView(reader, options.ranks))
     )
     if code == 0 and options.follow and not has_ended(job):
-        hint = f"to go on with it, if its workers still live: hvlaunch attach {job.id}"
+        hint = f"to continue it, if its workers still live: hvlaunch attach {job.id}"
         raise DriverGone(f"job {job.id} has had no driver for {_DRIVER_PATIENCE:g} s", hint=hint)
     return code
 

@@ -23,7 +23,7 @@ GENERAL = OptionGroup(
             "detach",
             ("--detach",),
             "leave the job running, and print its id",
-            more="hvlaunch ends as soon as the workers run, and the job goes on without it: `hvlaunch attach` shows its output, "
+            more="hvlaunch ends as soon as the workers run, and the job continues without it: `hvlaunch attach` shows its output, "
             "`hvlaunch stop` stops it. Errors before that are reported as usual. The workers' stdin is empty.",
             example="hvlaunch --detach -np 8 -H a:4,b:4 python train.py",
             # Alternatives of the same name: the stronger source decides.

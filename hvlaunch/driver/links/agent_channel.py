@@ -184,7 +184,7 @@ class BaseConnection:
     ) -> tuple[AgentConnection, AgentChannel]:
         # A launcher's connection, for example, is made by the agent.
         if self._again is None:
-            raise HostLost("there is no other way to its agent", host=host.name)
+            raise HostLost("its agent can't be reached in another way", host=host.name)
         return _rejoin(self._again, program, host, scratch, listener, timeout)
 
 

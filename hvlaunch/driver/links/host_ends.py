@@ -57,7 +57,7 @@ def quoted(traceback: bytes) -> str:
 def broken(host: str, error: BadFrame) -> ProtocolBroken:
     """The error for a host whose agent sent an unexpected frame."""
     return ProtocolBroken(
-        f"lost: it sent what no agent of hvlaunch's sends: {error}",
+        f"lost: it sent data that no hvlaunch agent sends: {error}",
         host=host,
         hint="whether that host, and what else of yours runs there, can be trusted",
     )

@@ -42,7 +42,7 @@ def _harmless(
         except Exception as error:  # noqa: BLE001 (see above)
             self.stop()
             self._say(
-                f"internal error: {type(error).__name__}: {error}; no hang of this job is found any more"
+                f"internal error: {type(error).__name__}: {error}; hangs of this job are no longer detected"
             )
 
     return guarded

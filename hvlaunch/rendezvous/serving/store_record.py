@@ -293,7 +293,7 @@ class StoreRecord:
     def _give_up(self, cause: str) -> None:
         file = self._stop()
         file.give_up(cause)
-        loss = f"what workers keep at the rendezvous is no longer kept on disk ({cause})"
+        loss = f"the rendezvous store is no longer kept on disk ({cause})"
         if file.lost is not None:
             file.lost(loss)
         else:

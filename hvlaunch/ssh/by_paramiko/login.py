@@ -90,7 +90,7 @@ class Login:
             missed = (
                 "did not finish the SSH handshake"
                 if stream.greeting
-                else "accepts connections but sent nothing"
+                else "accepts connections but sends no data"
             )
             raise self._late(missed)
         if not transport.is_active():
@@ -105,7 +105,7 @@ class Login:
         def choose(ours: Sequence[str], keyword: str, words: str | None) -> tuple[str, ...]:
             if chosen := allowed(ours, words):
                 return chosen
-            cause = f"{keyword} {words} of the ssh configuration: hvlaunch has none of them"
+            cause = f"{keyword} {words} of the ssh configuration: hvlaunch supports none of them"
             raise HostError(cause, host=self._name, hint=OPENSSH)
 
         security.ciphers = choose(security.ciphers, "Ciphers", listed.ciphers)

@@ -91,7 +91,7 @@ class SSHTransport(HookedTransport):
         error = super().get_exception()
         if error is None or isinstance(error, EOFError | OSError | SSHException):
             return error
-        unreadable = SSHException(f"what the host sent can't be read ({type(error).__name__})")
+        unreadable = SSHException(f"the data from the host can't be read ({type(error).__name__})")
         unreadable.__cause__ = error
         return unreadable
 

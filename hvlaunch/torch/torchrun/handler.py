@@ -123,7 +123,7 @@ class RoundStore(Store):
                 return self._client.wait(self._scope, key, timeout=min(left, _LOOK))
             except (WaitTimeout, RendezvousUnreachable) as error:  # noqa: PERF203 (a look at each)
                 if self._over():
-                    raise RoundOver(f"the round is over, and nobody will set {key}") from None
+                    raise RoundOver(f"the round is over, and no worker will set {key}") from None
                 if time.monotonic() >= deadline:
                     raise DistStoreError(str(error)) from error
                 if isinstance(error, RendezvousUnreachable):

@@ -290,7 +290,7 @@ class StateKeeper:
             ) as error:
                 # One warning per outage, not one per attempt.
                 if reached and not self._stopped.is_set():
-                    _LOG.warning("%s; the workers go on, and the rendezvous is tried again", error)
+                    _LOG.warning("%s; the workers continue, and the rendezvous is tried again", error)
                 reached = False
                 self._note(error)
                 self._stopped.wait(self._interval)

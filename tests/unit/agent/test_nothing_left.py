@@ -119,7 +119,7 @@ def test_after_the_driver_is_gone_without_reading(job: Job) -> None:
 
 def test_after_a_lease_of_silence(launch: Launch, hunt: Hunt) -> None:
     job = Job(launch(lease=3.0), hunt)
-    assert job.link.expect("parting")[0]["cause"] == "heard nothing from the driver for 3 seconds"
+    assert job.link.expect("parting")[0]["cause"] == "received nothing from the driver for 3 seconds"
     assert job.link.status() == 0
     job.assert_nothing_left()
 

@@ -200,9 +200,7 @@ def test_a_result_that_cannot_be_pickled_is_named_with_its_rank() -> None:
     def lock() -> object:
         return [b"x" * 100_000, threading.Lock()] if rank() == 1 else None
 
-    with pytest.raises(
-        hvlaunch.WorkerFailed, match="rank 1 on localhost: ResultNotPickled: what it returned"
-    ):
+    with pytest.raises(hvlaunch.WorkerFailed, match="rank 1 on localhost: ResultNotPickled: its value"):
         hvlaunch.run(lock, np=2, quiet=True)
 
 

@@ -47,7 +47,7 @@ def test_incomplete_result_is_ignored(tmp_path: Path, cut: int) -> None:
     if not cut:
         assert values(ended(1), tmp_path, return_exceptions=False) == ["x"]
         return
-    with pytest.raises(WorkerFailed, match="rank 0 on h: it ended with exit code 0, and returned nothing"):
+    with pytest.raises(WorkerFailed, match="rank 0 on h: it ended with exit code 0, and returned no value"):
         values(ended(1), tmp_path, return_exceptions=False)
 
 

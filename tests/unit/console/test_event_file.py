@@ -42,7 +42,7 @@ def test_a_record_can_be_read_at_once(tmp_path):
 
 def test_a_pipe_without_a_reader_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "events")
-    with pytest.raises(BadUsage, match="nobody reads this pipe; try: start its reader first"):
+    with pytest.raises(BadUsage, match="this pipe has no reader; try: start its reader first"):
         EventFile(tmp_path / "events", no_error)
 
 

@@ -68,7 +68,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
     (
         why.JobHung(60.0, "rank 3 waits"),
-        "the job hangs: no rank has got on for 60 s; rank 3 waits",
+        "the job is hung: no rank has made progress for 60 s; rank 3 waits",
         {"kind": "job_hung", "seconds": 60.0, "detail": "rank 3 waits"},
     ),
     (why.NoCommit(20.0), "no commit for 20 s", {"kind": "no_commit", "seconds": 20.0}),
@@ -103,7 +103,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         {"kind": "rank_done", "rank": 0, "host": "a"},
     ),
     (why.TrainingDone(), "training is done", {"kind": "training_done"}),
-    (why.NewTraining(), "its training is done, and another one begins", {"kind": "new_training"}),
+    (why.NewTraining(), "its training is done, and another training begins", {"kind": "new_training"}),
     (
         why.SlotGone("b"),
         "host b has left the pool, or has fewer slots",
@@ -128,13 +128,13 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
     (
         why.StartsFailed(5),
-        "5 times in a row the worker of a slot failed before it asked for a rank",
+        "5 times in a row the worker of a slot failed before it got a rank",
         {"kind": "starts_failed", "times": 5},
     ),
 ]
 
 _ALONE = (
-    "none of the 2 workers was seen to meet another, neither at MASTER_PORT nor at the rendezvous, so they may have been 2"
+    "none of the 2 workers contacted another, at MASTER_PORT or at the rendezvous. They may have been 2"
     " single jobs: MPI's processes meet only if mpirun starts them (--mpi)"
 )
 
@@ -145,7 +145,7 @@ FACTS: list[tuple[tell.Fact, str]] = [
     ),
     (
         tell.HostNotUsable(LOST, None, goes_on=True),
-        "host b: lost: silent; try: ping b; the job goes on without it",
+        "host b: lost: silent; try: ping b; the job continues without it",
     ),
     (
         tell.SlotsAssumed(("a", "b")),
@@ -158,9 +158,9 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.HostSkipped(LOST), "host b is skipped: lost: silent; try: ping b"),
     (
         tell.JobHanging(60.0, (3,), "rank 3 waits"),
-        "the job hangs: no rank has got on for 60 s; rank 3 waits",
+        "the job is hung: no rank has made progress for 60 s; rank 3 waits",
     ),
-    (tell.JobGoingOn(), "the job goes on: it does not hang any more"),
+    (tell.JobGoingOn(), "the job is no longer hung, and continues"),
     (tell.JobEnding(why.RankDone(0, "a")), "the job ends: rank 0 on host a is done (--end-with-rank)"),
     (tell.HostExcluded("b", 4.0, why.HostProblem(LOST)), "host b is excluded for 4 s: lost: silent"),
     (
@@ -172,7 +172,10 @@ FACTS: list[tuple[tell.Fact, str]] = [
         "host b is excluded for 0.5 s: its workers fail (rank 1 on host b ended with exit code 3)",
     ),
     (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),
-    (tell.HostNotClosing("a"), "host a: does not answer; its agent still ends what is left on it"),
+    (
+        tell.HostNotClosing("a"),
+        "host a: does not answer; its agent still stops the processes that are left there",
+    ),
     (
         tell.HostLeftOver("a", 2),
         "host a: 2 processes of the job can't be killed (they belong to another user, are frozen, or are stuck in the kernel)",
@@ -217,12 +220,12 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.RoundEnding(1, why.NoCommit(20.0)), "round 1 ends: no commit for 20 s"),
     (
         tell.WorkerEndedEarly(1, "a"),
-        "rank 1 on host a ended with 0 before its training had come to its end: the job ends with it",
+        "rank 1 on host a ended with exit code 0 before its training was done, which ends the job",
     ),
     (tell.WorkerKilled(STOPPED), "rank 0 on host a is stopped: it is killed"),
     (
         tell.WorkerStartFailed(_ENDED, 2, 4.0),
-        "rank 1 on host b ended with exit code 3 before it asked for a rank; the next worker in its slot starts in 4 s",
+        "rank 1 on host b ended with exit code 3 before it got a rank; another worker starts in its slot in 4 s",
     ),
     (
         tell.Interrupting(signal.SIGTERM, 10.0),
@@ -230,7 +233,7 @@ FACTS: list[tuple[tell.Fact, str]] = [
     ),
     (
         tell.Interrupting(signal.SIGPIPE, 10.0),
-        "nobody reads the output any more: workers have 10 s to end",
+        "the reader of the output is gone: workers have 10 s to end",
     ),
     (
         tell.WorkersAlone(2, ("mpi4py",)),

@@ -175,7 +175,7 @@ def test_a_defect_in_the_watch_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Judge, "samples", lambda *_: "".index("x"))
     rig.run_until(4 * TIMEOUT)
     assert rig.words == [
-        "internal error: ValueError: substring not found; no hang of this job is found any more"
+        "internal error: ValueError: substring not found; hangs of this job are no longer detected"
     ]
     assert len(rig.looks) == 1
     assert not rig.said

@@ -144,7 +144,7 @@ def test_frames_about_sessions_come_only_in_a_handshake(rig: Rig, header: dict[s
     rig.channel.frame(header)
     event = rig.event()
     assert isinstance(event, on.HostGone)
-    assert "it sent what no agent of hvlaunch's sends" in event.problem.cause
+    assert "it sent data that no hvlaunch agent sends" in event.problem.cause
 
 
 def test_result_without_a_called_function_breaks_the_connection(rig: Rig) -> None:

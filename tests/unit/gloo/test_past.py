@@ -401,7 +401,7 @@ def test_an_impossible_takeover_is_reported_once(tmp_path: Path) -> None:
     keeping.store_file.lost("the disk is full")
     keeping.write([turn(2.0, on.Tick())], {})
     keeping.lose("again")
-    assert said == ["warning: the disk is full: the job goes on, and ends if hvlaunch is killed"]
+    assert said == ["warning: the disk is full: the job continues, and ends if hvlaunch is killed"]
     with pytest.raises(NoJournal):
         read_past(tmp_path / JOURNAL)
 

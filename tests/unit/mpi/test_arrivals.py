@@ -73,7 +73,7 @@ def test_two_processes_of_one_rank(hosts):
     for _ in range(2):
         arrivals.add(caller("a", 0))
     with pytest.raises(
-        AgentFailed, match=r"two processes came as rank 0, on a .*and on a .*: one of them is a stranger"
+        AgentFailed, match=r"two processes claim rank 0, on a .*and on a .*: one is not of this job"
     ):
         arrivals.agent_of(hosts[-1][0], 30)
     assert arrivals.trouble is not None

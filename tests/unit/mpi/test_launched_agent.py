@@ -258,7 +258,9 @@ def test_an_end_before_the_workers_start_is_the_launchers():
 
 def test_other_ends_are_reported_to_the_driver():
     end = LauncherEnd(1)
-    assert end.concerns_driver({"type": "parting", "cause": "heard nothing from the driver for 30 seconds"})
+    assert end.concerns_driver(
+        {"type": "parting", "cause": "received nothing from the driver for 30 seconds"}
+    )
     assert end.concerns_driver(TERMINATED)
     assert end.concerns_driver({"type": "bye", "left": 0, "pids": []})
     end.connection_ended()

@@ -283,7 +283,7 @@ def given_up(one: Rig, path: Path, cause: str, told: str | None = None) -> None:
     assert not one.keeping.is_behind
     assert one.store.get("a", "later") == b"v"
     assert one.said == [
-        f"warning: what workers keep at the rendezvous is no longer kept on disk ({cause}): no other driver can take this job over"
+        f"warning: the rendezvous store is no longer kept on disk ({cause}): no other driver can take this job over"
     ]
     with pytest.raises(BadStoreFile, match="it was given up" + (f": {cause}" if told is None else told)):
         StoreFile.open(path)

@@ -287,7 +287,7 @@ def test_a_code_of_its_own_needs_no_advice():
         (
             ended(None, *stopped(0), interrupted=SIGPIPE),
             1,
-            "interrupted by SIGPIPE (nobody reads its output any more) after 13.2 s; all workers have ended",
+            "interrupted by SIGPIPE (the reader of its output is gone) after 13.2 s; all workers have ended",
         ),
         (
             JobResult(exit_code=130, elapsed=0.0, interrupted=SIGINT),

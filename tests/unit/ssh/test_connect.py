@@ -163,7 +163,7 @@ def test_fifty_at_once_read_everything_once(sshd, monkeypatch):
 
 def test_an_unknown_name(unused):
     error = refusal(UnknownHost, unused, host={"name": "no-such-host.invalid"})
-    assert str(error).startswith("host no-such-host.invalid: the name no-such-host.invalid resolves to no")
+    assert str(error).startswith("host no-such-host.invalid: the name no-such-host.invalid can't be resolved")
 
 
 def test_refused(unused):
@@ -235,7 +235,7 @@ def test_a_server_that_shares_no_algorithm(make_sshd):
 
 @pytest.mark.parametrize(
     ("greeting", "said"),
-    [(b"", "accepts connections but sent nothing"), (b"SSH-2.0-x\r\n", "did not finish the SSH handshake")],
+    [(b"", "accepts connections but sends no data"), (b"SSH-2.0-x\r\n", "did not finish the SSH handshake")],
 )
 def test_a_silent_server(unused, serve, greeting, said):
     unused.port = serve(lambda peer: peer.sendall(greeting))

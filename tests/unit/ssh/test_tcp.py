@@ -72,7 +72,7 @@ def test_every_answer_is_acknowledged_at_once(serve, settings):
 
 def test_an_unknown_name(settings):
     with pytest.raises(
-        UnknownHost, match=r"the name no-such-host\.invalid resolves to no address: "
+        UnknownHost, match=r"the name no-such-host\.invalid can't be resolved to an address: "
     ) as caught:
         dial("node", settings(hostname="no-such-host.invalid"), soon())
     assert caught.value.host == "node"
