@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.console.bars import Bars
-from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream, visible
+from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream, TracebackFilter, visible
 from hvlaunch.console.prefix import Prefix
 from hvlaunch.console.raw_file import RawFile, same_place
-from hvlaunch.console.status import AskStatus
+from hvlaunch.console.status import AskStatus, count
 from hvlaunch.job import ColorPolicy, ConsoleOptions
 
 if TYPE_CHECKING:
@@ -264,6 +264,7 @@ class Display:
         self._waited_for: AskStatus | None = None
         self._patience = self._status_at = 0.0
         self._unfinished: UnfinishedLines | None = None
+        self._tracebacks: TracebackFilter | None = None
         self._touched: set[Key] = set()
         """Streams whose recorded unfinished lines may be outdated."""
 
@@ -339,12 +340,19 @@ class Display:
         if self._merger is not None:
             self._merger.ended(*key)
 
+    def hide_tracebacks(self) -> None:
+        """Hide Python tracebacks on stderr from now on; end_all() tells how many."""
+        self._tracebacks = self._tracebacks or TracebackFilter()
+
     def end_all(self, now: float) -> None:
         """End all streams."""
         # sorted() also copies the keys, which end_stream() removes.
         for key in sorted(self._splitters):
             self.end_stream(key, now)
         self._place_merged(now, everything=True)
+        if self._tracebacks is not None and self._tracebacks.count:
+            hidden = count(self._tracebacks.count, "traceback")
+            self.say(f"{hidden} after Ctrl-C not shown; --verbose shows them")
         self.status(None, now)
 
     def say(self, text: str) -> None:
@@ -404,6 +412,10 @@ class Display:
         return page if self._live is None else self._with_live_rows(self._live, page, now)
 
     def _lines(self, key: Key, text: bytes, now: float) -> None:
+        if self._tracebacks is not None and key[1] == "stderr":
+            text = self._tracebacks.feed(key, text)
+            if not text:
+                return
         is_long = not text.endswith(b"\n")
         if self._merger is None:
             self._place(key, (key[0],), key[1], text)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Hashable
 from typing import Literal
 
-__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "visible", "visible_line"]
+__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "TracebackFilter", "visible", "visible_line"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -18,6 +18,14 @@ _EMPTY_RETURNS = rb"(?<=\n)\r+(?![\r\n])"
 _RETURNED_ENDS = rb"\r+\n"
 _REPEATED = rb"\r\r+"
 _FIRST_END = rb"[\r\n]"
+
+
+_TRACEBACK = (
+    b"Traceback (most recent call last):",
+    b"During handling of the above exception",
+    b"The above exception was the direct cause",
+)
+_RANK = re.compile(rb"^\[rank[0-9]+\]: ?")
 
 
 class LineSplitter:
@@ -114,6 +122,34 @@ class LineSplitter:
             # The beginning of the line was passed on and can't be overwritten, so the line ends here.
             text = text[: end.start()] + b"\n" + text[end.end() :]
         return text
+
+
+class TracebackFilter:
+    """Removes Python tracebacks from the lines of several streams, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_open: dict[Key, bool] = {}
+        """False for a stream whose traceback has ended: another may follow, behind an empty line."""
+
+    def feed(self, key: Key, text: bytes) -> bytes:
+        """Return the text, complete lines of a stream, without tracebacks."""
+        return b"".join(
+            line for line in text.splitlines(keepends=True) if not self._is_of_traceback(key, line)
+        )
+
+    def _is_of_traceback(self, key: Key, line: bytes) -> bool:
+        # torch has the rank before each line.
+        line = _RANK.sub(b"", line)
+        if line.startswith(_TRACEBACK):
+            self.count += line.startswith(_TRACEBACK[0]) and key not in self._is_open
+            self._is_open[key] = True
+        elif line.strip() and not line.startswith(b" "):
+            # A traceback ends with the first line that is not indented: the exception.
+            if not self._is_open.pop(key, False):
+                return False
+            self._is_open[key] = False
+        return key in self._is_open
 
 
 class Screen:

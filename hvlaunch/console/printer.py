@@ -217,6 +217,10 @@ class Printer:
             # An empty output is acknowledged in its turn, after the unfinished line is written.
             self._loop.put(Output(rank, stream, b"", done))
 
+    def hide_tracebacks(self) -> None:
+        """Show no more tracebacks of workers: they come after Ctrl-C. Files and the store keep them."""
+        self._loop.put(_Word(lambda display, _: display.hide_tracebacks()))
+
     def say(self, text: str) -> None:
         """Print a message of hvlaunch to stderr, each line as `hvlaunch: …`."""
         self._loop.put(_message(text))

@@ -99,7 +99,10 @@ class Driver:
         self.ranks = Ranks()
         self._replay: _Replay | None = None
         # The narrator stands behind the journal of HVLAUNCH_JOURNAL: a turn is written there before it is shown.
-        self._watchers = [*watchers, Narrator(spec, self._say, printer.status, clock).watch]
+        self._watchers = [
+            *watchers,
+            Narrator(spec, self._say, printer.status, clock, printer.hide_tracebacks).watch,
+        ]
         if write_event is not None:
             from hvlaunch.watch.recorder import Recorder  # noqa: PLC0415 (few jobs have one)
 

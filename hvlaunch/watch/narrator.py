@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from signal import SIGINT
 
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.engine import actions as do
@@ -36,6 +37,7 @@ class Narrator:
         say: Callable[[str], None],
         status: OnStatus,
         clock: Callable[[], float] = time.monotonic,
+        hide_tracebacks: Callable[[], object] = bool,
     ) -> None:
         self._verbose = spec.verbose
         self._quiet = spec.console.quiet
@@ -45,6 +47,7 @@ class Narrator:
             spec.on_hang == "restart" and spec.elastic is None
         )
         self._say = say
+        self._hide_tracebacks = hide_tracebacks
         self._status = status
         self._began = 0.0
         self._hosts = 0
@@ -103,6 +106,9 @@ class Narrator:
                 self._say(advice)
 
     def _fact(self, fact: tell.Fact) -> None:
+        # Every rank prints one for its KeyboardInterrupt, and another for the ranks that left before it.
+        if isinstance(fact, tell.Interrupting) and fact.signal == SIGINT and not self._verbose:
+            self._hide_tracebacks()
         if self._quiet and not isinstance(fact, _ERRORS):
             return
         if isinstance(fact, tell.RoundStarting):

@@ -378,3 +378,21 @@ def test_an_agent_of_this_machine_that_another_python_runs_has_all_its_modules(t
     done = run("--hostfile", hosts, script)
     assert done.returncode == 127, done.stderr
     assert "(first line) was not found" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--verbose",)])
+def test_tracebacks_after_ctrl_c_are_counted_and_not_shown(options: tuple[str, ...], tmp_path: Path) -> None:
+    script = "import time; print('ready', flush=True); time.sleep(1000)"
+    job = start(*options, "-np", 2, "--output-filename", tmp_path, sys.executable, "-c", script)
+    assert job.stdout is not None
+    assert [job.stdout.readline().partition(">: ")[2] for _ in range(2)] == ["ready\n"] * 2
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=DEADLINE)
+    assert job.returncode == 130
+    is_shown = bool(options)
+    assert err.count("KeyboardInterrupt") == (2 if is_shown else 0)
+    assert ("hvlaunch: 2 tracebacks after Ctrl-C not shown; --verbose shows them\n" in err) is not is_shown
+    # Files have all output.
+    assert all(
+        "KeyboardInterrupt" in path.read_text() for path in (tmp_path / "latest").glob("rank.*/stderr")
+    )

@@ -1,10 +1,11 @@
+import re
 import tracemalloc
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hvlaunch.console.lines import LONGEST, LineSplitter, Screen
+from hvlaunch.console.lines import LONGEST, LineSplitter, Screen, TracebackFilter
 
 
 def split(chunks):
@@ -185,3 +186,31 @@ def test_each_line_on_a_screen_has_one_owner_and_none_is_lost(texts):
     for owner, prefix in ((A, b"[a] "), (B, b"[b] ")):
         written = b"".join(text for who, text in texts if who == owner).replace(b"\n", b"")
         assert b"".join(line[4:] for line in lines if line.startswith(prefix)) == written
+
+
+CHAINED = b"""\
+Traceback (most recent call last):
+  File "train.py", line 1, in <module>
+    loss.backward()
+RuntimeError: Connection closed by peer
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+KeyboardInterrupt
+"""
+
+
+def test_tracebacks_are_removed_from_each_stream_and_counted():
+    tracebacks = TracebackFilter()
+    assert tracebacks.feed((0, "stderr"), b"before\n" + CHAINED + b"after\n  indented\n") == (
+        b"before\nafter\n  indented\n"
+    )
+    first, second = CHAINED[:60], CHAINED[60:]
+    cut = first.rindex(b"\n") + 1
+    assert tracebacks.feed((1, "stderr"), first[:cut]) == b""
+    assert tracebacks.feed((2, "stderr"), b"fine\n\n") == b"fine\n\n"
+    assert tracebacks.feed((1, "stderr"), first[cut:] + second) == b""
+    assert tracebacks.feed((3, "stderr"), re.sub(rb"(?m)^", b"[rank3]: ", CHAINED)) == b""
+    assert tracebacks.count == 3
