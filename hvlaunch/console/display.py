@@ -264,7 +264,6 @@ class Display:
         self._waited_for: AskStatus | None = None
         self._patience = self._status_at = 0.0
         self._unfinished: UnfinishedLines | None = None
-        self._tracebacks: TracebackFilter | None = None
         self._touched: set[Key] = set()
         """Streams whose recorded unfinished lines may be outdated."""
 
@@ -342,7 +341,7 @@ class Display:
 
     def hide_tracebacks(self) -> None:
         """Hide Python tracebacks on stderr from now on; end_all() tells how many."""
-        self._tracebacks = self._tracebacks or TracebackFilter()
+        self._screen.tracebacks = self._screen.tracebacks or TracebackFilter()
 
     def end_all(self, now: float) -> None:
         """End all streams."""
@@ -350,8 +349,8 @@ class Display:
         for key in sorted(self._splitters):
             self.end_stream(key, now)
         self._place_merged(now, everything=True)
-        if self._tracebacks is not None and self._tracebacks.count:
-            hidden = count(self._tracebacks.count, "traceback")
+        if self._screen.tracebacks is not None and self._screen.tracebacks.count:
+            hidden = count(self._screen.tracebacks.count, "traceback")
             self.say(f"{hidden} after Ctrl-C not shown; --verbose shows them")
         self.status(None, now)
 
@@ -412,8 +411,8 @@ class Display:
         return page if self._live is None else self._with_live_rows(self._live, page, now)
 
     def _lines(self, key: Key, text: bytes, now: float) -> None:
-        if self._tracebacks is not None and key[1] == "stderr":
-            text = self._tracebacks.feed(key, text)
+        if self._screen.tracebacks is not None and key[1] == "stderr":
+            text = self._screen.tracebacks.feed(key, text)
             if not text:
                 return
         is_long = not text.endswith(b"\n")

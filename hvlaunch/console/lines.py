@@ -161,6 +161,8 @@ class Screen:
     def __init__(self) -> None:
         # The owner of an unfinished line at the end of the screen.
         self._open: Hashable = None
+        self.tracebacks: TracebackFilter | None = None
+        """Filter of tracebacks on stderr; None to show them."""
         # Owners whose unfinished line another owner has ended: their own newline would be an empty line.
         self._cut: set[Hashable] = set()
 

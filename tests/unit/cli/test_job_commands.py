@@ -68,7 +68,7 @@ def test_what_workers_are_doing_and_what_they_did_before_they_were_stopped(site,
     assert site.do("stacks", "base") == 0
     told = capsys.readouterr()
     assert told.out.startswith("rank 0: ")
-    assert "has ended: this is what its workers were doing" in told.err
+    assert "has ended: its workers' stacks before they were stopped:" in told.err
     assert site.do("stacks", "base", "--ranks", "1") == 0
     assert capsys.readouterr().out == "no workers\n"
 

@@ -122,6 +122,7 @@ def test_fields_of_each_record():
     assert job.typed("job_ended") == [
         {
             "exit_code": 3,
+            "has_run": False,
             "elapsed": 0.0,
             "rank": 2,
             "host": "b",
