@@ -241,6 +241,11 @@ def _new_merger() -> "Merger":
     return Merger()
 
 
+def _status_rows(own_prefix: bytes, text: str) -> list[bytes]:
+    first, *more = (visible(line).encode(errors="replace") for line in text.split("\n"))
+    return [own_prefix + first, *(b"  " + line for line in more)]
+
+
 class Display:
     """Turns output into pages to write. `now` is in seconds of any monotonic clock."""
 
@@ -369,15 +374,13 @@ class Display:
         A terminal shows the status at the bottom. A pipe or file gets a line, and only after a long wait.
         """
         if self._live is not None:
-            self._live.status(None if ask is None else lambda: self._status_rows(ask().text), now)
+            self._live.status(
+                None if ask is None else lambda: _status_rows(self._own_prefix, ask().text), now
+            )
             return
         if ask is None or self._waited_for is None:
             self._patience, self._status_at = _PATIENCE, now + _PATIENCE
         self._waited_for = ask
-
-    def _status_rows(self, text: str) -> list[bytes]:
-        first, *more = (visible(line).encode(errors="replace") for line in text.split("\n"))
-        return [self._own_prefix + first, *(b"  " + line for line in more)]
 
     def _say_status(self, now: float) -> None:
         """In a pipe or file, say the status after some seconds, and again each time the wait has doubled."""
