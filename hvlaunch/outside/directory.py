@@ -224,7 +224,10 @@ def _locked(path: Path) -> int:
     try:
         return take_lock(path / LOCK)
     except BlockingIOError:
-        raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
+        if has_driver(path):
+            raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
+        cause = f"{path / LOCK}: a process that looked whether the job has a driver was stopped in the middle"
+        raise NoJobDirectory(cause, hint="kill -CONT that process") from None
 
 
 def take_lock(path: Path, flags: int = 0) -> int:

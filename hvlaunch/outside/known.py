@@ -1,6 +1,5 @@
 """The jobs of this user on this machine, by their directories: running jobs, and jobs that ended lately."""
 
-import fcntl
 import json
 import os
 import re
@@ -143,9 +142,9 @@ def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
 
 def await_end(job: KnownJob) -> Mapping[str, Any] | None:
     """Wait until the job has no driver; return the kept result, or None, as after a good end."""
-    _await_end_of_driver(job)
+    # Not by a lock that blocks: a process that is stopped just as it gets the lock would keep successors from it.
     while await_driver(job):
-        _await_end_of_driver(job)
+        time.sleep(_LOOK)
     return result_of(job)
 
 
@@ -157,16 +156,6 @@ def await_driver(job: KnownJob) -> bool:
             return has_driver(job.directory)
         time.sleep(_LOOK)
     return True
-
-
-def _await_end_of_driver(job: KnownJob) -> None:
-    with suppress(FileNotFoundError):
-        descriptor = os.open(job.directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            # The kernel releases the driver's lock at any end.
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        finally:
-            os.close(descriptor)
 
 
 def result_of(job: KnownJob) -> Mapping[str, Any] | None:

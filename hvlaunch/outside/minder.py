@@ -1,6 +1,5 @@
 """The minder of a detached job: a process that starts another driver if a driver was killed, and ends with the job."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.outside.directory import ABOUT, LOCK, MINDER, RESULT, has_driver, has_minder, take_lock
+from hvlaunch.outside.directory import ABOUT, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
 
@@ -72,7 +71,9 @@ def _mind(directory: Path) -> None:
     starts: deque[float] = deque(maxlen=_MOST_STARTS)
     successor: subprocess.Popen[bytes] | None = None
     while True:
-        _wait_for_end_of_driver(directory)
+        # Not by a lock that blocks: a minder that is stopped just as it gets the lock would keep successors from it.
+        while has_driver(directory):
+            time.sleep(_LOOK)
         if successor is not None and successor.wait() == EXIT_HOSTS:
             return
         if not (directory / ABOUT).exists() or (directory / RESULT).exists():
@@ -84,16 +85,6 @@ def _mind(directory: Path) -> None:
         successor = start_successor(directory)
         while successor.poll() is None and not has_driver(directory):
             time.sleep(_LOOK)
-
-
-def _wait_for_end_of_driver(directory: Path) -> None:
-    try:
-        lock = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    # Blocks while a driver holds it.
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    os.close(lock)
 
 
 if __name__ == "__main__":

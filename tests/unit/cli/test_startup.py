@@ -179,3 +179,18 @@ def test_no_garbage_collection_runs_while_a_job_starts(tmp_path):
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
     )
     assert done.stderr.splitlines()[-1:] == [b"0"], done.stderr
+
+
+def test_ctrl_c_before_the_first_import_is_quiet() -> None:
+    program = """
+import os, sys
+before = set(sys.modules)
+import hvlaunch.__main__ as program
+assert set(sys.modules) - before == {"hvlaunch", "hvlaunch.__main__"}, set(sys.modules) - before
+def interrupt(*_):
+    raise KeyboardInterrupt
+os.open = interrupt
+program.script()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

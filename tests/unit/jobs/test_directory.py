@@ -1,13 +1,18 @@
 """A job's own directory: who can use it, what it costs a job that can have none, and what stays of it."""
 
 import errno
+import fcntl
 import json
 import os
+import signal
 import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from hvlaunch.outside import minder
 from hvlaunch.outside.directory import (
     CONTROL,
     LOCK,
@@ -15,7 +20,9 @@ from hvlaunch.outside.directory import (
     JobDirectory,
     NoJobDirectory,
     has_driver,
+    has_minder,
     jobs_directory,
+    take_lock,
 )
 
 ABOUT = {"id": "0123456789ab", "command": ["true"]}
@@ -137,3 +144,40 @@ def test_who_begins_sees_whether_there_is_a_driver(root):
     assert has_driver(directory.path)
     directory.close()
     assert not has_driver(directory.path)
+
+
+def test_minder_stopped_as_its_driver_dies_does_not_keep_a_successor_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = take_lock(tmp_path / LOCK, os.O_CREAT)
+    started: list[subprocess.Popen[bytes]] = []
+    start = minder._start
+    monkeypatch.setattr(minder, "_start", lambda *args, **options: started.append(start(*args, **options)))
+    minder.start_minder(tmp_path)
+    (process,) = started
+    # It is at its work once it has loaded what it needs.
+    time.sleep(0.5)
+    # On this processor, and only if nothing else needs it: so it learns of both events at once.
+    before = os.sched_getaffinity(0)
+    for pid in (0, process.pid):
+        os.sched_setaffinity(pid, {min(before)})
+    os.sched_setscheduler(process.pid, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        os.close(lock)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        os.close(take_lock(tmp_path / LOCK))
+        assert has_minder(tmp_path)
+    finally:
+        os.sched_setaffinity(0, before)
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0  # the directory has no job
+
+
+def test_stopped_process_that_looks_is_no_driver(tmp_path: Path) -> None:
+    looking = os.open(tmp_path / LOCK, os.O_RDONLY | os.O_CREAT, 0o600)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    tmp_path.chmod(0o700)
+    with pytest.raises(NoJobDirectory, match="was stopped in the middle"):
+        JobDirectory.adopt(tmp_path)
+    os.close(looking)
