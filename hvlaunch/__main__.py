@@ -1,6 +1,6 @@
 """The program, and `python -m hvlaunch`. Ctrl-C ends it quietly from the first line."""
 
-# These two are loaded already: a module from a file would take a millisecond in which Ctrl-C shows a traceback.
+# Both are part of Python's own program: a module from a file would take a millisecond in which Ctrl-C shows a traceback.
 import gc
 import os
 

