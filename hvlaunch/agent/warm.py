@@ -50,7 +50,7 @@ _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 _MADV_POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
 _PATIENCE = 5.0
 # Modules for failures and questions, imported beforehand: an upgrade may replace Python's files while the pool stands.
-_LATER = ("traceback", "subprocess", "shutil", "signal", "ctypes", "struct", "_hashlib", "_operator")
+_LATER = ("traceback", "subprocess", "shutil", "signal", "ctypes", "struct", "_operator")
 
 
 def main(config: Dict[str, Any]) -> NoReturn:

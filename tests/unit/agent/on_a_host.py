@@ -72,14 +72,21 @@ def check_process():
     assert quick.prctl(-1, 0) == "prctl: Invalid argument"
 
 
+def check_mac():
+    digest = "f7bc83f430538424b13298e6aa6fb143ef4d59a14946175997479dbc2d1a3cd8"
+    assert quick.mac(b"key", b"The quick brown fox jumps over the lazy dog").hex() == digest
+
+
 values = [json.loads(line) for line in sys.stdin]
 check_json(values)
 check_frames(values)
 check_sockets()
 check_process()
+check_mac()
 taken = {
     "json": not hasattr(quick, "json"),
     "signal": quick.signal.__name__ == "_signal",
+    "sha256": "_hashlib" not in sys.modules,
     "socket": quick.socket.__name__ == "_socket",
 }
 sys.stdout.write(json.dumps(taken))

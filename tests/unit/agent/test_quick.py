@@ -1,6 +1,7 @@
 """The quick halves of json, signal and socket do what the whole ones do, on every Python that a host may have."""
 
 import ast
+import hmac
 import json
 import socket
 import subprocess
@@ -85,6 +86,11 @@ def test_an_accepted_connection_is_a_socket() -> None:
         assert connection.recv(5) == b"hello"
 
 
+@given(st.binary(max_size=200), st.binary())
+def test_hmac_equals_that_of_the_standard_module(key: bytes, message: bytes) -> None:
+    assert quick.mac(key, message) == hmac.digest(key, message, "sha256")
+
+
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (200, "signal 200")])
 def test_signals_have_names(number: int, name: str) -> None:
     assert quick.signal_name(number) == name
@@ -108,7 +114,7 @@ def test_quick_replacements_work_on_every_supported_python(version: str) -> None
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == {"json": True, "signal": True, "socket": True}
+    assert json.loads(done.stdout) == {"json": True, "signal": True, "sha256": True, "socket": True}
 
 
 def private_names(module: Path) -> set[str]:
