@@ -1,4 +1,8 @@
-"""The first code on a host: makes the modules in the bundle importable, and starts the guardian."""
+"""The first code on a host: makes the modules in the bundle importable, and starts the guardian.
+
+The modules stand behind this program, compressed, and in two parts: the guardian's, and the agent's, which are unpacked after
+the fork. The agent would otherwise copy the pages of the guardian that have them, as it counts references.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import gc
 import marshal
 import sys
 import zlib
-from binascii import a2b_base64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
-    from typing import Any, Dict, Union
+    from typing import Any, Dict, Tuple, Union
 
     Modules = Dict[str, Union[str, CodeType]]
+    Sizes = Dict[bytes, Tuple[int, int]]
 
 __all__ = ["boot", "load"]
 
@@ -24,11 +28,13 @@ _ModuleSpec: Any = type(sys.__spec__)  # that of importlib.machinery, whose impo
 class _Finder:
     """Imports modules from texts or code objects; a name that ends in `.__init__` is a package."""
 
-    def __init__(self, modules: Modules) -> None:
+    def __init__(self, modules: Modules, later: bytes = b"") -> None:
+        """Modules `later` are packed, and added at the first import of one of them."""
         self._modules = modules
+        self._later = later
 
     def add(self, more: bytes) -> None:
-        """Add modules that arrived later: marshalled, compressed."""
+        """Add packed modules: marshalled, compressed."""
         self._modules.update(marshal.loads(zlib.decompress(more)))  # noqa: S302 (the driver sent it, as all of this)
 
     def find_spec(
@@ -39,7 +45,11 @@ class _Finder:
     ) -> Any:
         is_package = name + ".__init__" in self._modules
         if not is_package and name not in self._modules:
-            return None
+            if not (self._later and name.startswith("hvlaunch.")):
+                return None
+            later, self._later = self._later, b""
+            self.add(later)
+            return self.find_spec(name)
         return _ModuleSpec(name, self, is_package=is_package)
 
     def create_module(self, spec: Any) -> None:  # noqa: ARG002 (importlib calls it so)
@@ -53,26 +63,33 @@ class _Finder:
         exec(code, module.__dict__)  # noqa: S102
 
 
-def load(packed: Dict[bytes, bytes]) -> Modules:
-    """Make packed modules importable: marshalled, compressed, in base64.
+def load(packed: bytes, sizes: Sizes) -> Modules:
+    """Make packed modules importable; `sizes` has the bytes of both parts, one kind of modules behind the other.
 
-    A key is the magic number of a Python's compiled files; its modules are code objects. The key b"" has the modules
+    A kind is the magic number of a Python's compiled files; its modules are code objects. The kind b"" has the modules
     as texts, for any other Python, which then compiles for 10 ms.
     """
     from _frozen_importlib_external import MAGIC_NUMBER  # noqa: PLC0415 (as importlib.util, which takes 3 ms)
 
-    chosen = packed.get(MAGIC_NUMBER, packed[b""])
-    # Code of another Python would crash this one, so the magic number decides.
-    modules: Modules = marshal.loads(zlib.decompress(a2b_base64(chosen)))  # noqa: S302 (it came with this program)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    # Code of another Python would crash this one, so the magic number decides.
+    chosen = MAGIC_NUMBER if MAGIC_NUMBER in sizes else b""
+    start = 0
+    for kind, (first, rest) in sizes.items():
+        if kind == chosen:
+            break
+        start += first + rest
+    modules: Modules = {}
+    finder = _Finder(modules, packed[start + first : start + first + rest])
+    finder.add(packed[start : start + first])
     # First in the path, so that no module of the host takes the place of the driver's.
-    sys.meta_path.insert(0, _Finder(modules))
+    sys.meta_path.insert(0, finder)
     return modules
 
 
-def boot(packed: Dict[bytes, bytes], config: Dict[str, Any]) -> None:
+def boot(packed: bytes, sizes: Sizes, config: Dict[str, Any]) -> None:
     """Run the guardian with `config`, importing from the packed modules."""
-    modules = load(packed)
+    modules = load(packed, sizes)
     from hvlaunch.agent import guardian  # noqa: PLC0415 (importable only now)
 
     # agent/wire/caller.py leaves two objects among the globals: `sealed`, which encrypts the channel without ssh, and

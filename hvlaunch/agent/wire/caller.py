@@ -245,5 +245,6 @@ def main(names: Sequence[str], ranks: Optional[socket.socket] = None) -> None:
     os.dup2(driver.socket.fileno(), 0)
     os.dup2(0, 1)
     driver.socket.close()
-    names_for_boot = {"__name__": "__main__", "sealed": driver, "ranks": ranks}
-    exec(zlib.decompress(program), names_for_boot)  # noqa: S102 (the driver, which has proved itself, sent it)
+    unpacking = zlib.decompressobj()
+    names_for_boot = {"__name__": "__main__", "pack": unpacking, "sealed": driver, "ranks": ranks}
+    exec(unpacking.decompress(program), names_for_boot)  # noqa: S102 (the driver, which has proved itself, sent it)

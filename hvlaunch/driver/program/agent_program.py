@@ -4,7 +4,6 @@ import marshal
 import re
 import sys
 import zlib
-from binascii import b2a_base64
 from collections.abc import Container, Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
@@ -99,31 +98,29 @@ class AgentProgram:
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 """Printed by the command if the host has no usable interpreter."""
 
+_GUARDIAN = ("__init__", "quick", "reaper", "scratch", "guardian")
 _MODULES = (
-    "__init__",
-    "quick",
+    *_GUARDIAN,
     "wire/__init__",
     "wire/shapes",
     "wire/frames",
     "wire/channel",
     "wire/proof",
-    "reaper",
-    "scratch",
     "facts",
     "probe",
     "worker",
     "workers",
     "greeting",
     "main",
-    "guardian",
 )
-"""Files below agent/ that every agent needs."""
+"""Files below agent/ that every agent needs: first its guardian's."""
 _WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
 _WARM = ("warm",)
 _RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
-_LEVEL = 6  # of zlib: 9 takes 20 ms longer for 1 KB less
+_TIGHT, _QUICK = 6, 1
+"""Levels of zlib: 9 takes 20 ms longer than 6 for 1 KB less. 1 takes 3 ms less than 6 for 9 KB more, for near hosts."""
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
 _DOCUMENTED = 0x3 | (0x4000000 if sys.version_info >= (3, 14) else 0)
@@ -132,8 +129,8 @@ _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, since the next bytes are frames: a buffer of 1 reads nothing ahead.
 # A timer ends the process until the agent's own loop takes over with the lease: the program may never arrive in full.
 _BOOT = (
-    "import io,zlib,_signal;_signal.setitimer(0,{limit:g});"
-    "exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
+    "import io,zlib,_signal;_signal.setitimer(0,{limit:g});pack=zlib.decompressobj();"
+    "exec(pack.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
 )
 NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
 """Output of `python -V`, four times as quick as a start, as the patterns of a shell's `case`.
@@ -146,33 +143,52 @@ _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
 def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
-    """Return the agent and `config` (see AgentProgram) as a compressed program: a zlib stream.
+    """Return the agent and `config` (see AgentProgram) as a program: a zlib stream with its text, then the packed modules.
 
-    `with_ranks`: a launcher starts the program, with a process for each of the host's ranks.
+    Whoever runs the text has its decompressor as `pack`. `with_ranks`: a launcher starts the program, with a process for
+    each of the host's ranks.
     """
     # A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That triples the
     # bytes to send, and saves a Python of the same version 10 ms.
-    packed = _modules_packed(_MODULES + (_WITH_RANKS if with_ranks else ()), is_near=is_near)
-    return zlib.compress(f"{_boot()}\nboot({packed!r}, {dict(config)!r})\n".encode(), 1)
+    later = tuple(path for path in _MODULES if path not in _GUARDIAN) + (_WITH_RANKS if with_ranks else ())
+    packed, sizes = _modules_packed(_GUARDIAN, later, is_near=is_near)
+    text = f"{_boot()}\nboot(pack.unused_data, {sizes!r}, {dict(config)!r})\n"
+    return zlib.compress(text.encode(), _TIGHT) + packed
 
 
 def warm_bundle(lease: float) -> bytes:
     """Return the warm agent (agent/warm.py) with its lease in seconds as a program, with every module of an agent."""
-    packed = _modules_packed((*_MODULES, *_RARE, *_WARM), is_near=True)
+    packed, sizes = _modules_packed((*_MODULES, *_RARE, *_WARM), (), is_near=True)
     config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
-    start = f"load({packed!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
-    return zlib.compress(f"{_boot()}\n{start}".encode(), 1)
+    start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
+    return zlib.compress(f"{_boot()}\n{start}".encode(), _TIGHT) + packed
 
 
-def _modules_packed(paths: Sequence[str], *, is_near: bool) -> dict[bytes, bytes]:
-    root = Path(agent.__file__).parent
-    files = {_name_of(path): root / f"{path}.py" for path in paths}
-    packed = {b"": _packed({"hvlaunch.__init__": "", **{name: _text(file) for name, file in files.items()}})}
+def _modules_packed(
+    first: Sequence[str], later: Sequence[str], *, is_near: bool
+) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
+    """Return the modules of both parts, and the sizes of the parts, as agent/boot.py says."""
+    level = _QUICK if is_near else _TIGHT
+    parts = [_packed({"hvlaunch.__init__": "", **_texts(first)}, level), _packed(_texts(later), level)]
+    sizes = {b"": (len(parts[0]), len(parts[1]))}
     if is_near:
-        code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
-        shorter = {name: without_docstrings(module) for name, module in code.items() if module is not None}
-        packed[MAGIC_NUMBER] = _packed({"hvlaunch.__init__": "", **shorter})
-    return packed
+        compiled = [_packed({"hvlaunch.__init__": "", **_code(first)}, level), _packed(_code(later), level)]
+        sizes[MAGIC_NUMBER] = (len(compiled[0]), len(compiled[1]))
+        parts += compiled
+    return b"".join(parts), sizes
+
+
+def _texts(paths: Iterable[str]) -> dict[str, str]:
+    root = Path(agent.__file__).parent
+    return {_name_of(path): _text(root / f"{path}.py") for path in paths}
+
+
+def _code(paths: Iterable[str]) -> dict[str, CodeType]:
+    """Return the modules as this Python compiles them, without docstrings."""
+    root = Path(agent.__file__).parent
+    loaders = {_name_of(path): SourceFileLoader(_name_of(path), str(root / f"{path}.py")) for path in paths}
+    code = {name: loader.get_code(name) for name, loader in loaders.items()}
+    return {name: without_docstrings(module) for name, module in code.items() if module is not None}
 
 
 def _name_of(path: str) -> str:
@@ -186,9 +202,7 @@ def _boot() -> str:
 
 def rare_modules() -> bytes:
     """Return the agent's rarely used modules, in the form for agent/boot.py."""
-    root = Path(agent.__file__).parent
-    texts = {_name_of(path): _text(root / f"{path}.py") for path in _RARE}
-    return zlib.compress(marshal.dumps(texts), _LEVEL)
+    return _packed(_texts(_RARE), _TIGHT)
 
 
 def carrier(scratch: str) -> bytes:
@@ -225,10 +239,8 @@ def without_docstrings(code: CodeType) -> CodeType:
     return code.replace(co_consts=tuple(constants))
 
 
-def _packed(modules: Mapping[str, CodeType | str | None]) -> bytes:
-    """Return the modules compressed, in base64."""
-    # Python parses a literal of base64 much faster than one of escaped bytes.
-    return b2a_base64(zlib.compress(marshal.dumps(dict(modules)), _LEVEL), newline=False)
+def _packed(modules: Mapping[str, CodeType | str], level: int) -> bytes:
+    return zlib.compress(marshal.dumps(dict(modules)), level)
 
 
 def python_candidates(chosen: str | None) -> list[str]:
