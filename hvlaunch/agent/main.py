@@ -185,6 +185,7 @@ class Agent:
         # Only now: a descendant could have written until it was killed.
         self._workers.output.finish_all()
         self._channel.send({"type": "bye", "left": left, "pids": pids[:_MOST_PIDS]})
+        self._channel.flush()  # before the wait for frames of the driver
         self._end_by = float("inf")
         while self._stays and not self._channel.is_acknowledged:
             self._turn()
@@ -203,12 +204,10 @@ class Agent:
         return int(self._guardian_fd < 0)
 
     def _turn(self) -> None:
-        """Handle a batch of events, and the due steps."""
+        """Handle a batch of events, and the due steps; write the frames of all together."""
         self._watch_writing()
         for call, _ in self._selector.select(self._timeout()):
             call()
-        if self._relay is not None:
-            self._relay.read_on()
         now = time.monotonic()
         self._workers.take_due_steps(now)
         if self._errands is not None:
@@ -218,6 +217,10 @@ class Agent:
             self._give_up(cause)
         elif self._needs_connection():
             self._call_driver()
+        self._channel.flush()
+        # Behind flush(): nothing else wakes a connection that was held back for want of room.
+        if self._relay is not None:
+            self._relay.read_on()
 
     def _timeout(self) -> float:
         deadlines = [self._end_by, *self._workers.deadlines()]

@@ -13,6 +13,7 @@ from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
     FRAME_COST,
     LONGEST_ARGUMENTS,
+    ROOM,
     STREAMS,
     Decoder,
     PieceWriter,
@@ -181,7 +182,7 @@ class DriverChannel:
         return len(self._relayed)
 
     def send(self, header: Dict[str, Any], body: bytes = b"", *, relayed: bool = False) -> None:
-        """Send a frame, now or as soon as the other side can take data."""
+        """Send a frame at the next flush(), or as soon as the other side can take data."""
         kind = header["type"]
         # A frame without a number, such as a pong, is of no use to another connection.
         if self.closed or (self.is_away and kind not in BY_AGENT):
@@ -189,19 +190,13 @@ class DriverChannel:
         if self._has_parted and kind not in _AFTER_BYE:
             return
         self._has_parted |= kind == "bye"
-        blocked = self.blocked
         (self._relayed if relayed else self._own).append((kind, encode(header, body)))
-        if not blocked:
-            self.flush()
 
     def flush(self) -> None:
         """Write as much as the other side takes at once."""
         while self.blocked:
             if not self._begun:
-                kind, frame = self._next()
-                # Counted when its first byte is written, in the order in which the other end will count it.
-                self.session.sending(kind, frame)
-                self._begin(frame)
+                self._begin(self._next_frames())
             piece = self._begun[0]
             try:
                 written = os.write(self.write_fd, piece)
@@ -215,8 +210,20 @@ class DriverChannel:
                 return
             self._begun.popleft()
 
-    def _begin(self, frame: bytes) -> None:
-        pieces = self._writer.cut(frame)
+    def _next_frames(self) -> bytes:
+        """Return the next frame, together with further small ones: each write costs sshd and the driver a packet."""
+        frames: List[bytes] = []
+        size = 0
+        while size < ROOM and (self._own or self._relayed):
+            kind, frame = self._next()
+            # Counted just before the first byte is written, in the order in which the other end will count it.
+            self.session.sending(kind, frame)
+            frames.append(frame)
+            size += len(frame)
+        return b"".join(frames)
+
+    def _begin(self, frames: bytes) -> None:
+        pieces = self._writer.cut(frames)
         # Without TLS each piece is a write of its own, because another program may write into the same pipe.
         if self.sealed is None:
             self._begun.extend(pieces)

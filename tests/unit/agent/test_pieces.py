@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.agent.wire.frames import START, PieceWriter
+from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.frames import START, Decoder, PieceWriter
 from hvlaunch.driver.links.agent_channel import Garbled, PieceReader
 
 SENT = st.lists(st.one_of(st.binary(max_size=50), st.binary(min_size=4000, max_size=9000)), max_size=4)
@@ -108,5 +109,19 @@ def test_pieces_into_a_pipe_that_others_write_to() -> None:
             os.read(read, 1 << 16)
     assert ear.got == sent
     assert b"tick tock\n" in ear.noise
+    os.close(read)
+    os.close(write)
+
+
+def test_small_frames_that_are_written_together_share_a_piece() -> None:
+    read, write = os.pipe()
+    channel = DriverChannel(os.open(os.devnull, os.O_RDONLY), write)
+    for number in range(3):
+        channel.send({"type": "pong", "at": number})
+    channel.flush()
+    data, ear = os.read(read, 1 << 16), Ear()
+    assert data.count(START) == 1
+    ear.feed(data)
+    assert [header["at"] for header, _ in Decoder().feed(ear.got)] == [0, 1, 2]
     os.close(read)
     os.close(write)

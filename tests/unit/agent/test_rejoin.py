@@ -271,6 +271,15 @@ def test_ending_agent_waits_until_the_driver_has_the_output(
     assert met.agent.process.wait(PATIENCE) == 0
 
 
+def test_agent_whose_frames_are_all_acknowledged_ends_at_once(meet: Callable[..., Met]) -> None:
+    met = meet(acks=False)
+    met.agent.send("have", frames=met.have)
+    met.agent.send("bye")
+    met.agent.expect("bye")
+    # Half of the lease is the next time at which the agent would look around.
+    assert met.agent.process.wait(PATIENCE / 4) == 0
+
+
 @pytest.mark.parametrize("ending", ["leave", "end of file", "guardian"])
 def test_ending_agent_waits_no_longer_than_the_lease(launch: Launch, ending: str) -> None:
     met = Met(launch(acks=False, reconnect=0.3))

@@ -1,5 +1,6 @@
 """The agent's end of relayed connections. The test is the driver, and the workers."""
 
+import fcntl
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
 
 Launch = Callable[..., AgentProcess]
 
+_F_SETPIPE_SZ = 1031  # fcntl(2)
 ALWAYS = {"candidates": [], "key": "k", "relay": "always"}
 
 
@@ -184,14 +186,16 @@ def test_memory_does_not_grow_while_the_driver_does_not_read(rig: Rig) -> None:
 
 
 def test_short_connections_wait_while_the_driver_does_not_read(rig: Rig) -> None:
-    """The pipe and the listening socket hold a thousand of them, and the agent's memory a few."""
+    """The pipe and the listening socket hold some hundreds of them, and the agent's memory a few."""
+    assert rig.agent.process.stdout is not None
+    fcntl.fcntl(rig.agent.process.stdout, _F_SETPIPE_SZ, 4096)
     where = rig.reached["address"], rig.reached["relay_port"]
     count = 0
     with suppress(TimeoutError):
         while count < 5000:
             socket.create_connection(where, timeout=0.5).close()
             count += 1
-    assert count < 2500
+    assert count < 1000
     rig.agent.send("ping")
     rig.agent.expect("pong")
     rig.connect()
@@ -270,6 +274,7 @@ class TestLanes:
     def test_a_frame_waits_for_one_of_the_others_at_most(self, pipe: tuple[DriverChannel, int]) -> None:
         channel, read = pipe
         channel.send({"type": "output"}, b"x" * (1 << 18))  # more than the pipe holds
+        channel.flush()
         for number in range(4):
             channel.send({"type": f"relayed {number}"}, relayed=True)
         for number in range(2):
@@ -284,5 +289,6 @@ class TestLanes:
         channel, read = pipe
         while not channel.blocked:
             channel.send({"type": "a"}, b"x" * 999)
+            channel.flush()
         channel.send({"type": "b"}, relayed=True)
         assert self.received(channel, read)[-1] == "b"
