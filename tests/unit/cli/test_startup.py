@@ -99,6 +99,21 @@ def test_a_driver_for_other_hosts_loads_little_more():
     }
 
 
+LOGIN = """
+import sys
+from hvlaunch.ssh.by_paramiko import client
+client._load_login()
+loaded = {"invoke", "email", "importlib.metadata"} & sys.modules.keys()
+assert not loaded, loaded
+import importlib.metadata, paramiko
+assert paramiko.__version__ == importlib.metadata.version("paramiko")
+"""
+
+
+def test_the_ssh_client_is_loaded_without_what_it_does_not_need():
+    subprocess.run([sys.executable, "-I", "-c", LOGIN], timeout=60, check=True)
+
+
 def test_a_needed_library_is_loaded():
     assert "rich" in modules("--help")
     assert "ClusterShell" in modules("-H gpu[01-02] true")
