@@ -381,7 +381,9 @@ class Engine:
             return []
         if isinstance(event, on.WorkerSuspended):
             return self._follow(self._policy.suspended(worker, now), now)
-        self._health.beat(worker, event.commit, now)
+        # An old request, repeated by the network, is no sign of life: the worker may have sent its last beat.
+        if not (self._rounds.forming.sees_commits and worker.is_beyond(event.round)):
+            self._health.beat(worker, event.commit, now)
         is_first = not self._rounds.forming.sees_commits
         decision = self._policy.asked(worker, event, now)
         if decision.ending is None and self._rounds.awaits_asks and not is_first:

@@ -105,7 +105,7 @@ class Rounds:
         """Note a worker's request for a place in a round after `last_round`; False if the worker has a place already."""
         if isinstance(self.forming, FreshWorkers):
             self._take_back(now)
-        if worker.round is not None and last_round != worker.round:
+        if worker.is_beyond(last_round):
             return False
         self.workers.ask(worker, last_round, commit, now)
         self.changed()

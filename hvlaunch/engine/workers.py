@@ -262,6 +262,10 @@ class Worker:
         """True if the worker was in a round."""
         return self.last_round >= 0
 
+    def is_beyond(self, last_round: int) -> bool:
+        """True if the worker has a place already: its request for a round after `last_round` is an old one."""
+        return self.round is not None and last_round != self.round
+
     def beat(self, commit: int, now: float | None) -> bool:
         """Note a heartbeat with its newest commit; `now` is None after the last beat. True if the commit is new."""
         self.beat_at = now

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
@@ -20,6 +21,10 @@ __all__ = ["Process", "Workers"]
 
 BEAT = 5.0
 STEP = 2.0
+_BROKEN = 0.05
+"""Seconds until a round breaks in the middle of a commit."""
+_LINGERS = 28.0
+"""Seconds for which a worker may save its model after its training and its last beat."""
 
 
 @dataclass(eq=False)
@@ -47,6 +52,8 @@ class Process:
     """True if it lives and does not leave its round."""
     is_stray: bool = False
     """True if it lives and beats, but never meets the others."""
+    is_done: bool = False
+    """True after its training: it beats no more, and leaves no round."""
     outlives_kill: bool = False
     orders: int = 0
     """Number of orders to end; only the newest counts."""
@@ -66,12 +73,18 @@ class Workers:
         self.rounds: dict[int, list[Process]] = {}
         self.broken: set[int] = set()
         self.changing: set[int] = set()
+        self.stalled = -1
+        """Number of a round that does not train any more."""
         self.kills_while_placing = 0
         self.codes: set[int] = set()
         """Exit codes of failed workers."""
         self.hung: set[str] = set()
         """Names of workers that were stopped or fell silent."""
         self.ended_well = 0
+        self._lingers = Random(f"{world.seed} lingers").random() < 0.1
+        """True if the workers of this world live on for a while after their training."""
+        self.breaks_next_commit: Callable[[list[Process]], object] | None = None
+        """Breaks the next round that commits, when some of its workers have committed, and others have not."""
 
     def carry_out(self, action: do.Action) -> None:
         """Carry out the engine's actions for workers."""
@@ -148,7 +161,7 @@ class Workers:
 
     def _beat(self, process: Process) -> None:
         if self._world.kind == "in-process" and process.live and self._world.result is None:
-            if not process.is_silent:
+            if not (process.is_silent or process.is_done):
                 event = on.WorkerBeat(
                     process.host.name, process.slot, process.start, process.commit, round=process.met
                 )
@@ -227,6 +240,8 @@ class Workers:
 
     def _train(self, number: int) -> None:
         members = self.rounds[number]
+        if number == self.stalled:
+            return
         if any(not process.live or process.is_silent or process.round != number for process in members):
             return
         if any(not process.host.reachable for process in members):
@@ -234,12 +249,18 @@ class Workers:
             return
         if self._is_split(members, number):
             return
+        commit = members[0].commit + 1
+        breaks, late = self.breaks_next_commit, members[:0]
+        if breaks is not None and len(members) > 1 and commit < self.goal and number not in self.changing:
+            self.breaks_next_commit, late = None, members[(len(members) + 1) // 2 :]
         for process in members:
-            process.commit += 1
-        self.checkpoint = max(self.checkpoint, members[0].commit)
+            process.commit += process not in late
+        self.checkpoint = max(self.checkpoint, commit)
         for process in members:
             self._say(process, number)
-        if members[0].commit >= self.goal:
+        if late and breaks is not None:
+            self._world.at(_BROKEN, lambda: breaks(members))
+        elif members[0].commit >= self.goal:
             for process in members:
                 self._world.at(self._world.delay(1), lambda process=process: self._finished(process))  # type: ignore[misc]
         elif number in self.changing:
@@ -262,13 +283,23 @@ class Workers:
         if process.live and not process.is_silent and not self._world.is_driven:
             self._world.at(1.0, lambda: self._finished(process))
         elif process.live and not process.is_silent:
-            self.ended_well += 1
             self._say(process, process.last_round, is_done=True)
+            if self._lingers and not self._world.faults:
+                process.is_done = True
+                self.codes.add(128 + signal.SIGKILL)  # a later fault may break the round that it is still in
+                self._world.at(_LINGERS, lambda: self._ends_well(process))
+            else:
+                self._ends_well(process)
+
+    def _ends_well(self, process: Process) -> None:
+        if process.live and not process.is_silent:
+            self.ended_well += 1
             self.end(process, 0)
 
     def _leave(self, process: Process, number: int, cause: str | None = "a peer is gone") -> None:
         """Let a worker leave its ended round, and ask again."""
-        if process.live and not process.is_silent and not process.is_stuck and process.round == number:
+        is_free = not (process.is_silent or process.is_stuck or process.is_done)
+        if process.live and is_free and process.round == number:
             if self._world.kind == "in-process":
                 self._ask(process, cause)
             else:

@@ -4,8 +4,9 @@ It carries out the engine's actions like real agents and workers, with delays ch
 beforehand and healed in the end. So a job must end well unless one of its faults is a reason for another end.
 """
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hvlaunch.engine import actions as do
@@ -22,11 +23,21 @@ from tests.simulation.play import QUIET, Play, facts
 
 __all__ = ["ElasticWorld", "SimHost"]
 
-_SEEN = (on.HostsDiscovered, on.WorkerExited, on.Interrupted, on.StacksTaken)
+_SEEN = (
+    on.HostsDiscovered,
+    on.DiscoveryFailed,
+    on.WorkerExited,
+    on.Interrupted,
+    on.UserSignal,
+    on.StacksTaken,
+)
 """Events that laws check even without actions."""
 MOST_STEPS = 6000
 _TRIES = (1.0, 2.0, 2.0)
 """Seconds between attempts of TCP to connect."""
+
+_PORT_KEPT = 0.3
+"""Seconds until rank 0's agent keeps another port."""
 
 Kind = Literal["in-process", "unmodified"]
 
@@ -65,6 +76,8 @@ class SimHost:
     """Number of starts that will fail."""
     processes: list[Process] = field(default_factory=list)
     unlisted_since: float | None = None
+    master_port: int = 2
+    """The newest port of its agents for rank 0."""
     had: int = 0
     """Slots at the beginning."""
 
@@ -97,6 +110,9 @@ class ElasticWorld(Play):
         }
         self.listing = [name for name in self.hosts if rng.random() < 0.8] or ["a"]
         self.options = self._options()
+        apart = random.Random(f"{seed} restarts")  # so that the other choices of each seed stay as they are
+        if apart.random() < 0.25:
+            self.options = replace(self.options, restart_window=apart.choice([5.0, 20.0]))
         self.spec = JobSpec(
             command=("train",),
             hosts=() if self.options.discovers else tuple(self._hosts()),
@@ -246,10 +262,19 @@ class ElasticWorld(Play):
                 self._probe(action)
             case do.Release(name):
                 self._end_agent(self.hosts[name])
+            case do.Start() if self.kind == "unmodified" and not action.launches[0].place.rank:
+                self.workers.carry_out(action)
+                self._keep_another_port(self.hosts[action.host])
             case _:
                 self.workers.carry_out(action)
 
     # Hosts
+
+    def _keep_another_port(self, host: SimHost) -> None:
+        """Let rank 0's agent report its next port: the round took the one that it kept."""
+        host.master_port += 1
+        report, agent = on.MasterPort(host.name, host.master_port), host.agent
+        self.at(_PORT_KEPT, lambda: self.tell(report) if host.agent == agent and host.reachable else None)
 
     def hear(self, host: SimHost, event: on.Event, agent: int | None = None) -> None:
         """Deliver an agent's message in order, as long as the connection lasts; by default from the newest agent.
@@ -297,10 +322,13 @@ class ElasticWorld(Play):
                 return
             host.link = "ready"
             self.tell(on.HostConnected(host.name))
-            self.hear(host, on.HostReady(host.name, facts(host.number)))
+            self.hear(host, on.HostReady(host.name, self._facts(host)))
             self.hear(host, on.RendezvousReached(host.name, "10.0.0.100"))
 
         self.at(12.0 if host.is_slow else 0.1 + self.delay(), connected)
+
+    def _facts(self, host: SimHost) -> on.HostFacts:
+        return facts(host.number)._replace(master_port=host.master_port)
 
     def _probe(self, probe: do.Probe) -> None:
         host, target, agent = self.hosts[probe.host], self.hosts[probe.target], self.hosts[probe.host].agent

@@ -42,9 +42,28 @@ def plan_faults(world: "ElasticWorld") -> None:
             world.at(when, lambda: interrupt(world))
             when += world.random.random() * 3
     world.at(HEALED, lambda: heal(world))
-    apart = Random(f"{world.seed} hangs")  # so that the other faults of each seed stay as they are
-    if apart.random() < 0.1:
-        world.at(apart.random() * HEALED, lambda: note(world, be_judged))
+    _plan_rare(world)
+
+
+def _plan_rare(world: "ElasticWorld") -> None:
+    """Plan further faults, each by a choice of its own, so that the other faults of each seed stay as they are."""
+    rare: dict[str, Callable[[ElasticWorld], bool]] = {"hangs": be_judged, "signals": signal_workers}
+    if world.options.commit_timeout is not None and world.kind == "in-process":
+        rare["stalls"] = stall
+    if world.options.discovers:
+        rare["discovery"] = fail_discovery_twice
+    for name, fault in rare.items():
+        apart = Random(f"{world.seed} {name}")
+        if apart.random() < 0.1:
+            world.at(apart.random() * HEALED, lambda fault=fault: note(world, fault))  # type: ignore[misc]
+    apart = Random(f"{world.seed} moves")
+    # Only with a most number of workers does one that leaves take another's place.
+    has_most = world.options.max_np is not None and world.options.discovers
+    if has_most and world.kind == "in-process" and apart.random() < 0.4:
+        world.at(apart.random() * HEALED / 2, lambda: note(world, move))
+    apart = Random(f"{world.seed} impatience")
+    if apart.random() < 0.03:
+        world.at(apart.random() * HEALED, lambda: note(world, lose_patience))
 
 
 def note(world: "ElasticWorld", fault: "Callable[[ElasticWorld], bool]") -> None:
@@ -413,16 +432,70 @@ def fail_discovery(world: "ElasticWorld") -> bool:
     return True
 
 
+def fail_discovery_twice(world: "ElasticWorld") -> bool:
+    """Let the script fail, work, and fail again."""
+    world.faults_detail = ""
+    world.fail_discovery()
+    world.at(1.0, world.discover)
+    world.at(2.0, world.fail_discovery)
+    world.faults.append("fail_discovery")
+    return True
+
+
+def move(world: "ElasticWorld") -> bool:
+    """Break a round in a commit, and give the job other hosts: the survivors have to hand their state over."""
+    world.faults_detail = ""
+    world.workers.breaks_next_commit = lambda members: _move(world, members)
+    world.workers.codes.add(128 + signal.SIGKILL)
+    return True
+
+
+def _move(world: "ElasticWorld", members: "list[Process]") -> None:
+    world.workers.end(members[0], None, signal.SIGKILL)
+    hosts = {process.host.name for process in members}
+    world.listing = [name for name in world.hosts if name not in hosts] or world.listing
+    world.discover()
+
+
+def lose_patience(world: "ElasticWorld") -> bool:
+    """Let the user interrupt three times, since a worker survives SIGKILL."""
+    living = [process for host in world.hosts.values() for process in host.processes if process.live]
+    if not living:
+        return False
+    world.faults_detail = str(living[0])
+    living[0].outlives_kill = living[0].is_silent = True
+    world.faulty.add(living[0].host.name)
+    world.workers.hung.add(str(living[0]))
+    for seconds in (0.5, 1.5, 4.5):
+        world.at(seconds, lambda: interrupt(world, signal.SIGINT))
+    return True
+
+
 def be_judged(world: "ElasticWorld") -> bool:
     """Report a hang of the whole job."""
     world.tell(on.JobHangs(60.0, (0,), "rank 0 waits"))
     return True
 
 
-def interrupt(world: "ElasticWorld") -> None:
+def stall(world: "ElasticWorld") -> bool:
+    """Let the workers of the newest round live and beat, and never commit again."""
+    world.faults_detail = ""
+    world.workers.stalled = max(world.workers.rounds, default=-1)
+    world.workers.codes.add(128 + signal.SIGKILL)
+    return True
+
+
+def signal_workers(world: "ElasticWorld") -> bool:
+    """Let the user send the workers a signal that they survive."""
+    world.faults_detail = ""
+    world.tell(on.UserSignal(signal.SIGUSR1))
+    return True
+
+
+def interrupt(world: "ElasticWorld", number: int | None = None) -> None:
     if world.result is None:
         world.faults.append("interrupt")
-        world.tell(on.Interrupted(world.random.choice([signal.SIGINT, signal.SIGTERM])))
+        world.tell(on.Interrupted(number or world.random.choice([signal.SIGINT, signal.SIGTERM])))
 
 
 def heal(world: "ElasticWorld") -> None:

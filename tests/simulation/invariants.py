@@ -26,6 +26,8 @@ class Invariants:
         self.world = world
         self.placed = -1
         """Places of the newest round."""
+        self._starts: dict[tuple[str, int], int] = {}
+        """Number of each slot's newest worker, which tells its messages from older ones."""
 
     def before(self, actions: Sequence[do.Action]) -> None:
         """Check the actions against the world before they are carried out."""
@@ -50,6 +52,10 @@ class Invariants:
         slots = [launch.slot for launch in start.launches]
         assert not busy & set(slots), f"slots {busy & set(slots)} of {host.name} have workers already"
         assert len(set(slots)) == len(slots)
+        for launch in start.launches:
+            number = self._starts.get(launch.seat, -1) + 1
+            assert launch.start == number, f"worker {number} of {launch.seat} is called {launch.start}"
+            self._starts[launch.seat] = number
 
     def check_places(self, places: Sequence[do.Assign]) -> None:
         self.check_round(places[0].round, [assign.launch.place for assign in places])
@@ -99,6 +105,8 @@ class Invariants:
         """Check that the engine's records of each worker agree."""
         for worker in self.world.engine.workers:
             name = f"{worker.host}/{worker.slot}/{worker.start}"
+            story = worker.life.story
+            assert not story or story[-1].after is worker.state, f"{name} has a story that lacks its end"
             has_orders = self.world.engine.waits.has(Wait.ENDING, worker)
             assert worker.is_ending == has_orders, f"{name} has its orders, and is {worker.state.name}"
             if not worker.is_ending:

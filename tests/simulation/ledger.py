@@ -19,6 +19,8 @@ Seat = tuple[str, int]
 class Host:
     name: str
     link: str = "none"
+    agents: int = 0
+    """Number of connections so far."""
     idle_since: float = 0.0
     """Time when its connection ended, or it was listed."""
     is_listed: bool = False
@@ -36,6 +38,12 @@ class Host:
     """Failures of its workers since it was listed anew."""
     problems: int = 0
     """Problems of the host itself: lost, not connected, late."""
+    ready_at: float = 0.0
+    """Time of its newest agent's hello."""
+    is_well: bool = False
+    """True if its newest agent has said hello, and has had no problem since."""
+    master_port: int = 0
+    """Port that it keeps for rank 0, by its own newest report."""
     proofs: set[tuple[str, str]] = field(default_factory=set)
     """Hosts that it reached, and the addresses."""
 
@@ -57,6 +65,7 @@ class Worker:
     is_told: bool = False
     """True if it was told to end."""
     beat_at: float | None = None
+    started_at: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.host}/{self.slot}/{self.start}"
@@ -69,6 +78,8 @@ class Round:
     members: list[Worker]
     base: int = -1
     best: int = -1
+    commit_at: float = 0.0
+    """Time of its newest commit, or of its beginning."""
     hosts: tuple[str, ...] = ()
     is_broken: bool = False
     is_changing: bool = False
@@ -105,6 +116,8 @@ class Ledger:
         self.current: Round | None = None
         self.is_asking = False
         self.is_pool_known = False
+        self.listing: list[str] = []
+        """Names of the newest list, in its order."""
         self.began_at: float | None = None
         self.ends: list[End] = []
         self.slot_waits: dict[Seat, float] = {}
@@ -117,6 +130,7 @@ class Ledger:
             on.HostParting: self._parting,
             on.RendezvousReached: self._reached,
             on.HostProbed: self._probed,
+            on.MasterPort: self._keeps_port,
             on.DriverReplaced: self._replaced,
             on.DriverStopped: self._replaced,
             on.HostQuiet: self._quiet,
@@ -173,6 +187,7 @@ class Ledger:
         if not event.hosts and self.is_pool_known:
             return
         self.is_pool_known = True
+        self.listing = [host.name for host in event.hosts]
         slots = {host.name: host.slots or 0 for host in event.hosts}
         for name in slots:
             self.host(name)
@@ -188,6 +203,7 @@ class Ledger:
     def list_all(self, hosts: Sequence[tuple[str, int]]) -> None:
         """Note a fixed pool."""
         self.is_pool_known = True
+        self.listing = [name for name, _ in hosts]
         for name, slots in hosts:
             host = self.host(name)
             host.is_listed, host.slots = True, slots
@@ -195,12 +211,19 @@ class Ledger:
     def _ready(self, event: on.HostReady) -> None:
         host = self.host(event.host)
         if host.link == "connecting":
-            host.link = "ready"
+            host.link, host.is_well = "ready", True
+            host.master_port, host.ready_at = event.facts.master_port, self.now
+
+    def _keeps_port(self, event: on.MasterPort) -> None:
+        host = self.host(event.host)
+        if host.link in ("ready", "closing"):
+            host.master_port = event.port
 
     def _gone(self, event: on.HostFailed | on.HostGone) -> None:
         host = self.host(event.host)
         if host.link != "none":
             host.problems += 1
+            host.is_well = False
         self._lose(host)
 
     def _closed(self, event: on.HostClosed) -> None:
@@ -211,6 +234,7 @@ class Ledger:
         if host.link == "ready":
             host.parted_at = self.now
             host.problems += 1
+            host.is_well = False
             for worker in self.workers.values():
                 worker.is_told = worker.is_told or worker.host == event.host
 
@@ -263,7 +287,6 @@ class Ledger:
         worker = self.find(event)
         if worker is None or worker.is_told:
             return
-        worker.beat_at = self.now
         if not self.is_asking:
             self.is_asking = True
             for other in self.workers.values():
@@ -271,8 +294,8 @@ class Ledger:
             self.rounds.clear()
             self.current = None
         if worker.round is not None and event.round != worker.round:
-            return
-        worker.round, worker.has_asked = None, True
+            return  # an old request, repeated by the network, is no sign of life
+        worker.round, worker.has_asked, worker.beat_at = None, True, self.now
         worker.last_round = max(worker.last_round, event.round)
         worker.commit = max(worker.commit, event.commit)
         if event.round in self.rounds:
@@ -286,17 +309,20 @@ class Ledger:
         worker.beat_at = None if event.is_last else self.now
         if event.commit > worker.commit:
             worker.commit = event.commit
-            if worker.round is not None and self.current is not None:
-                self.current.best = max(self.current.best, event.commit)
+            current = self.current
+            if worker.round is not None and current is not None and event.commit > current.best:
+                current.best, current.commit_at = event.commit, self.now
 
     # Ordered
 
     def _connect(self, action: do.Connect) -> None:
-        self.host(action.host.name).link = "connecting"
+        host = self.host(action.host.name)
+        host.link, host.agents = "connecting", host.agents + 1
 
     def _abandon(self, action: do.Abandon) -> None:
         host = self.host(action.host)
         host.problems += 1
+        host.is_well = False
         self._lose(host)
 
     def _release(self, action: do.Release) -> None:
@@ -307,6 +333,7 @@ class Ledger:
         number = None if self.is_asking else action.round
         for launch in action.launches:
             worker = Worker(action.host, launch.slot, launch.start, action.round, number, launch.place.rank)
+            worker.started_at = self.now
             self.workers[launch.seat] = worker
             if number is not None and self.current is not None:
                 self.current.members.append(worker)
@@ -339,11 +366,14 @@ class Ledger:
         self.rounds[action.round].is_changing = True
 
     def _begin(self, fact: tell.RoundStarting | tell.RoundFormed) -> None:
-        self.current = self.rounds[fact.round] = Round(fact.round, self.now, [], hosts=fact.hosts)
+        self.current = self.rounds[fact.round] = Round(
+            fact.round, self.now, [], commit_at=self.now, hosts=fact.hosts
+        )
 
     def _excluded(self, fact: tell.HostExcluded) -> None:
         host = self.host(fact.host)
         host.until = math.inf if fact.seconds is None else self.now + fact.seconds
+        host.is_well = host.is_well and not isinstance(fact.cause, why.HostProblem)
         is_lost = isinstance(fact.cause, why.HostProblem) and fact.cause.problem.kind == "HostLost"
         host.is_lost_for_good = is_lost and fact.seconds is None
         for seat in [seat for seat in self.slot_waits if seat[0] == fact.host]:

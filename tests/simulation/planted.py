@@ -5,24 +5,35 @@ It tries seeds from 0 on, and takes some minutes.
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from hvlaunch.agent.wire.frames import BadFrame
+from hvlaunch.engine.codec import BadData
+from hvlaunch.engine.entries import Diverged
 from hvlaunch.engine.workers import InvalidTransition
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
+from tests.simulation.module_bugs import MODULE_BUGS, Game
 from tests.simulation.play import Play
 from tests.simulation.takeover_bugs import TAKEOVER_BUGS
+from tests.simulation.test_idle_turns import passed_over
+from tests.simulation.test_replay import check as check_replay
+from tests.simulation.test_replay import check_refused
+from tests.simulation.test_static import check as check_static
 from tests.simulation.wired_elastic import WiredElasticWorld
+from tests.simulation.world import World
+from tests.unit.engine.storyteller import played, read
 
-__all__ = ["MOST_SEEDS", "Found", "first_found"]
+__all__ = ["GAMES", "MOST_SEEDS", "Found", "first_failed", "first_found"]
 
 MOST_SEEDS = 2000
 _WIDTH = 60
+_FAULTS = (0.0, 0.3)
+_STORIES = Path(__file__).parents[1] / "unit/engine/stories/elastic.txt"
 
 
 class Found(NamedTuple):
@@ -33,14 +44,42 @@ class Found(NamedTuple):
     words: str
 
 
+def _play_static(seed: int) -> None:
+    world = World(seed, faults=_FAULTS[seed % 2], failures=0.5)
+    check_static(world, world.run())
+
+
+def _tell_stories(_seed: int) -> None:
+    for story in read(_STORIES):
+        expected = [(command, list(lines)) for command, lines in story.steps]
+        assert list(played(story)) == expected, f"the story is false: {story.title}"
+
+
+GAMES: Mapping[Game, Callable[[int], object]] = {
+    "elastic": lambda seed: ElasticWorld(seed).run(),
+    "takeovers": lambda seed: WiredElasticWorld(seed).run(),
+    "static": _play_static,
+    "idle turns": lambda seed: passed_over(ElasticWorld(seed)),
+    "replay": lambda seed: check_replay(ElasticWorld(seed)),
+    "stories": _tell_stories,
+    "spoilt journals": lambda seed: check_refused(World(seed, faults=0.0)),
+}
+"""What finds the bugs of the engine's modules."""
+
+
 def first_found(
     seeds: Iterable[int], words: str = "", make: Callable[[int], Play] = ElasticWorld
 ) -> Found | None:
     """Return the first history that breaks a law with these words."""
+    return first_failed(seeds, words, lambda seed: make(seed).run())
+
+
+def first_failed(seeds: Iterable[int], words: str, play: Callable[[int], object]) -> Found | None:
+    """Return the first seed whose play fails with these words."""
     for seed in seeds:
         try:
-            make(seed).run()
-        except (AssertionError, InvalidTransition, BadFrame) as error:
+            play(seed)
+        except (AssertionError, InvalidTransition, BadData, BadFrame, Diverged) as error:
             if words in str(error):
                 module_path = traceback.extract_tb(error.__traceback__)[-1].filename
                 return Found(seed, Path(module_path).stem, str(error))
@@ -54,17 +93,22 @@ def main() -> int:
         (BUGS, ElasticWorld),
         (TAKEOVER_BUGS, WiredElasticWorld),
     ]
-    planted = [(bug, make) for bugs, make in worlds for bug in bugs]
-    for bug, make in planted:
+    planted = [(bug.plant, bug.words, _runs(make)) for bugs, make in worlds for bug in bugs]
+    planted += [(bug.plant, bug.words, GAMES[bug.game]) for bug in MODULE_BUGS]
+    for plant, words, play in planted:
         with pytest.MonkeyPatch.context() as patch:
-            bug.plant(patch)
-            found = first_found(range(MOST_SEEDS), bug.words, make)
+            plant(patch)
+            found = first_failed(range(MOST_SEEDS), words, play)
         missed += found is None
         row = ("-", "nothing", "") if found is None else (found.seed, found.law, found.words[:_WIDTH])
-        sys.stdout.write(f"| {bug.plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")
+        sys.stdout.write(f"| {plant.__name__} | {row[1]} | {row[0]} | {row[2]} |\n")
         sys.stdout.flush()
     sys.stdout.write(f"{len(planted) - missed} of {len(planted)}\n")
     return missed
+
+
+def _runs(make: Callable[[int], Play]) -> Callable[[int], object]:
+    return lambda seed: make(seed).run()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tests.simulation.world import World
 SEEDS = 40
 MANY = 5000
 SHARDS = 20
+LEADS_ELSEWHERE = "a summary of idle turns leads elsewhere"
 
 
 class Pair:
@@ -35,10 +36,10 @@ class Pair:
             self._idle, self._now = self._idle + 1, now
             return actions
         if self._idle:
-            assert self._short.handle(decode(on.Event, json.loads(lull)), self._now) == []
-        assert self._short.handle(event, now) == actions
+            assert self._short.handle(decode(on.Event, json.loads(lull)), self._now) == [], LEADS_ELSEWHERE
+        assert self._short.handle(event, now) == actions, LEADS_ELSEWHERE
         if self._idle:
-            assert snapshot(self._short) == snapshot(self.whole)
+            assert snapshot(self._short) == snapshot(self.whole), LEADS_ELSEWHERE
         self.saved, self._idle = self.saved + self._idle, 0
         return actions
 

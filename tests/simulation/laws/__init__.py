@@ -6,10 +6,15 @@ from tests.simulation.laws.causes import Causes
 from tests.simulation.laws.commits import Commits
 from tests.simulation.laws.cooldowns import Cooldowns
 from tests.simulation.laws.failures import Failures
+from tests.simulation.laws.graces import Graces
+from tests.simulation.laws.groups import Groups
+from tests.simulation.laws.holds import Holds
 from tests.simulation.laws.inspections import Inspections
 from tests.simulation.laws.law import Law
 from tests.simulation.laws.names import Names
+from tests.simulation.laws.networks import Networks
 from tests.simulation.laws.proofs import Proofs
+from tests.simulation.laws.reports import Reports
 from tests.simulation.laws.restarts import Restarts
 from tests.simulation.laws.seniority import Seniority
 from tests.simulation.laws.silence import Silence
@@ -26,9 +31,14 @@ LAWS: tuple[type[Law], ...] = (
     Commits,
     Cooldowns,
     Failures,
+    Graces,
+    Groups,
+    Holds,
     Inspections,
     Names,
+    Networks,
     Proofs,
+    Reports,
     Restarts,
     Seniority,
     Silence,

@@ -76,9 +76,8 @@ class Causes(Law):
                 assert current is not None
                 left_in_it = [worker for worker in ledger.living() if worker.round == current.number]
                 assert left_in_it, "who has left the round could not commit"
-                assert current.began_at + seconds <= ledger.now + _EPSILON, (
-                    "the round had no time for a commit"
-                )
+                since = max(current.began_at, current.commit_at)
+                assert since + seconds <= ledger.now + _EPSILON, "the round had no time for a commit"
             case why.NotMet(_, _, seconds):
                 assert seconds == options.reset_timeout
             case why.WorkerLeft():

@@ -6,12 +6,32 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
+from hvlaunch.engine.lifecycle import Phase
 from tests.simulation.laws.law import Law
+from tests.simulation.ledger import Worker
 
 __all__ = ["Commits"]
 
 
+_SLACK = 1.0
+
+
 class Commits(Law):
+    def after(self) -> None:
+        """Check that a round without commits is broken in time, unless all of its workers have done their training."""
+        world, current, seconds = self.world, self.ledger.current, self.world.options.commit_timeout
+        if seconds is None or current is None or not self.ledger.is_asking or world.is_late:
+            return
+        if current.is_broken or world.engine.phase is not Phase.RUNNING:
+            return
+        since = max(current.commit_at, world.asleep_until)
+        if self.ledger.now <= since + seconds + _SLACK:
+            return
+        members = [worker for worker in self.ledger.living() if worker.round == current.number]
+        processes = [world.workers.find(worker.host, worker.slot, worker.start) for worker in members]
+        training = [process for process in processes if process and process.commit < world.workers.goal]
+        assert not training, f"{training[0]} trains without a commit for {seconds:g} s, and goes on"
+
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         leaves = [
             action
@@ -32,6 +52,18 @@ class Commits(Law):
         }
         members = [ledger.workers[action.launch.seat] for action in actions if isinstance(action, do.Assign)]
         newest = max(worker.commit for worker in members)
+        if not any(worker.last_round >= 0 and self._has_slot(worker) for worker in members):
+            leaving = [
+                worker
+                for worker in ledger.living()
+                if worker.has_asked
+                and worker.last_round >= 0
+                and (worker.host, worker.slot) not in left
+                and worker.host not in given_up
+                and (worker.host, worker.rank) not in killed
+            ]
+            latest = max((worker.commit for worker in leaving), default=newest)
+            assert newest == latest, f"commit {newest} is handed over, and {latest} is there"
         kept = [
             min(worker.commit, ledger.rounds[worker.last_round].base)
             for worker in ledger.living()
@@ -42,6 +74,10 @@ class Commits(Law):
             and (worker.host, worker.rank) not in killed
         ]
         assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
+
+    def _has_slot(self, worker: Worker) -> bool:
+        host = self.ledger.host(worker.host)
+        return host.is_usable(self.ledger.now) and worker.slot < host.slots
 
     def _check_leaves(self, seats: set[tuple[str, int]]) -> None:
         """Check that a worker with needed state stays until its time is over."""

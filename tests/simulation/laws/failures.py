@@ -11,6 +11,12 @@ _EPSILON = 1e-6
 class Failures(Law):
     def end(self, result: JobResult) -> None:
         began = self.ledger.began_at or 0.0
+        last = max((end.at for end in self.ledger.ends), default=began)
+        assert 0.0 <= result.elapsed <= self.ledger.now - began + _EPSILON, f"it lasted {result.elapsed} s"
+        is_whole = (
+            self.ledger.began_at is None or result.elapsed >= min(last, self.ledger.now) - began - _EPSILON
+        )
+        assert is_whole or result.interrupted is not None, f"it lasted {result.elapsed} s, to {last - began}"
         heard = {(end.host, end.code, end.signal) for end in self.ledger.ends}
         times = {(end.host, round(end.at - began, 6)) for end in self.ledger.ends}
         for end in result.exits:

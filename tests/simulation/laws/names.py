@@ -82,11 +82,24 @@ class Names(Law):
             assert name in pair, f"{name} is excluded for {pair}"
             assert pair & self.world.faulty, f"{name} has no fault, and is named"
             if cause.problem.kind == "Unreachable":
+                self._check_kept(name, pair)
                 is_cut = frozenset(pair) in self.world.cut_pairs | self.world.healed_pairs
                 has_time = self.ledger.now < self._probing_since + self.world.spec.lease + _PROBING
                 is_silent = self.ledger.host(name).answers_since == math.inf and not has_time
                 is_excused = is_cut or is_silent or self.world.is_late
                 assert is_excused, f"{name} is excluded for a cut of {pair}, which heals"
+
+    def _check_kept(self, name: str, pair: set[str | None]) -> None:
+        """Check that the better host of a pair is kept: the only one with the state, or else one that answers."""
+        living = list(self.ledger.living())
+        assert {worker.host for worker in living if worker.commit >= 0} != {name}, (
+            f"only {name} has the state"
+        )
+        silent = {other for other in pair if other and self.ledger.host(other).answers_since == math.inf}
+        holders = {worker.host for worker in living if worker.commit >= 0}
+        assert not silent or name in silent or holders == silent, (
+            f"{silent} is silent, and {name} is left out"
+        )
 
     def _check_faulty(self, name: str) -> None:
         assert name in self.world.faulty, f"{name} has no fault, and is named"

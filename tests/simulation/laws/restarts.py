@@ -1,6 +1,6 @@
-"""Restarts: exactly --max-restarts failures lead to another round; a job with progress is not given up."""
+"""Restarts: exactly --max-restarts failures within --restart-window lead to another round; a job with progress is not given up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
@@ -23,42 +23,74 @@ _FAILURES = (
     why.NotMet,
     why.HostProblem,
 )
+_MOST_FRUITLESS = 5
 
 
 class Restarts(Law):
     def __init__(self, world: "ElasticWorld") -> None:
         super().__init__(world)
-        self._failed: set[int] = set()
+        self._failed: dict[int, float] = {}
+        """Times of the failures by round."""
         self._unclear: set[int] = set()
         self._ended: set[int] = set()
-        self._total = 0
+        self._fruitless = 0
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         limit = self.world.options.max_restarts
         for action in actions:
+            if isinstance(action, tell.RoundFormed | tell.RoundStarting):
+                assert self._fruitless < _MOST_FRUITLESS, f"{self._fruitless} rounds in a row got nowhere"
+            elif isinstance(action, tell.HostExcluded):
+                self._fruitless = 0
             if isinstance(action, do.Break | tell.RoundEnding):
+                self._count_fruitless(action.cause)
                 self._ended.add(action.round)
                 if isinstance(action.cause, _FAILURES):
-                    self._failed.add(action.round)
+                    self._failed[action.round] = self.ledger.now
                 elif action.round not in self._failed:
                     self._unclear.add(action.round)
             elif isinstance(action, tell.RoundStarting) and self.ledger.current is not None:
                 before = self.ledger.current.number
                 if before not in self._ended:  # all had ended of themselves
-                    self._failed.add(before)
+                    self._failed[before] = self.ledger.now
             elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.RestartsUsedUp):
                 assert limit is not None, "there is no limit"
                 assert action.cause.limit == limit, f"{action.cause.limit} restarts, and {limit} were allowed"
-                least, most = len(self._failed), len(self._failed | self._unclear) + self._doubtful
+                failed = self._recent(self._failed)
+                unclear = self._recent({number: self._left_at(number) for number in self._unclear})
+                least, most = len(failed), len(failed | unclear) + self._doubtful
                 assert least <= limit <= most, f"{least} restarts, and {limit} were allowed"
             elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.NoProgress):
                 last = sorted(self.ledger.rounds.items())[-action.cause.times :]
                 fruitful = [number for number, failed_round in last if failed_round.best > failed_round.base]
                 assert not fruitful, f"the job gets nowhere, and has got on in round {fruitful[0]}"
         if limit is not None:
-            assert len(self._failed) <= limit, f"{len(self._failed)} failures are made up for, of {limit}"
+            failed = self._recent(self._failed)
+            assert len(failed) <= limit, f"{len(failed)} failures are made up for, of {limit}"
+
+    def _count_fruitless(self, cause: why.Cause) -> None:
+        """Count failed rounds in a row without progress; a lost host says nothing of its round."""
+        current = self.ledger.current
+        if current is None or not isinstance(cause, _FAILURES):
+            return
+        if current.is_fruitful(self.ledger.now):
+            self._fruitless = 0
+        elif not isinstance(cause, why.HostProblem):
+            self._fruitless += 1
+
+    def _recent(self, times: Mapping[int, float]) -> set[int]:
+        """Return the rounds that failed within --restart-window."""
+        since = self.ledger.now - self.world.options.restart_window
+        return {number for number, at in times.items() if at >= since}
 
     @property
     def _doubtful(self) -> int:
         """Failures without an action: of a round that was changing already, or had no workers left."""
-        return sum(number not in self._ended for number in self.ledger.rounds) - 1
+        since = self.ledger.now - self.world.options.restart_window
+        doubtful = (number for number in self.ledger.rounds if number not in self._ended)
+        return sum(self._left_at(number) >= since for number in doubtful) - 1
+
+    def _left_at(self, number: int) -> float:
+        """Return when the next round began: a round without an end of its own failed before."""
+        later = [other.began_at for other in self.ledger.rounds.values() if other.number > number]
+        return min(later, default=self.ledger.now)

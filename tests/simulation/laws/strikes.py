@@ -20,16 +20,20 @@ class Strikes(Law):
         super().__init__(world)
         self._excluded: set[str] = set()
         """Hosts on probation: one failure excludes them."""
+        self._struck: set[str] = set()
+        """These and hosts that have failed since they were listed."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         ledger = self.ledger
         if isinstance(event, on.HostsDiscovered):
-            self._excluded = {name for name in self._excluded if ledger.host(name).is_listed}
+            for names in (self._excluded, self._struck):
+                names -= {name for name in names if not ledger.host(name).is_listed}
         for action in actions:
             if isinstance(action, tell.HostExcluded):
                 if isinstance(action.cause, why.WorkersFail):
                     self._check(action.host, action.cause.cause, actions)
                 self._excluded.add(action.host)
+                self._struck.add(action.host)
 
             elif isinstance(action, do.Break | tell.RoundEnding):
                 self._check_probation(event, action.cause, actions)
@@ -39,8 +43,14 @@ class Strikes(Law):
         if not (isinstance(cause, why.WorkerEnded) and isinstance(event, on.WorkerExited)):
             return
         ledger, name, current = self.ledger, cause.host, self.ledger.current
-        is_own = event.host == name and event.look != "consequence"
-        if not is_own or current is None or name not in self._excluded or current.is_fruitful(ledger.now):
+        # A good end, or a victim's, may also end the wait for the cause: the named failure is an older one then.
+        is_named = (event.host, event.code, event.signal) == (name, cause.code, cause.signal)
+        is_own = is_named and event.look != "consequence"
+        if not is_own or current is None:
+            return
+        is_first = name not in self._struck
+        self._struck.add(name)
+        if is_first or current.is_fruitful(ledger.now):
             return
         slots = sum(host.slots for host in ledger.usable() if host.name != name)
         holders = {worker.host for worker in ledger.living() if worker.commit >= 0}
