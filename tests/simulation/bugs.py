@@ -441,7 +441,7 @@ BUGS: Sequence[Bug] = (
     Bug(spares_are_forgotten, "no worker is started in", 8),
     Bug(a_round_begins_before_the_last_is_over, "is still in its round", 11),
     Bug(fresh_workers_start_beside_old_ones, "have workers already", 11),
-    Bug(the_network_is_taken_untried, "has not reached it", 0),
+    Bug(the_network_is_taken_untried, "has not reached it", 1135),
     Bug(the_last_worker_with_the_state_is_dismissed, "that has the state is dismissed", 770),
     Bug(a_round_forgets_its_cause, "a round without a cause", 4),
     Bug(a_round_ends_without_a_cause, "there are no 1 more workers", 4),
@@ -470,6 +470,6 @@ BUGS: Sequence[Bug] = (
     Bug(workers_silent_at_once_are_killed, "is killed for nothing", 71),
     Bug(a_survivor_of_sigkill_holds_up_the_end, "the job never ends", 60),
     Bug(a_parting_agent_is_awaited_forever, "ends, and is waited for", 289),
-    Bug(a_closing_agent_is_awaited_forever, "nothing can ever happen again", 92),
+    Bug(a_closing_agent_is_awaited_forever, "nothing can ever happen again", 102),
     Bug(the_first_list_is_awaited_forever, "nothing can ever happen again", 1),
 )

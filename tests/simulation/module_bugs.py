@@ -6,8 +6,6 @@ from math import inf
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-from hvlaunch.engine.life import Life, Transition
-
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import codec, engine, entries, forming, lifecycle, policy, rounds, workers
@@ -468,9 +466,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("forming", the_first_round_waits_for_nobody, "the first round does not wait for", 4),
     ModuleBug("forming", the_last_host_lends_its_port, "rank 0 gets port", 23),
     ModuleBug("forming", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
-    ModuleBug("health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 67),
-    ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 32),
-    ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 66),
+    ModuleBug("health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 629),
+    ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 126),
+    ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 60),
     ModuleBug("workers", the_oldest_transitions_are_remembered, "has a story that lacks its end", 3),
     ModuleBug("lifecycle", a_state_of_the_group_is_reported_late, "the newest round is", 4),
     ModuleBug(

@@ -52,6 +52,16 @@ class Commits(Law):
         }
         members = [ledger.workers[action.launch.seat] for action in actions if isinstance(action, do.Assign)]
         newest = max(worker.commit for worker in members)
+        kept = [
+            min(worker.commit, ledger.rounds[worker.last_round].base)
+            for worker in ledger.living()
+            if worker.has_asked
+            and worker.last_round in ledger.rounds
+            and (worker.host, worker.slot) not in left
+            and worker.host not in given_up
+            and (worker.host, worker.rank) not in killed
+        ]
+        assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
         if not any(worker.last_round >= 0 and self._has_slot(worker) for worker in members):
             leaving = [
                 worker
@@ -64,16 +74,6 @@ class Commits(Law):
             ]
             latest = max((worker.commit for worker in leaving), default=newest)
             assert newest == latest, f"commit {newest} is handed over, and {latest} is there"
-        kept = [
-            min(worker.commit, ledger.rounds[worker.last_round].base)
-            for worker in ledger.living()
-            if worker.has_asked
-            and worker.last_round in ledger.rounds
-            and (worker.host, worker.slot) not in left
-            and worker.host not in given_up
-            and (worker.host, worker.rank) not in killed
-        ]
-        assert newest >= max(kept, default=-1), f"training goes back to commit {newest}, from {max(kept)}"
 
     def _has_slot(self, worker: Worker) -> bool:
         host = self.ledger.host(worker.host)
