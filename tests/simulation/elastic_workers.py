@@ -21,8 +21,6 @@ __all__ = ["Process", "Workers"]
 
 BEAT = 5.0
 STEP = 2.0
-_BROKEN = 0.05
-"""Seconds until a round breaks in the middle of a commit."""
 _LINGERS = 28.0
 """Seconds for which a worker may save its model after its training and its last beat."""
 
@@ -83,8 +81,6 @@ class Workers:
         self.ended_well = 0
         self._lingers = Random(f"{world.seed} lingers").random() < 0.1
         """True if the workers of this world live on for a while after their training."""
-        self.breaks_next_commit: Callable[[list[Process]], object] | None = None
-        """Breaks the next round that commits, when some of its workers have committed, and others have not."""
 
     def carry_out(self, action: do.Action) -> None:
         """Carry out the engine's actions for workers."""
@@ -250,17 +246,12 @@ class Workers:
         if self._is_split(members, number):
             return
         commit = members[0].commit + 1
-        breaks, late = self.breaks_next_commit, members[:0]
-        if breaks is not None and len(members) > 1 and commit < self.goal and number not in self.changing:
-            self.breaks_next_commit, late = None, members[(len(members) + 1) // 2 :]
         for process in members:
-            process.commit += process not in late
+            process.commit = commit
         self.checkpoint = max(self.checkpoint, commit)
         for process in members:
             self._say(process, number)
-        if late and breaks is not None:
-            self._world.at(_BROKEN, lambda: breaks(members))
-        elif members[0].commit >= self.goal:
+        if members[0].commit >= self.goal:
             for process in members:
                 self._world.at(self._world.delay(1), lambda process=process: self._finished(process))  # type: ignore[misc]
         elif number in self.changing:

@@ -56,11 +56,6 @@ def _plan_rare(world: "ElasticWorld") -> None:
         apart = Random(f"{world.seed} {name}")
         if apart.random() < 0.1:
             world.at(apart.random() * HEALED, lambda fault=fault: note(world, fault))  # type: ignore[misc]
-    apart = Random(f"{world.seed} moves")
-    # Only with a most number of workers does one that leaves take another's place.
-    has_most = world.options.max_np is not None and world.options.discovers
-    if has_most and world.kind == "in-process" and apart.random() < 0.4:
-        world.at(apart.random() * HEALED / 2, lambda: note(world, move))
     apart = Random(f"{world.seed} impatience")
     if apart.random() < 0.03:
         world.at(apart.random() * HEALED, lambda: note(world, lose_patience))
@@ -132,7 +127,7 @@ def _stops(world: "ElasticWorld", process: "Process") -> None:
                 process.host, on.WorkerSuspended(process.host.name, process.born, process.slot, process.start)
             )
 
-    if world.kind == "unmodified" or process.last_round < 0 or world.random.random() < 0.5:
+    if world.kind == "unmodified" or process.is_done or process.last_round < 0 or world.random.random() < 0.5:
         world.at(world.options.suspension, told)
 
 
@@ -440,21 +435,6 @@ def fail_discovery_twice(world: "ElasticWorld") -> bool:
     world.at(2.0, world.fail_discovery)
     world.faults.append("fail_discovery")
     return True
-
-
-def move(world: "ElasticWorld") -> bool:
-    """Break a round in a commit, and give the job other hosts: the survivors have to hand their state over."""
-    world.faults_detail = ""
-    world.workers.breaks_next_commit = lambda members: _move(world, members)
-    world.workers.codes.add(128 + signal.SIGKILL)
-    return True
-
-
-def _move(world: "ElasticWorld", members: "list[Process]") -> None:
-    world.workers.end(members[0], None, signal.SIGKILL)
-    hosts = {process.host.name for process in members}
-    world.listing = [name for name in world.hosts if name not in hosts] or world.listing
-    world.discover()
 
 
 def lose_patience(world: "ElasticWorld") -> bool:

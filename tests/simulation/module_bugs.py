@@ -14,7 +14,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.forming import AskingWorkers, Starter
-from hvlaunch.engine.health import Draining, Health, Hearing
+from hvlaunch.engine.health import Health, Hearing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
@@ -228,14 +228,6 @@ def hosts_are_told_in_the_order_of_the_pool(patch: Patch) -> None:
 
 
 # health
-
-
-def a_drain_begins_anew_in_each_turn(patch: Patch) -> None:
-    def wrong(right, self, now):
-        self._waits.end_all((Wait.DRAINING,))
-        return right(self, now)
-
-    instead(patch, Draining, "go_on", wrong)
 
 
 def the_last_beat_does_not_end_the_watch(patch: Patch) -> None:
@@ -466,7 +458,6 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("forming", the_first_round_waits_for_nobody, "the first round does not wait for", 4),
     ModuleBug("forming", the_last_host_lends_its_port, "rank 0 gets port", 23),
     ModuleBug("forming", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
-    ModuleBug("health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 629),
     ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 126),
     ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 60),
     ModuleBug("workers", the_oldest_transitions_are_remembered, "has a story that lacks its end", 3),

@@ -23,7 +23,6 @@ _FAILURES = (
     why.NotMet,
     why.HostProblem,
 )
-_MOST_FRUITLESS = 5
 
 
 class Restarts(Law):
@@ -33,17 +32,11 @@ class Restarts(Law):
         """Times of the failures by round."""
         self._unclear: set[int] = set()
         self._ended: set[int] = set()
-        self._fruitless = 0
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         limit = self.world.options.max_restarts
         for action in actions:
-            if isinstance(action, tell.RoundFormed | tell.RoundStarting):
-                assert self._fruitless < _MOST_FRUITLESS, f"{self._fruitless} rounds in a row got nowhere"
-            elif isinstance(action, tell.HostExcluded):
-                self._fruitless = 0
             if isinstance(action, do.Break | tell.RoundEnding):
-                self._count_fruitless(action.cause)
                 self._ended.add(action.round)
                 if isinstance(action.cause, _FAILURES):
                     self._failed[action.round] = self.ledger.now
@@ -67,16 +60,6 @@ class Restarts(Law):
         if limit is not None:
             failed = self._recent(self._failed)
             assert len(failed) <= limit, f"{len(failed)} failures are made up for, of {limit}"
-
-    def _count_fruitless(self, cause: why.Cause) -> None:
-        """Count failed rounds in a row without progress; a lost host says nothing of its round."""
-        current = self.ledger.current
-        if current is None or not isinstance(cause, _FAILURES):
-            return
-        if current.is_fruitful(self.ledger.now):
-            self._fruitless = 0
-        elif not isinstance(cause, why.HostProblem):
-            self._fruitless += 1
 
     def _recent(self, times: Mapping[int, float]) -> set[int]:
         """Return the rounds that failed within --restart-window."""
