@@ -108,7 +108,7 @@ def make_own_directory(path: str) -> None:
 
 
 def _check_not_planted(path: Path) -> None:
-    """Raises OSError if a user who doesn't own the directory can replace this user's files in it, or made a link to it."""
+    """Raises OSError if every user can replace this user's files in the directory, or for another user's link."""
     link, status = path.lstat(), path.stat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (os.getuid(), 0):
         raise PermissionError(errno.EPERM, f"it belongs to {_user(link.st_uid)}", str(path))
@@ -137,7 +137,7 @@ def _make_below(name: str, parent: int, path: str) -> int:
 
 
 def open_directory(path: Path) -> int:
-    """Open a directory of this user's that no other user can write to. No link is followed. Raises OSError."""
+    """Open a directory of this user's, without other writers and not by a link. Raises OSError."""
     return _open_directory(str(path), str(path))
 
 

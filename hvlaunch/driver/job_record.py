@@ -207,7 +207,7 @@ class JobRecord:
         self._journal.take_over(epoch, shift)
 
     def renew(self, seconds: float = 0.0) -> bool:
-        """Note that the driver lives, by the time of the keys; return True if another driver could take the job over.
+        """Renew the time of the keys, a sign of life; return True if another driver could take the job over.
 
         `seconds` is the time without a further call.
         """

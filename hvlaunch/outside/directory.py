@@ -203,7 +203,7 @@ def _is_held(lock: Path) -> bool:
 
 
 def check_root(root: Path) -> None:
-    """Check that no other user can put a directory into the directory of all jobs. Raises OSError, NoJobDirectory."""
+    """Check that no other user can change the directory of jobs, or replace its entries. Raises OSError, NoJobDirectory."""
     # The parent too: whoever can write to it can replace the directory.
     for path in (root, root.parent):
         if (writer := writer_of_directory(str(path))) is not None:
@@ -211,7 +211,7 @@ def check_root(root: Path) -> None:
 
 
 def is_own_directory(path: Path) -> bool:
-    """True for a directory, and no link to one, that no other user can write to."""
+    """True for a directory without other writers; False for a link."""
     try:
         os.close(open_directory(path))
     except OSError:
@@ -264,7 +264,7 @@ def remove(directory: Path) -> None:
     descriptor = open_directory(directory)
     try:
         for name in os.listdir(descriptor):  # noqa: PTH208 (of a descriptor)
-            # By the open directory: another one may have got its name meanwhile.
+            # In the open directory, since another may have got its name meanwhile.
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=descriptor)
     finally:

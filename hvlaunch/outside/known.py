@@ -200,7 +200,7 @@ def _try_to_remove(directory: Path) -> None:
 
 
 def _is_dead(job: KnownJob, now: float) -> bool:
-    """True if the job lost its driver for so long that its agents have ended, and no successor could find them."""
+    """True if the job has been without a driver for longer than its agents wait."""
     lease = job.about.get("lease")
     patience = (lease if isinstance(lease, int | float) else _LEASE) + _MARGIN
     try:

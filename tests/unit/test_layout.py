@@ -121,3 +121,16 @@ def test_links_to_a_part_of_a_page_lead_to_a_heading(path):
     links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
     pages = [(path.parent / target if target else path, part) for target, part in links]
     assert [part for page, part in pages if part not in anchors(page)] == []
+
+
+def test_the_actions_of_the_workflows_are_pinned_by_commit():
+    """A tag can be moved to other code, which would run with the right to publish."""
+    uses = [
+        line.strip()
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line and "uses: ./" not in line
+    ]
+    assert uses
+    for line in uses:
+        assert re.search(r"uses: [\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+$", line), line

@@ -16,7 +16,8 @@ from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import man_page
 
 ROOT = Path(__file__).parents[2]
-ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
+UPLOT = "licenses/hvlaunch/view/page/uplot.LICENSE.txt"
+ABOUT_IT = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", UPLOT, "top_level.txt"}
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,9 @@ def test_an_index_shows_readme_with_links_that_lead_into_the_repository_at_this_
     assert links["docs/elastic.md"] == f"{base}/blob/{at}/docs/elastic.md"
     assert [link for link in links.values() if not link.startswith("https://")] == []
     assert re.sub(r"]\(.+?\)", "", shown) == re.sub(r"]\(.+?\)", "", readme)
+
+
+def test_the_metadata_name_all_licences_of_the_content(wheel: dict[str, bytes], metadata: Message) -> None:
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
+    assert set(metadata.get_all("License-File", ())) == {"LICENSE", UPLOT.removeprefix("licenses/")}
+    assert b"Leon Sorokin" in about(wheel, UPLOT)

@@ -235,8 +235,8 @@ def _own_addresses(used: str) -> list[str]:
 class Heartbeat:
     """Pings the agents, and gives up hosts after a silence as long as the lease. For the loop's thread.
 
-    `can_be_replaced` returns True if another driver could take the job over: agents then wait longer. It is called at each
-    ping, and so may note that the driver lives.
+    `can_be_replaced` returns True if another driver could take the job over: agents then wait longer. The function is called at
+    each ping.
     """
 
     def __init__(

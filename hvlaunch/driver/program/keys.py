@@ -51,7 +51,7 @@ class Keys(NamedTuple):
     def save(self, path: Path, env: Mapping[str, str]) -> None:
         """Save for a successor, in a file readable by this user alone, with the certificate's private key. Raises OSError.
 
-        `env` is the workers' environment: all secrets of a job are in this file, which is removed when nobody needs them.
+        `env` is the workers' environment: removing this file removes every secret of the job.
         """
         pem = (self.certificate.key + self.certificate.pem).decode("ascii")
         data = json.dumps({**self._asdict(), "certificate": pem, "env": dict(env)}).encode()

@@ -139,7 +139,7 @@ def test_a_successor_continues_the_journal(tmp_path: Path) -> None:
             b"journal 5\n",
             b"journal 99\n",
             OtherVersion,
-            "format 99; this hvlaunch knows format 4; try: the very program",
+            "format 99; this hvlaunch knows format 5; try: the very program",
         ),
         (b"of-the-user", b"of-Xhe-user", TornJournal, "it is damaged: a checksum is wrong"),
         (b'"driver",1,0.0', b'"driver",1,1.5', TornJournal, "a checksum is wrong"),
