@@ -308,3 +308,9 @@ def test_another_version_of_a_page_is_that_page(address: str, tmp_path: Path) ->
         assert browser.web.current_url == f"{other}elastic/#limits"
     finally:
         browser.web.quit()
+
+
+def test_no_file_of_python_is_published(site: Path) -> None:
+    assert not [
+        path for path in site.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")
+    ]
