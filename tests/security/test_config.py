@@ -242,7 +242,7 @@ def test_a_file_of_mine_in_a_sticky_directory_is_used(here: Path) -> None:
 def test_a_discovered_file_may_not_name_programs_or_keys(here: Path, group, option, name: str) -> None:
     head = "[tool.hvlaunch]\n" if name == "pyproject.toml" else ""
     (here / name).write_text(head + of_toml(option, None))
-    with pytest.raises(BadUsage, match="is not taken from a file that was not named but found") as caught:
+    with pytest.raises(BadUsage, match="is not allowed in a file that hvlaunch found by itself") as caught:
         options_of()
     assert f"{name}: {'[tool.hvlaunch] ' if head else ''}" in str(caught.value)
     assert f"try: --config-file {name}, or -" in str(caught.value)
@@ -268,7 +268,7 @@ def test_paths_in_a_discovered_file_stay_below_it(here: Path, key: str) -> None:
 def test_a_hostfile_of_a_file_that_was_found_names_no_program(here: Path) -> None:
     (here / "hvlaunch.toml").write_text("hostfile = 'hosts'\n")
     (here / "hosts").write_text("localhost slots=2 python=./evil\n")
-    with pytest.raises(BadHost, match="is taken only from a hostfile that you named"):
+    with pytest.raises(BadHost, match="is allowed only in a hostfile that you named"):
         job_spec(options_of(), {})
     assert job_spec(options_of("--config-file", "hvlaunch.toml"), {})[0].hosts[0].python == "./evil"
 
@@ -286,7 +286,7 @@ def test_nor_does_it_when_it_is_read_again(here: Path) -> None:
     sources = host_source(found.elastic), host_source(named.elastic)
     assert sources[0] is not None
     assert sources[1] is not None
-    with pytest.raises(BadHost, match="is taken only from a hostfile that you named"):
+    with pytest.raises(BadHost, match="is allowed only in a hostfile that you named"):
         sources[0].read_hosts()
     assert sources[1].read_hosts()[0].python == "./evil"
 
@@ -348,6 +348,8 @@ def test_a_wrong_line_shows_no_secret(here: Path) -> None:
 def test_a_strangers_file_chooses_no_prefix_pool_or_listener(here: Path, line: str) -> None:
     (here / "hvlaunch.toml").write_text(f"{line}\n")
     key = line.partition(" ")[0]
-    with pytest.raises(BadUsage, match=rf"hvlaunch\.toml: {key} is not taken from a file that was not named"):
+    with pytest.raises(
+        BadUsage, match=rf"hvlaunch\.toml: {key} is not allowed in a file that hvlaunch found by itself"
+    ):
         options_of()
     assert options_of("--config-file", "hvlaunch.toml").settings
