@@ -75,12 +75,12 @@ def load(packed: bytes, sizes: Sizes) -> Modules:
     # Code of another Python would crash this one, so the magic number decides.
     chosen = MAGIC_NUMBER if MAGIC_NUMBER in sizes else b""
     start = 0
-    for kind, (first, rest) in sizes.items():
+    for kind, (first, size) in sizes.items():
         if kind == chosen:
             break
-        start += first + rest
+        start += first + size
     modules: Modules = {}
-    finder = _Finder(modules, packed[start + first : start + first + rest])
+    finder = _Finder(modules, packed[start + first : start + first + size])
     finder.add(packed[start : start + first])
     # First in the path, so that no module of the host takes the place of the driver's.
     sys.meta_path.insert(0, finder)

@@ -401,6 +401,7 @@ class Agent:
         """End the workers and the agent itself, after the guardian was killed."""
         # Without a guardian, the death of the agent would leave the workers running for ever.
         self._channel.send({"type": "parting", "cause": "its guardian was killed"})
+        self._channel.flush()  # now: sshd, whose child the guardian was, reports its end at once
         self._selector.unregister(self._guardian_fd)
         self._guardian_fd = -1
         self._alone = True

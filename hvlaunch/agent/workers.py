@@ -307,7 +307,10 @@ class HostWorkers:
             self.stop(header["slots"], [(number, after) for number, after in header["steps"]])
         elif kind == "signal":
             for slot in self._alive(header["slots"]):
-                slot.is_paused = slot.is_paused or header["signal"] == signal.SIGSTOP
+                # SIGCONT counts when it is sent: wait4() reports a stop alone if one follows at once.
+                slot.is_paused = header["signal"] == signal.SIGSTOP or (
+                    slot.is_paused and header["signal"] != signal.SIGCONT
+                )
                 slot.worker.send_signal(header["signal"], group=False)
         elif kind == "stdin":
             self._feed(header["slot"], body)

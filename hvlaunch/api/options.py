@@ -121,7 +121,7 @@ class LauncherOptions:
     restart_window: float | None = None
     """Time that failures count for `--max-restarts`, in seconds. Default: 3600 s."""
     worker_timeout: float | None = None
-    """Time that a worker may be silent or stopped, in seconds. Default: 30 s."""
+    """Time that a worker may be silent, in seconds. Default: 30 s."""
     commit_timeout: float | None = None
     """Time that a round may go on without a commit, in seconds. Default: no limit."""
     drain_timeout: float | None = None

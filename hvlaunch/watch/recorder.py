@@ -200,10 +200,15 @@ def _error(problem: Problem) -> Record:
     return {"error": problem.kind, "cause": problem.cause, "hint": problem.hint}
 
 
+_KEYS = {"feature": "what"}
+"""Keys of docs/events.md that are not named as the fields."""
+
+
 def _fields(fact: tell.Fact | Cause) -> Record:
     """Return the fields by name. A field with fields of its own, a cause or a problem, contributes these."""
     record: Record = {}
-    for name, value in zip(fact._fields, fact, strict=True):
+    for field, value in zip(fact._fields, fact, strict=True):
+        name = _KEYS.get(field, field)
         # The order matters: a problem and a cause are tuples too.
         match value:
             case Problem():

@@ -79,7 +79,7 @@ CASES = (
     ),
     shell("command-not-found", "no-such-command", others=OTHERS),
     Case("not-found", ("no-such-program",)),
-    Case("not-executable", ("{shared}/exception.py",)),
+    Case("not-executable", ("{shared}/program",)),
     Case("no-directory", ("true",), ("--cwd", "/no/such/directory")),
     Case(
         "no-restarts-left",
@@ -98,7 +98,7 @@ CASES = (
 _NORMAL = (
     (r"\b[0-9.]+ (?:s|min [0-9]+ s)(?= (?:later|earlier)\b)", "N s"),
     (r"N s (?:later|earlier)|at the same time", "N s later"),
-    (r"(?:(?<=after )|(?<=got on for ))[0-9.]+ s(?: to [0-9.]+ s)?", "N s"),
+    (r"(?:(?<=after )|(?<=progress for ))[0-9.]+ s(?: to [0-9.]+ s)?", "N s"),
     (r"peaked at [0-9.]+ GiB", "peaked at N GiB"),
     (r"had [0-9.]+ of [0-9.]+ GiB in use", "had N of N GiB in use"),
     (r"waits? in [^;\n]*|(?:wait|get on|stand)s? [^;\n]*(?=;|$)", "..."),
@@ -146,6 +146,7 @@ def write_files(shared: Path, small: str) -> None:
     """Scripts, hostfiles, and Pythons that start agents: with clocks of their own, with little memory, and one that never does."""
     for name, script in SCRIPTS.items():
         (shared / f"{name}.py").write_text(script)
+    (shared / "program").write_text("#!/bin/sh\n")  # and not executable
     starters = {
         "a": f'exec unshare --time --monotonic=1000000 --fork --kill-child -- {sys.executable} "$@"',
         "b": f'exec unshare --time --monotonic=4000000 --fork --kill-child -- {sys.executable} "$@"',

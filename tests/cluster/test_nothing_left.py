@@ -193,7 +193,7 @@ def test_a_stopped_driver_is_given_up_and_cleaned_up_after(cluster: TestHosts) -
     job = Job(cluster, arguments).saw("ready", 2).send(signal.SIGSTOP)
     wait_until(lambda: cluster["a"].user_processes() == [], "the lease ran out", LIMIT)
     assert job.send(signal.SIGCONT).code() == 69
-    assert "heard nothing from the driver" in job.stderr
+    assert "received nothing from the driver" in job.stderr
 
 
 def test_scratch_directories_are_gone(cluster: TestHosts) -> None:

@@ -260,7 +260,8 @@ def test_no_permission_is_unused(package):
 def test_the_agent_needs_the_standard_library_alone():
     for path in (PRODUCT / "agent").rglob("*.py"):
         outside = {name.split(".")[0] for name in imports_of(path)} - {HVLAUNCH}
-        assert outside <= sys.stdlib_module_names, path
+        # Python 3.12 has _sha2 in the place of _sha256; the agent takes the one that there is.
+        assert outside <= {*sys.stdlib_module_names, "_sha256", "_sha2"}, path
 
 
 def test_a_test_that_sleeps_says_why():

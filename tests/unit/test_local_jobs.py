@@ -235,7 +235,7 @@ while os.environ["HVLAUNCH_ROUND"] == "0":
 """
 
 
-def test_elastic_job_goes_on_soon_after_a_worker_is_stopped(tmp_path: Path) -> None:
+def test_elastic_job_continues_soon_after_a_worker_is_stopped(tmp_path: Path) -> None:
     # This time is for silence without a known reason.
     options = "-np", 2, "--min-np", 1, "--worker-timeout", 10 * DEADLINE
     job = run(*options, sys.executable, "-c", STOPS_ITSELF, tmp_path / "stopped")

@@ -271,7 +271,7 @@ def test_ending_agent_waits_until_the_driver_has_the_output(
     assert met.agent.process.wait(PATIENCE) == 0
 
 
-def test_agent_whose_frames_are_all_acknowledged_ends_at_once(meet: Callable[..., Met]) -> None:
+def test_agent_with_all_frames_acknowledged_ends_at_once(meet: Callable[..., Met]) -> None:
     met = meet(acks=False)
     met.agent.send("have", frames=met.have)
     met.agent.send("bye")

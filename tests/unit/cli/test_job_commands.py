@@ -6,11 +6,13 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -179,14 +181,18 @@ def test_a_driver_that_was_killed(site, capsys):
 def test_wait_returns_what_the_job_did(site):
     site.start("--job-name", "base")
     waiter = subprocess.Popen([sys.executable, "-m", "hvlaunch", "wait"], env=site.environ)
-    wait_until(lambda: _waits_for_a_lock(waiter.pid), "it waits")
+    wait_until(lambda: _sleeps_between_looks(waiter.pid), "it waits")
     site.do("stop")
     assert waiter.wait(DEADLINE) == 143
 
 
-def _waits_for_a_lock(pid: int) -> bool:
-    lines = Path("/proc/locks").read_text().splitlines()
-    return any("->" in line and str(pid) in line.split() for line in lines)
+def _sleeps_between_looks(pid: int) -> bool:
+    """True if it was asleep at each of 20 moments: a process that still starts would have run at one of them."""
+    for _ in range(20):
+        time.sleep(0.01)
+        if psutil.Process(pid).status() != psutil.STATUS_SLEEPING:
+            return False
+    return True
 
 
 def test_a_job_that_runs_is_not_forgotten(site):

@@ -171,8 +171,8 @@ def test_a_port_in_the_place_of_slots_is_refused(here, line):
         spec_of(line)
     assert caught.value.exit_code == 2
     assert str(caught.value) == (
-        "host b: 2222 slots are more than any host has; try: -p 2222 if that is the port of sshd, --force-slots if so many "
-        "workers are meant"
+        "host b: 2222 slots are more than any host has; try: -p 2222 if that is the port of sshd, --force-slots if you mean "
+        "that many workers"
     )
     assert spec_of(f"--force-slots {line}").force_slots
 

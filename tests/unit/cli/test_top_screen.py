@@ -35,7 +35,7 @@ class Feed:
             self.views.put(one)
         self.orders: list[tuple[str, dict[str, object]]] = []
         self.control = SimpleNamespace(post=lambda path, body: self.orders.append((path, body)))
-        self.job = SimpleNamespace(id="0123456789ab", directory=None)
+        self.job = SimpleNamespace(id="0123456789ab", label="job 0123456789ab", directory=None)
 
     def next(self):
         return self.views.get()

@@ -174,7 +174,7 @@ def test_minder_stopped_as_its_driver_dies_does_not_keep_a_successor_away(
     assert process.wait(60) == 0  # the directory has no job
 
 
-def test_stopped_process_that_looks_is_no_driver(tmp_path: Path) -> None:
+def test_stopped_client_is_not_taken_for_a_driver(tmp_path: Path) -> None:
     looking = os.open(tmp_path / LOCK, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(looking, fcntl.LOCK_SH)
     tmp_path.chmod(0o700)
