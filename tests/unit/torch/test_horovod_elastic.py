@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hvlaunch.torch as hvd
+from hvlaunch.rendezvous import Client
 from hvlaunch.torch.group_errors import AlreadyInitialized
 from tests.unit.torch.played_job import LONG, mark, me
 
@@ -96,11 +97,15 @@ def test_a_new_worker_gets_state_and_learning_rate(job):
     def wait(state):
         if me() == 0 and (state.epoch, state.batch) == (1, 0) and hvd.size() == 2:
             mark("here")
+            # Without this wait, a slow test would tell of the change when the training has ended.
+            with Client.from_environment() as client:
+                client.wait("test", "told", LONG)
 
     started = job(script(6, wait), 3)
     started.grant(0, 1)
     started.until("here")
     started.tell("changing")
+    started.server.put("test", "told", b"1")
     started.grant(0, 1, 2)
     results = dict(started.result() for _ in range(3))
     assert [results[each][0] for each in range(3)] == [(0, 2), (1, 2), (2, 3)]
