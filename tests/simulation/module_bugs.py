@@ -476,7 +476,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
-    ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 161),
+    ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
     ModuleBug(
         "round", a_victim_is_as_good_a_cause_as_any, "a victim is named, and there was a cause", 14, "static"
