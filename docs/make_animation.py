@@ -1,7 +1,7 @@
 """Makes README's moving picture from a real job on four test hosts: make pictures (root, tmux, torch).
 
 A worker is killed with -9 while four train, and the training goes on. Rows of the terminal are recorded as they change; CSS
-alone plays them, since GitHub shows an SVG as an image, where no script runs. Who asks for less motion sees the last screen.
+alone plays them, since GitHub shows an SVG as an image, where no script runs. A reader who asks for less motion sees the last screen.
 """
 
 import itertools
@@ -84,7 +84,7 @@ def panes() -> tuple[str, ...]:
 
 
 def record(seconds: float) -> Iterator[Screen]:
-    """Look at the terminal every TICK seconds, for at most so long."""
+    """Look at the terminal every TICK seconds, for at most `seconds`."""
     start = time.monotonic()
     for tick in range(int(seconds / TICK)):
         time.sleep(max(0.0, start + tick * TICK - time.monotonic()))
@@ -121,7 +121,7 @@ def cells(row: str) -> str:
 
 
 def intervals(screens: list[Screen], row: int, end: float) -> Iterator[tuple[float, float, str]]:
-    """From when to when the row shows a text."""
+    """Yield each text of the row, with the seconds at which it begins and ends."""
     changes = [next(group) for _, group in itertools.groupby(screens, key=lambda screen: screen.rows[row])]
     for screen, after in itertools.zip_longest(changes, changes[1:]):
         yield screen.second, after.second if after else end, screen.rows[row]

@@ -112,9 +112,8 @@ def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: 
     # A stopped process does not fork, and keeps its place under a limit of processes. So even a program that forks faster
     # than anyone can kill comes to an end.
     policy = _outrun()
-    sees_families = (
-        has_own_proc()
-    )  # without, grandchildren are found once the death of their parents makes them children
+    # Without a /proc of its own, it finds grandchildren only once the death of their parents makes them children.
+    sees_families = has_own_proc()
     family: Dict[int, bool] = {}
     stopped: List[int] = []
     size = -1

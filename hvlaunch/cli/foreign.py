@@ -247,7 +247,7 @@ def translate_line(words: Sequence[str]) -> tuple[str, list[str]]:
     if launcher.runs_python and command and _AS_IT_IS.isdisjoint(names):
         command = ("python", *command)
     notes = translation.notes()
-    if {"--nnodes"} & {*names} and not {"-H", "--hosts", "--hostfile"} & {*names}:
+    if "--nnodes" in names and {"-H", "--hosts", "--hostfile"}.isdisjoint(names):
         notes.append("the line names no hosts; add them: -H HOST,HOST")
     assigned = [word for variable in variables for word in ("-x", variable)]
     return paste([*assigned, *before, *command]), notes

@@ -29,9 +29,7 @@ GONE = LEASE + 61.0
 def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "state")
     yield site
-    for job in known_jobs(site.root):
-        if job.has_driver:
-            site.do("stop", "--kill", job.id)
+    site.kill_jobs()
 
 
 def begin(site: Site, *words: str) -> "subprocess.Popen[bytes]":

@@ -53,6 +53,18 @@ def afterwards(patch: Patch, owner: object, name: str, spoil: Callable[..., obje
     instead(patch, owner, name, wrong)
 
 
+def forgetting(patch: Patch, owner: type, name: str, attribute: str) -> None:
+    """Undo what the method does to this attribute."""
+
+    def wrong(right: Callable[..., Any], self: object, *args: Any) -> Any:
+        before = getattr(self, attribute)
+        result = right(self, *args)
+        setattr(self, attribute, before)
+        return result
+
+    instead(patch, owner, name, wrong)
+
+
 def nothing_begins(patch: Patch, wait: Wait) -> None:
     """Make a wait of this kind never begin, so that it has no bound."""
     instead(

@@ -23,7 +23,7 @@ from hvlaunch.engine.round import Hold, Restarts
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Life, Transition, Workers, gently
-from tests.simulation.bugs import Patch, afterwards, instead, meanwhile
+from tests.simulation.bugs import Patch, afterwards, forgetting, instead, meanwhile
 
 __all__ = ["MODULE_BUGS", "Game", "ModuleBug"]
 
@@ -109,13 +109,7 @@ def an_idle_summary_forgets_the_next_look(patch: Patch) -> None:
 
 
 def a_second_failure_of_discovery_is_not_reported(patch: Patch) -> None:
-    def wrong(right, self, *args):
-        before = self._discovery_error
-        actions = right(self, *args)
-        self._discovery_error = before
-        return actions
-
-    instead(patch, Engine, "_discovered", wrong)
+    forgetting(patch, Engine, "_discovered", "_discovery_error")
 
 
 def a_signal_of_the_user_reaches_one_host(patch: Patch) -> None:
@@ -278,13 +272,7 @@ def each_interrupt_begins_the_time_for_killing_anew(patch: Patch) -> None:
 
 
 def a_job_lasts_until_its_hosts_are_closed(patch: Patch) -> None:
-    def wrong(right, self, *args):
-        before = self._ended_at
-        actions = right(self, *args)
-        self._ended_at = before
-        return actions
-
-    instead(patch, Lifecycle, "close", wrong)
+    forgetting(patch, Lifecycle, "close", "_ended_at")
 
 
 # network

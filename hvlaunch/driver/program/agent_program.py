@@ -145,7 +145,7 @@ _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
     """Return the agent and `config` (see AgentProgram) as a program: a zlib stream with its text, then the packed modules.
 
-    Whoever runs the text has its decompressor as `pack`. `with_ranks`: a launcher starts the program, with a process for
+    The text finds its decompressor as `pack`. `with_ranks`: a launcher starts the program, with a process for
     each of the host's ranks.
     """
     # A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That triples the

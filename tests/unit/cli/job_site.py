@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from hvlaunch.cli.jobs.commands import run_job_command
+from hvlaunch.outside.known import known_jobs
 
 __all__ = ["DEADLINE", "Site", "wait_until"]
 
@@ -49,6 +50,12 @@ class Site:
         for job in self.started:
             job.terminate()
             job.communicate(timeout=DEADLINE)
+
+    def kill_jobs(self) -> None:
+        """Kill the jobs that still have a driver, of whichever process."""
+        for job in known_jobs(self.root):
+            if job.has_driver:
+                self.do("stop", "--kill", job.id)
 
 
 def wait_until(condition, what):

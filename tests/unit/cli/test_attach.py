@@ -105,9 +105,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "state")
     yield site
     site.close()
-    for job in known_jobs(site.root):
-        if job.has_driver:
-            site.do("stop", "--kill", job.id)
+    site.kill_jobs()
 
 
 @pytest.fixture

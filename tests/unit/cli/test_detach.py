@@ -34,9 +34,7 @@ print("stdin:", sys.stdin.read(), flush=True)
 def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "state")
     yield site
-    for job in known_jobs(site.root):
-        if job.has_driver:
-            site.do("stop", "--kill", job.id)
+    site.kill_jobs()
 
 
 def worker(lines: int, go_on: Path) -> list[str]:
