@@ -13,7 +13,7 @@ CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
 # Not raised by `make lock`: a new torch is a download of gigabytes for everyone.
 TORCH := 2.13.0
-# docs/torch.md says what was tried: these too, the oldest that pyproject.toml allows first.
+# docs/reference/torch.md says what was tried: these too, the oldest that pyproject.toml allows first.
 OTHER_TORCHS ?= 2.6.0 2.14.1 2.15.0
 # Its builds for processors alone: the default index has those for NVIDIA GPUs, which are ten times as large.
 CPU_TORCH ?= https://download.pytorch.org/whl/cpu
@@ -56,7 +56,7 @@ demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2
 	@echo
 	@echo 'make demo: that was hvlaunch with 2 workers on this machine. Next:'
 	@echo '  your own script       . $(BIN)/activate && hvlaunch -np 2 python train.py'
-	@echo '  two machines          docs/getting-started.md, from step 2 on'
+	@echo '  two machines          docs/start.md, from step 2 on'
 
 test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel pythons ## install what the tests need, then lint and run all tests
 	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
@@ -114,13 +114,13 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: dev ## write docs/options.md, docs/coming-from.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
+options-page: dev ## write docs/reference/options.md, docs/reference/coming-from.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
 	$(BIN)/python docs/waits_page.py > docs/internals/waits.md.new
 	mv docs/internals/waits.md.new docs/internals/waits.md
-	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/options.md.new
-	mv docs/options.md.new docs/options.md
-	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/coming-from.md.new
-	mv docs/coming-from.md.new docs/coming-from.md
+	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/reference/options.md.new
+	mv docs/reference/options.md.new docs/reference/options.md
+	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/reference/coming-from.md.new
+	mv docs/reference/coming-from.md.new docs/reference/coming-from.md
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py
 

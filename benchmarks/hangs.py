@@ -1,4 +1,4 @@
-"""Whether hvlaunch names the rank and the line where a job hangs. docs/hangs.md is about hangs.
+"""Whether hvlaunch names the rank and the line where a job hangs. docs/guides/hangs.md is about hangs.
 
     python benchmarks/hangs.py
     python benchmarks/hangs.py --timeout 60 --at-once 4 --only asleep stopped

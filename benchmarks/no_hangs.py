@@ -1,4 +1,4 @@
-"""Whether jobs are said to hang that only look like it. docs/hangs.md is about hangs.
+"""Whether jobs are said to hang that only look like it. docs/guides/hangs.md is about hangs.
 
     python benchmarks/no_hangs.py
     python benchmarks/no_hangs.py --minutes 2 --timeout 15 --only compiling stdin

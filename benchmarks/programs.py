@@ -2,7 +2,7 @@
 
     python benchmarks/programs.py                      # all, as a table
     python benchmarks/programs.py --only Ray Hydra     # some
-    python benchmarks/programs.py --write              # the table of docs/programs.md anew
+    python benchmarks/programs.py --write              # the table of docs/reference/programs.md anew
     python benchmarks/programs.py --only Horovod --python venv/bin/python    # one that was built before
 
 torch is this environment's own; whatever else a program needs comes from the package index, without changing torch.
@@ -28,7 +28,7 @@ from benchmarks.measure import table
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "foreign"
-PAGE = HERE.parent / "docs" / "programs.md"
+PAGE = HERE.parent / "docs" / "reference" / "programs.md"
 MARK = "<!-- made by benchmarks/programs.py -->"
 PIP = [sys.executable, "-m", "pip"]
 SIZE = 2
@@ -264,7 +264,7 @@ def main() -> int:
         "--python", metavar="PATH", help="an interpreter that has these programs: nothing is installed"
     )
     parser.add_argument("--limit", type=float, default=300, help="seconds for each (default 300)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/programs.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/reference/programs.md")
     options = parser.parse_args()
     rows = []
     for program in PROGRAMS:

@@ -1,4 +1,4 @@
-"""How long `hvlaunch stacks` takes with very many hosts: from the command to its last line. docs/hangs.md is about stacks.
+"""How long `hvlaunch stacks` takes with very many hosts: from the command to its last line. docs/guides/hangs.md is about stacks.
 
     python benchmarks/stacks.py                  # 1,000 simulated hosts x 8 workers of 24 threads
     python benchmarks/stacks.py --times 3

@@ -1,4 +1,4 @@
-"""Makes the pictures of README.md and docs/failures.md from real jobs on test hosts: make pictures (root, tmux, chromium)."""
+"""Makes the pictures of README.md and docs/guides/failures.md from real jobs on test hosts: make pictures (root, tmux, chromium)."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/view.md from a real job on this machine: make pictures (textual, selenium, chromium)."""
+"""Makes the pictures of docs/guides/watch.md from a real job on this machine: make pictures (textual, selenium, chromium)."""
 
 import asyncio
 import os

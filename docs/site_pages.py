@@ -22,8 +22,8 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "README.md": "overview.md",
     "SECURITY.md": "security-policy.md",
-    "examples/README.md": "examples.md",
-    "hostfiles/README.md": "hostfiles.md",
+    "examples/README.md": "guides/examples.md",
+    "hostfiles/README.md": "reference/hostfiles.md",
 }
 """Path in the repository, and in the site."""
 SOURCES = {path: source for source, path in PAGES.items()}
@@ -57,7 +57,7 @@ ALONE = "{heading_level: 1, members: false, show_root_full_path: true}"
 """A package as the head of its page."""
 INHERITING = "\n    options: {inherited_members: false, show_bases: true}"
 """An error has what its base has, which is said there alone."""
-NAMED = re.compile(r"docs/([a-z-]+)\.md")
+NAMED = re.compile(r"docs/([a-z/-]+)\.md")
 """A page, as docstrings name it."""
 LINK = re.compile(r"(?<=]\()(?P<path>[^)#:\s]+)(?P<part>#[^)]*)?(?=\))")
 

@@ -1,6 +1,6 @@
 """hvlaunch: starts distributed PyTorch training on machines that you can ssh into.
 
-From Python, run() and Launcher call functions on these machines (docs/python.md).
+From Python, run() and Launcher call functions on these machines (docs/guides/python.md).
 """
 
 __version__ = "0.1.0"

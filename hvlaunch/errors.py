@@ -1,7 +1,7 @@
 """The errors of hvlaunch, named after the condition; each carries its facts and its exit code.
 
 A message is one line, `host HOST: CAUSE; try: HINT`. The command line prints it unchanged and exits with
-`exit_code`; docs/exit-codes.md lists the codes.
+`exit_code`; docs/reference/exit-codes.md lists the codes.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class ConsoleOptions(_Data):
     """Options of the console."""
 
     prefix: str = "[{rank}]<{stream}>: "
-    """Text before each line of a worker; docs/output.md lists the fields."""
+    """Text before each line of a worker; docs/reference/output.md lists the fields."""
     color: ColorPolicy = "auto"
     """When to use colours."""
     ranks: tuple[range, ...] | None = None

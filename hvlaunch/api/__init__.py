@@ -1,1 +1,1 @@
-"""hvlaunch from Python: functions in place of programs, and jobs that run already. docs/python.md is for users."""
+"""hvlaunch from Python: functions in place of programs, and jobs that run already. docs/guides/python.md is for users."""

@@ -77,7 +77,7 @@ class CallJob(Job[R]):
             self._child.stop()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/exit-codes.md).
+        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/reference/exit-codes.md).
 
         Raises TimeoutError, and HvlaunchError if the job could not be started.
         """
@@ -207,7 +207,7 @@ def _value(result: JobResult, directory: Path, rank: int, error: Exception | Non
     if facts is not None and facts["kind"] == "value" and not has_failed:
         try:
             with path.open("rb") as file:
-                return pickle.load(file)  # noqa: S301 (of a worker of this user's, over the job's session: docs/security.md)
+                return pickle.load(file)  # noqa: S301 (of a worker of this user's, over the job's session: docs/explain/security.md)
         except Exception as cause:  # noqa: BLE001 (of any kind: unpickling runs the value's own code)
             unread = ResultNotRead(_one_line(cause), rank=rank)
             unread.__cause__ = cause

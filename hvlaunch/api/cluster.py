@@ -51,7 +51,7 @@ class Cluster:
     """Hosts that stay connected while the block lasts: `with Cluster(hosts="a:4,b:4") as launcher: launcher.run(fn)`.
 
     The options are those of Launcher. The block gets a Launcher, whose jobs start in a fraction of the time. No other
-    program uses the pool. It ends with the block or with this process, in whatever way that ends (docs/pool.md).
+    program uses the pool. It ends with the block or with this process, in whatever way that ends (docs/guides/pools.md).
     """
 
     def __init__(self, *, python: str | None = None, **options: "Unpack[GivenOptions]") -> None:

@@ -68,7 +68,7 @@ class Job(Generic[R]):
 
     @property
     def state(self) -> str:
-        """`connecting`, `running`, `finishing`, `stopping`, `closing`, `exit code 1`, …: the states of docs/jobs.md."""
+        """`connecting`, `running`, `finishing`, `stopping`, `closing`, `exit code 1`, …: the states of docs/guides/log-out.md."""
         job = self._known()
         # Read the directory anew: the job may have ended since this object was made.
         now = known_job(job.directory)
@@ -108,7 +108,7 @@ class Job(Generic[R]):
             reader.close()
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield all events until the job ends: the objects of docs/events.md. The last is `job_ended`.
+        """Yield all events until the job ends: the objects of docs/reference/events.md. The last is `job_ended`.
 
         hvlaunch keeps the newest events while the job runs. An object of type `events_missed` stands for missing events;
         its `missed` is their number, or None if unknown. Raises DriverGone if the driver was killed.
@@ -136,7 +136,7 @@ class Job(Generic[R]):
         yield _event(job, job.ended or time.time(), type="job_ended", **self._ending(job))
 
     def stacks(self, ranks: Iterable[int] | None = None, *, native: bool = False) -> list[Mapping[str, Any]]:
-        """Return the stacks of the workers now: the objects of docs/control.md.
+        """Return the stacks of the workers now: the objects of docs/reference/control.md.
 
         Without `ranks` of all ranks; with `native` also the frames of C and C++, on hosts that have py-spy.
         Raises DriverGone, BadUsage.
@@ -165,7 +165,7 @@ class Job(Generic[R]):
             ControlClient(job).post("/stop", {"kill": kill})
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/exit-codes.md).
+        """Wait for the end of the job, at most `timeout` seconds; return its exit code (docs/reference/exit-codes.md).
 
         Raises TimeoutError; DriverGone if its driver was killed before the job ended.
         """

@@ -80,7 +80,7 @@ def module() -> str:
 def _lines() -> Iterator[str]:
     yield "\n@dataclass(frozen=True, kw_only=True)"
     yield "class LauncherOptions:"
-    yield '    """What a job is started with; None is what docs/options.md says of an option that is not given."""\n'
+    yield '    """What a job is started with; None is what docs/reference/options.md says of an option that is not given."""\n'
     for name, option in FIELDS.items():
         yield f"    {name}: {_type(name, option)} | None = None"
         yield f'    """{_text(name, option)}"""'

@@ -10,7 +10,7 @@ __all__ = ["GivenOptions", "LauncherOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherOptions:
-    """What a job is started with; None is what docs/options.md says of an option that is not given."""
+    """What a job is started with; None is what docs/reference/options.md says of an option that is not given."""
 
     hosts: str | Sequence[str] | Mapping[str, int] | None = None
     """Hosts and their slots, separated by commas. Such as `"a:4,b:4"`, `["a:4", "b:4"]` or `{"a": 4, "b": 4}`. Default: the hosts of the scheduler's job around hvlaunch, else this machine with `-np` slots."""

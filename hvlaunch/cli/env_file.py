@@ -1,4 +1,4 @@
-"""Files of variables for --env-file, with a line `NAME=VALUE` for each; docs/environment.md has the rules."""
+"""Files of variables for --env-file, with a line `NAME=VALUE` for each; docs/reference/environment.md has the rules."""
 
 import codecs
 import os

@@ -1,4 +1,4 @@
-"""The variables that the user passes on to workers, and their form in messages; docs/environment.md is for users."""
+"""The variables that the user passes on to workers, and their form in messages; docs/reference/environment.md is for users."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -69,7 +69,7 @@ class OtherLauncher(NamedTuple):
     example: str
     equivalent: str
     notes: str
-    """Markdown for docs/coming-from.md."""
+    """Markdown for docs/reference/coming-from.md."""
     options: tuple[ForeignOption, ...]
     runs_python: bool = False
     """Whether it runs its command by python."""

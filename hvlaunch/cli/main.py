@@ -43,7 +43,7 @@ class Run(Protocol):
 
 
 def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
-    """Run a command line and return the exit code, as in docs/exit-codes.md.
+    """Run a command line and return the exit code, as in docs/reference/exit-codes.md.
 
     `argv` has no program name; None is this process's own. `run` replaces hvlaunch's own controller.
     """

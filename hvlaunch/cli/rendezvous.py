@@ -34,7 +34,7 @@ example, with the files token and token.crt copied to, or shared by, all nodes:
 
 
 def main(argv: Sequence[str] | None = None, *, wait: Callable[[], object]) -> int:
-    """Serve until wait() returns; return the exit code, as in docs/exit-codes.md."""
+    """Serve until wait() returns; return the exit code, as in docs/reference/exit-codes.md."""
     try:
         options = parser().parse_args(argv)
         _serve(options.bind, options.token_file, wait)

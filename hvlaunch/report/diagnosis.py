@@ -171,7 +171,7 @@ _TEXTS = (
     ),
     (
         "terminate called without an active exception",
-        'see docs/recipes.md, "The end of a script with Gloo": a thread of torch was still working when Python ended',
+        'see docs/guides/frameworks.md, "The end of a script with Gloo": a thread of torch was still working when Python ended',
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The library for training scripts: `import hvlaunch.torch as hvt; hvt.init()`. docs/torch.md is the guide.
+"""The library for training scripts: `import hvlaunch.torch as hvt; hvt.init()`. docs/reference/torch.md is the guide.
 
 The names are Horovod's, so its scripts continue with `import hvlaunch.torch as hvd`. The import also registers
 `init_method="hvlaunch://"` with torch.

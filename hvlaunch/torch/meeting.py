@@ -90,7 +90,7 @@ class Post(Protocol):
 def meet(place: Place, timeout: timedelta, client: Post | None) -> Store:
     """Return a store that the round's workers share, after every worker has come. Collective.
 
-    With a client, the address is published at the rendezvous (docs/rendezvous.md), at any free port. Without a client, rank 0 listens
+    With a client, the address is published at the rendezvous (docs/reference/rendezvous.md), at any free port. Without a client, rank 0 listens
     on the place's master_port. `timeout` is also the store's own timeout.
 
     Raises NoMasterAddress, PortsTaken, RankZeroMissing, RankZeroGone, StoreUnreachable, RanksMissing, and errors of the client.

@@ -1,4 +1,4 @@
-"""Time line of a job: its rounds and the important events of hosts and ranks, with causes (docs/events.md). Pure."""
+"""Time line of a job: its rounds and the important events of hosts and ranks, with causes (docs/reference/events.md). Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

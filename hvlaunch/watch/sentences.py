@@ -20,7 +20,7 @@ __all__ = ["because", "detail", "launcher_advice", "sentence", "span", "start_de
 _ALONE = {
     "torch": "does the script call init_process_group()? (transformers on a CPU: use_cpu=True in TrainingArguments)",
     "mpi4py": "MPI's processes meet only if mpirun starts them (--mpi)",
-    "tensorflow": "TensorFlow's strategies take their cluster from TF_CONFIG (docs/environment.md)",
+    "tensorflow": "TensorFlow's strategies take their cluster from TF_CONFIG (docs/reference/environment.md)",
 }
 """Probable reasons, by the library that workers have loaded."""
 

@@ -1,4 +1,4 @@
-"""Functions on real hosts: docs/python.md."""
+"""Functions on real hosts: docs/guides/python.md."""
 
 import json
 import signal

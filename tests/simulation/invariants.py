@@ -1,4 +1,4 @@
-"""Invariants of an elastic job after every event, and its possible ends (docs/elastic.md, and the exit codes)."""
+"""Invariants of an elastic job after every event, and its possible ends (docs/guides/lost-host.md, and the exit codes)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

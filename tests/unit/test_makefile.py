@@ -147,14 +147,14 @@ def minor(version: str) -> tuple[int, int]:
 
 
 def test_the_page_says_which_releases_of_torch_are_tried():
-    """The bound of pyproject.toml, the Makefile, the workflow and docs/torch.md speak of the same releases."""
+    """The bound of pyproject.toml, the Makefile, the workflow and docs/reference/torch.md speak of the same releases."""
     makefile = (ROOT / "Makefile").read_text()
     others = re.search(r"^OTHER_TORCHS \?= (.*)$", makefile, re.MULTILINE)
     matrix = re.search(r'torch: \["(.*)"\]', (ROOT / ".github/workflows/ci.yml").read_text())
     bound = re.search(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert others and matrix and bound
     assert others[1].split() == matrix[1].split('", "')
-    table = (ROOT / "docs/torch.md").read_text().split("## Releases of torch\n")[1]
+    table = (ROOT / "docs/reference/torch.md").read_text().split("## Releases of torch\n")[1]
     rows = re.findall(r"^\| (\d[\d.]*)(?: to (\d[\d.]*))? \| ([^|]+) \|", table, re.MULTILINE)
     listed: dict[tuple[int, int], str] = {}
     for first, last, how in rows:

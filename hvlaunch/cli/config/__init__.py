@@ -1,1 +1,1 @@
-"""Options from files and variables; docs/config.md is for users."""
+"""Options from files and variables; docs/reference/config.md is for users."""

@@ -71,7 +71,7 @@ def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = Fa
     except BadSyntax as error:
         place = f"{name}:{error.line}" if error.line else name
         raise BadUsage(
-            f"{place}: {error}", hint=f"docs/config.md has examples of {_language(name)}"
+            f"{place}: {error}", hint=f"docs/reference/config.md has examples of {_language(name)}"
         ) from None
     table = ""
     if Path(name).name == _PYPROJECT:

@@ -1,4 +1,4 @@
-"""The page of one job, as `hvlaunch top --web` serves it: its files, the view, output, and orders. docs/view.md is for users."""
+"""The page of one job, as `hvlaunch top --web` serves it: its files, the view, output, and orders. docs/guides/watch.md is for users."""
 
 import json
 import threading

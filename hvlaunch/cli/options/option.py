@@ -121,7 +121,7 @@ class OptionGroup(NamedTuple):
     about: str = ""
     """A sentence about the whole group."""
     pages: tuple[tuple[str, str], ...] = ()
-    """Titles and paths of pages about it, relative to docs/."""
+    """Titles and paths of pages about it, relative to docs/reference/."""
 
 
 class Typed(NamedTuple):

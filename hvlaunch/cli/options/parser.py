@@ -1,4 +1,4 @@
-"""The argparse parser and the texts that help, completion, the manual page and docs/options.md share."""
+"""The argparse parser and the texts that help, completion, the manual page and docs/reference/options.md share."""
 
 import argparse
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The options of hvlaunch, declared once: the command line, JobSpec, help, completion and docs/options.md use this table."""
+"""The options of hvlaunch, declared once: the command line, JobSpec, help, completion and docs/reference/options.md use this table."""
 
 from pathlib import Path
 from typing import get_args
@@ -15,7 +15,7 @@ __all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]
 # named, which may come with a repository, must not set it.
 SSH = OptionGroup(
     "SSH",
-    pages=(("SSH", "ssh.md"),),
+    pages=(("SSH", "../guides/ssh.md"),),
     options=(
         Option(
             "ssh_port",
@@ -116,7 +116,7 @@ ELASTIC = OptionGroup(
     "elastic jobs",
     about="Hosts may come and go, workers and hosts may fail, and training goes on. A job is elastic with any of `--min-np`, "
     "`--max-np`, `--host-discovery-script`, `--max-restarts` and `--spares`.",
-    pages=(("Elastic jobs", "elastic.md"),),
+    pages=(("Elastic jobs", "../guides/lost-host.md"),),
     options=(
         Option(
             "min_np",
@@ -257,9 +257,9 @@ ELASTIC = OptionGroup(
 _HOSTS = OptionGroup(
     "hosts",
     pages=(
-        ("Hosts", "../hostfiles/README.md#hosts"),
+        ("Hosts", "../../hostfiles/README.md#hosts"),
         ("jobs of schedulers", "mpi.md"),
-        ("warm pools", "pool.md"),
+        ("warm pools", "../guides/pools.md"),
         ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
     ),
     options=(
@@ -570,7 +570,7 @@ _OUTPUT = OptionGroup(
 
 _ENDING = OptionGroup(
     "ending",
-    pages=(("Exit codes", "exit-codes.md"), ("When a job fails", "failures.md#what-ends-a-job")),
+    pages=(("Exit codes", "exit-codes.md"), ("When a job fails", "../guides/failures.md#what-ends-a-job")),
     options=(
         Option(
             "grace",

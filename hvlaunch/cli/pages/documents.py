@@ -1,4 +1,4 @@
-"""Documents made of the tables of options: the manual page, docs/options.md and docs/coming-from.md.
+"""Documents made of the tables of options: the manual page, docs/reference/options.md and docs/reference/coming-from.md.
 
 `python -m hvlaunch.cli.pages.documents NAME` prints hvlaunch.1, options.md or coming-from.md. `make options-page` writes
 the pages; setup.py puts the manual page into the wheel, with the standard library alone.

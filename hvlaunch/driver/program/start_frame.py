@@ -1,4 +1,4 @@
-"""The `start` frame: the workers of a round on one host, with their environment (docs/environment.md)."""
+"""The `start` frame: the workers of a round on one host, with their environment (docs/reference/environment.md)."""
 
 import functools
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Elastic training: it continues when hosts come, leave or fail. docs/elastic.md is the guide; the names are Horovod's."""
+"""Elastic training: it continues when hosts come, leave or fail. docs/guides/lost-host.md is the guide; the names are Horovod's."""
 
 from collections.abc import Callable
 from functools import wraps

@@ -1,1 +1,1 @@
-"""torchrun's rendezvous backend `hvlaunch`. docs/torchrun.md is the guide; hvlaunch.torchrun is the entry point."""
+"""torchrun's rendezvous backend `hvlaunch`. docs/reference/torchrun.md is the guide; hvlaunch.torchrun is the entry point."""

@@ -142,7 +142,7 @@ _LONGEST_WAIT = 60.0  # seconds; a waiting thread looks up now and then
 
 
 class Handler(RendezvousHandler):
-    """One node's part in one job. docs/torchrun.md explains how it differs from torch's own backends."""
+    """One node's part in one job. docs/reference/torchrun.md explains how it differs from torch's own backends."""
 
     def __init__(self, settings: TorchrunSettings) -> None:
         self._settings = settings

@@ -392,7 +392,9 @@ def test_the_page_in_docs_is_the_one_that_the_tables_make():
         text=True,
         check=True,
     )
-    assert done.stdout == (Path(__file__).parents[3] / "docs/coming-from.md").read_text(), "make options-page"
+    assert done.stdout == (Path(__file__).parents[3] / "docs/reference/coming-from.md").read_text(), (
+        "make options-page"
+    )
 
 
 def test_its_command_lines_are_right_and_all_is_said_of_every_option():

@@ -149,7 +149,7 @@ def test_the_page_in_docs_is_the_one_that_the_table_makes():
         timeout=60,
         check=True,
     )
-    assert done.stdout.decode() == (ROOT / "docs/options.md").read_text(), "make options-page"
+    assert done.stdout.decode() == (ROOT / "docs/reference/options.md").read_text(), "make options-page"
 
 
 def test_the_links_of_the_page_lead_to_places_on_it():

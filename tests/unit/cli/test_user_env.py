@@ -366,7 +366,7 @@ def test_a_name_is_one_plain_word_in_messages(name, expected):
     assert shown(name) == expected
 
 
-DOCS = (Path(__file__).parents[3] / "docs/environment.md").read_text()
+DOCS = (Path(__file__).parents[3] / "docs/reference/environment.md").read_text()
 
 
 def test_the_page_for_users_has_every_variable():

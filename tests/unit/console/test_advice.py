@@ -96,7 +96,7 @@ def test_an_abort_is_explained_by_its_last_words():
 
 
 def test_an_abort_as_python_ends_is_torchs():
-    assert "docs/recipes.md" in hint("terminate called without an active exception", signal=SIGABRT)
+    assert "docs/guides/frameworks.md" in hint("terminate called without an active exception", signal=SIGABRT)
 
 
 def test_a_command_that_the_kernel_does_not_start():

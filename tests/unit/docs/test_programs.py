@@ -48,26 +48,26 @@ def as_workers(home: Path, text: str) -> list[str]:
 
 
 def test_functions_are_called_as_python_md_says(tmp_path):
-    printed = run(tmp_path, program("python.md")).splitlines()
+    printed = run(tmp_path, program("guides/python.md")).splitlines()
     assert printed == ["{'rank': 0, 'epochs': 3}", "[{'rank': 0, 'epochs': 3}, {'rank': 1, 'epochs': 3}]"]
 
 
 def test_tensorflow_would_find_its_workers(tmp_path):
-    text = program("environment.md", "import json, os") + "print(os.environ['TF_CONFIG'])\n"
+    text = program("reference/environment.md", "import json, os") + "print(os.environ['TF_CONFIG'])\n"
     printed = as_workers(tmp_path, text)
     workers = '{"cluster": {"worker": ["127.0.0.1:29600", "127.0.0.1:29601"]}'
     assert printed == [f'{workers}, "task": {{"type": "worker", "index": {rank}}}}}' for rank in (0, 1)]
 
 
 def test_workers_meet_at_the_rendezvous(tmp_path):
-    text = program("rendezvous.md") + "print(client.wait('stage', 'shards', timeout=60))\n"
+    text = program("reference/rendezvous.md") + "print(client.wait('stage', 'shards', timeout=60))\n"
     assert as_workers(tmp_path, text) == ["b'128'"] * 2
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_torch_md_shows_trains(tmp_path):
-    optimizer, join = program("torch.md", "import torch\nimport hvlaunch.torch as hvd").split(
+    optimizer, join = program("reference/torch.md", "import torch\nimport hvlaunch.torch as hvd").split(
         "import torch\n"
     )[1:]
     text = f"import torch\n{optimizer}\nhvd.shutdown()\nimport torch\n{join}\nprint(last)\n"

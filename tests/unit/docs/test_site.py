@@ -153,7 +153,13 @@ def wrong_links(site: Path) -> Iterator[str]:
 def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert list(wrong_links(site)) == []
     pages = [path.parent.relative_to(site).as_posix() for path in site.rglob("index.html")]
-    assert {"options", "troubleshooting", "api/hvlaunch", "api/hvlaunch.torch", "changelog"} <= set(pages)
+    assert {
+        "reference/options",
+        "reference/errors",
+        "api/hvlaunch",
+        "api/hvlaunch.torch",
+        "changelog",
+    } <= set(pages)
 
 
 def test_the_site_map_has_every_page(site: Path) -> None:
@@ -280,7 +286,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
                 "document.querySelector('form[data-md-component=palette] label:not([hidden])').click()"
             )
         assert colors == {"default", "slate"}
-        for page in ("options/#-np", "api/hvlaunch/#hvlaunch.run", "troubleshooting/"):
+        for page in ("reference/options/#-np", "api/hvlaunch/#hvlaunch.run", "reference/errors/"):
             browser.web.get(f"{address}{page}")
             wait_until(lambda: browser.text("h1") or None, f"the page {page}", LIMIT)
         own = ("about:", "chrome:", "data:", "blob:", address.removesuffix("latest/"))
@@ -300,12 +306,12 @@ links.find(link => link.textContent.includes(arguments[0])).click();
 def test_another_version_of_a_page_is_that_page(address: str, tmp_path: Path) -> None:
     browser = Browser(tmp_path / "profile")
     try:
-        browser.web.get(f"{address}elastic/#limits")
+        browser.web.get(f"{address}guides/lost-host/#limits")
         browser.shows(".md-version", "latest")
         browser.web.execute_script(CHOSEN, "0.1")
         other = address.replace("/latest/", "/0.1/")
         wait_until(lambda: browser.web.current_url.startswith(other), "the other version", LIMIT)
-        assert browser.web.current_url == f"{other}elastic/#limits"
+        assert browser.web.current_url == f"{other}guides/lost-host/#limits"
     finally:
         browser.web.quit()
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each error has its paragraph, and what is quoted is what is printed."""
+"""docs/reference/errors.md: each error has its paragraph, and what is quoted is what is printed."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.docs.blocks import ROOT
 
-PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+PAGE = (ROOT / "docs/reference/errors.md").read_text()
 SYMPTOMS, ERRORS = PAGE.split("\n## By the name of the error\n")
 PARAGRAPHS = dict(
     re.findall(

@@ -1,6 +1,6 @@
 """The same collectives on the same inputs by Horovod and by hvlaunch.torch: what each rank gets.
 
-This writes what Horovod's workers got (docs/horovod.md says how to build it, in a Python that has hvlaunch besides); test_as_horovod.py compares:
+This writes what Horovod's workers got (docs/reference/horovod.md says how to build it, in a Python that has hvlaunch besides); test_as_horovod.py compares:
 
     hvlaunch --horovod -np 3 -x HOROVOD_DYNAMIC_PROCESS_SETS=1 python tests/unit/torch/horovod_cases.py tests/unit/torch/horovod_results.json
 """

@@ -46,7 +46,7 @@ def test_results_equal_horovods():
 def test_all_names_are_there_and_take_what_horovods_take():
     names = json.loads(RECORDED.read_text())["names"]
     assert len(names) > 60
-    documented = (ROOT / "docs" / "horovod.md").read_text()
+    documented = (ROOT / "docs" / "reference" / "horovod.md").read_text()
     for name, takes in names.items():
         ours = attrgetter(name)(hvd)
         assert f"`{name}" in documented or name.removeprefix("elastic.") in documented, name
@@ -118,7 +118,8 @@ def test_all_functions_are_written_out_with_what_they_do():
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    find_spec("horovod") is None, reason="Horovod is not there: docs/horovod.md says how to build it"
+    find_spec("horovod") is None,
+    reason="Horovod is not there: docs/reference/horovod.md says how to build it",
 )
 def test_all_is_as_with_horovod_itself(tmp_path):
     command = [sys.executable, "-m", "hvlaunch", "--horovod", "-np", str(horovod_cases.SIZE)]

@@ -153,7 +153,9 @@ def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
     assert json.loads(started.until("done")) == [sender.pid, "committed", 2]
 
 
-@pytest.mark.skipif(torch.__version__ < "2.7", reason="this torch waits with Python's lock: docs/torch.md")
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="this torch waits with Python's lock: docs/reference/torch.md"
+)
 def test_a_stuck_thread_does_not_delay_the_others(job):
     """The message is never received, and nothing ends it; the next round begins all the same."""
 

@@ -83,7 +83,9 @@ def test_a_thread_that_never_rests_is_not_waited_for_for_ever() -> None:
         is_over.set()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.7", reason="this torch's threads have no names: docs/torch.md")
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="this torch's threads have no names: docs/reference/torch.md"
+)
 def test_gloos_threads_have_the_name_that_is_looked_for() -> None:
     def work(_rank: int) -> tuple[bool, bool]:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -184,7 +184,7 @@ def test_a_wait_in_vain_says_so_in_the_words_of_torchs_stores(rendezvous: tuple[
 @needs("list_keys", "queue_push")
 @pytest.mark.parametrize("ask", ["list_keys", "queue_push", "queue_len"])
 def test_limits_of_python_stores_in_a_prefix_store(rendezvous: tuple[str, str], ask):
-    """docs/torch.md names it; where torch passes it on one day, this test fails, and the page can say less."""
+    """docs/reference/torch.md names it; where torch passes it on one day, this test fails, and the page can say less."""
     prefixed = dist.PrefixStore("prefix", HTTPStore(*rendezvous, scope="prefixed"))
     arguments = {"list_keys": (), "queue_push": ("q", "1"), "queue_len": ("q",)}[ask]
     with pytest.raises(NotImplementedError):

@@ -1,6 +1,6 @@
 """Faults of torchrun's own backends, each shown with them and with ours.
 
-If torch's half of a test fails, torch has fixed the fault, and docs/torchrun.md must be corrected.
+If torch's half of a test fails, torch has fixed the fault, and docs/reference/torchrun.md must be corrected.
 """
 
 import threading

@@ -301,7 +301,9 @@ def test_a_group_that_the_script_made_itself_is_not_taken_over():
     assert in_forks([0], work) == [True]
 
 
-@pytest.mark.skipif(torch.__version__ < "2.7", reason="this torch waits with Python's lock: docs/torch.md")
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="this torch waits with Python's lock: docs/reference/torch.md"
+)
 def test_a_model_that_outlives_its_world_does_not_wait_for_gloo():
     """It would, with Python's lock, while a thread of Gloo's wants that lock to give back a tensor of Python's."""
 

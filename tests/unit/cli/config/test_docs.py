@@ -1,4 +1,4 @@
-"""docs/config.md: what it shows is what is printed. (tests/unit/docs reads its files and command lines.)"""
+"""docs/reference/config.md: what it shows is what is printed. (tests/unit/docs reads its files and command lines.)"""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from hvlaunch.cli.config.show import show_config
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 
-PAGE = (Path(__file__).parents[4] / "docs/config.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs/reference/config.md").read_text()
 BLOCKS = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGE, re.MULTILINE | re.DOTALL)
 FILES = [text for language, text in BLOCKS if language in ("toml", "yaml")]
 
