@@ -19,11 +19,11 @@ from torch.torch_version import TorchVersion
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.backends import abort_groups, has_timed_out
 from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
-from hvlaunch.torch.elastic.membership import Dismissed, Membership, patiently
 from hvlaunch.torch.elastic.sockets import GroupSockets
 from hvlaunch.torch.elastic.state import Snapshot, State
 from hvlaunch.torch.group_errors import (

@@ -1,10 +1,9 @@
 """An elastic training without torch: steps are sums over all workers, by way of the rendezvous.
 
-elastic_sums.py DIR [--restarts]: with hvlaunch.torch.elastic's own membership, or started anew for each round
+elastic_sums.py DIR [--restarts]: with the membership of hvlaunch.torch.elastic, or started anew for each round
 and resuming from DIR/checkpoint. It ends when the test says so, with a line of JSON, `done {…}`, by rank 0.
 """
 
-import importlib.util
 import json
 import os
 import signal
@@ -17,9 +16,9 @@ from typing import Any
 
 from orders import Orders
 
-import hvlaunch
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
+from hvlaunch.rendezvous.membership import Dismissed, Membership
 
 COMMIT_EVERY = 4
 STEP = float(os.environ.get("STEP", "0.03"))
@@ -117,16 +116,15 @@ class Training:
 
 def in_process(client: Client, training: Training) -> None:
     """As hvlaunch.torch.elastic does it."""
-    module = _membership()
     beat = min(5.0, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / 10)
-    member = module.Membership(client, os.environ["HVLAUNCH_WORKER"], beat=beat)
+    member = Membership(client, os.environ["HVLAUNCH_WORKER"], beat=beat)
     member.start()
     cause = None
     while True:
         member.ask(training.commits, cause)
         try:
             grant = member.grant()
-        except module.Dismissed:
+        except Dismissed:
             return
         group = Group(client, grant.round, grant.rank, grant.size)
         member.enter(grant.round, group.broken.set)
@@ -165,17 +163,6 @@ def by_restarts(client: Client, training: Training, checkpoint: Path) -> None:
         return False
 
     training.run(Group(client, int(os.environ["HVLAUNCH_ROUND"]), rank, size), committed)
-
-
-def _membership() -> Any:
-    """hvlaunch.torch.elastic.membership, which needs no torch, without its package, which does."""
-    path = Path(hvlaunch.__file__).parent / "torch" / "elastic" / "membership.py"
-    spec = importlib.util.spec_from_file_location("membership", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main() -> None:

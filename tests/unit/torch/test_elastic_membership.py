@@ -7,6 +7,7 @@ import pytest
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.client import WrongCertificate
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
+from hvlaunch.rendezvous.membership import Membership
 from hvlaunch.rendezvous.round_messages import (
     ASKS,
     BEATS,
@@ -20,7 +21,6 @@ from hvlaunch.rendezvous.round_messages import (
     encode,
 )
 from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.torch.elastic.membership import Membership
 
 LONG = 30.0
 
