@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hvlaunch.driver.history import History
-from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.links import Heartbeat, HostLinks
+from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.observing import Observing
-from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
 from hvlaunch.driver.stdin import StdinFeed

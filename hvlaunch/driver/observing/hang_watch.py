@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from hvlaunch.driver.observing.requests import Observe, StacksWanted
+from hvlaunch.driver.observing import Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.watch.rounds import Ranks
 

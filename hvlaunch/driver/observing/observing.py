@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hvlaunch.driver.links.links import HostLinks
+from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.hang_watch import HangWatch
 from hvlaunch.driver.observing.observers import Observers
 from hvlaunch.driver.observing.progress import Progress
-from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine

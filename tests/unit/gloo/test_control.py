@@ -18,7 +18,7 @@ import pytest
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.control import ControlDoor
 from hvlaunch.driver.history import History
-from hvlaunch.driver.observing.requests import Inquiry
+from hvlaunch.driver.observing import Inquiry
 from hvlaunch.engine import events as on
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hvlaunch.driver.observing.requests import Inquiry, StacksWanted
+from hvlaunch.driver.observing import Inquiry, StacksWanted
 from hvlaunch.driver.process_events import signals_as_events
 from hvlaunch.engine import events as on
 
