@@ -26,7 +26,7 @@ from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.directory import has_driver, jobs_directory, remove
 from hvlaunch.outside.known import await_end, known_jobs
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
-from hvlaunch.report.wording import describe
+from hvlaunch.report.text import describe
 
 __all__ = ["run_pool_command"]
 

@@ -18,13 +18,13 @@ from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
-from hvlaunch.driver.observing.requests import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HvlaunchError
-from hvlaunch.gloo.reporting import Reporting
+from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.gloo.ways import WaysToHosts, by_ssh
 from hvlaunch.hosts.local import launcher_of, may_be_taken_over
 from hvlaunch.job import JobResult, JobSpec
@@ -71,7 +71,7 @@ def run(
     if spec.output_dir is not None:
         _make_output_directory(spec.output_dir)
     if spec.report is not None:
-        _check_report_path(spec.report)
+        check_report_path(spec.report)
     keys = Keys.new()
     about = _about(spec, keys.job_id)
     with _job_directory(spec, about) as directory:
@@ -293,13 +293,6 @@ def _make_output_directory(path: Path) -> None:
             "a directory of your own" if error.errno == errno.EPERM else "a directory that you may write to"
         )
         raise BadUsage(f"--output-filename {path}: {part}{cause}", hint=hint) from None
-
-
-def _check_report_path(path: Path) -> None:
-    """Raises BadUsage."""
-    from hvlaunch.report.file import check_report_path  # noqa: PLC0415 (few jobs have one)
-
-    check_report_path(path)
 
 
 def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """The failure report of a job: during the job, at its end, and in the file of `--report`."""
 
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.console.printer import Printer
+from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobResult, JobSpec
-from hvlaunch.owners import reason
+from hvlaunch.owners import part_of, reason, write_whole
 
 if TYPE_CHECKING:
     from hvlaunch.driver.loop import Driver
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from hvlaunch.report.failure_report import FailureReport
     from hvlaunch.watch.rounds import Failures
 
-__all__ = ["Reporting"]
+__all__ = ["Reporting", "check_report_path", "write_report"]
 
 
 class Reporting:
@@ -75,7 +79,6 @@ class Reporting:
         path = self._spec.report
         if path is None:
             return
-        from hvlaunch.report.file import write_report  # noqa: PLC0415 (few jobs have one)
 
         try:
             write_report(path, self._made(result))
@@ -157,3 +160,32 @@ class Reporting:
     def _tail(self, rank: int) -> bytes:
         # During a replay the printer has no output yet.
         return self._printer.tail(rank) if self._has_begun else b""
+
+
+def check_report_path(path: Path) -> None:
+    """Check early that the report can be written to `path`. Raises BadUsage."""
+    hint = "a file in a directory that you may write to"
+    if path.exists() and not path.is_file():
+        raise BadUsage(f"--report {path}: it is no file", hint=hint)
+    # Only a trial shows whether the directory takes a file; the job may run for days before the report is due.
+    try:
+        part, descriptor = part_of(path)
+        os.close(descriptor)
+        part.unlink()
+    except OSError as error:
+        raise BadUsage(f"--report {path}: {reason(error)}", hint=hint) from None
+
+
+def write_report(path: Path, report: "FailureReport") -> None:
+    """Write the report to `path`. Raises OSError."""
+    from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (when the job has ended)
+
+    # The HTML form is made from the JSON form, so secrets are masked once for both.
+    form = as_json(report)
+    if path.suffix == ".html":
+        from hvlaunch.report.html_page import as_html  # noqa: PLC0415 (as above)
+
+        text = as_html(form)
+    else:
+        text = json.dumps(form, indent=2) + "\n"
+    write_whole(path, text.encode(), 0o600)

@@ -8,7 +8,6 @@ from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIG
 from typing import Literal
 
 from hvlaunch.job import WorkerExit
-from hvlaunch.report.consequences import lost_connection
 from hvlaunch.report.evidence import Evidence
 
 __all__ = ["Kind", "Role", "advice", "exception", "kind", "role", "sought", "start_advice"]
@@ -69,7 +68,7 @@ def kind(worker: WorkerExit, evidence: Evidence) -> Kind:
     words = "\n".join(evidence.verdict)
     if (named := next((name for name, text in _LAST_WORDS.items() if text.search(words)), None)) is not None:
         return named
-    if lost_connection(evidence):
+    if evidence.has_lost_connection:
         return "lost connection"
     if evidence.has_traceback:
         return "exception"
@@ -99,7 +98,7 @@ def role(worker: WorkerExit, cause: WorkerExit | None, evidence: Evidence | None
         return "finished"
     if worker.stopped:
         return "stopped"
-    has_lost = evidence is not None and lost_connection(evidence)
+    has_lost = evidence is not None and evidence.has_lost_connection
     return "consequence" if has_lost or worker.look == "consequence" else "failed"
 
 
@@ -272,7 +271,7 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
         for pattern, text in (*(_LOCAL_TEXTS if worker.host == _LOCAL else ()), *_TEXTS):
             if re.search(pattern, line):
                 return _A_PATH if pattern == _NO_FILE and _is_nowhere(line, exists) else text
-    if lost_connection(evidence):
+    if evidence.has_lost_connection:
         return (
             "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
             " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"

@@ -11,7 +11,7 @@ from signal import SIGKILL
 from typing import Any, Literal
 
 from hvlaunch.job import JobResult, WorkerExit
-from hvlaunch.report.diagnosis import Kind, advice, exception, kind
+from hvlaunch.report.diagnosis import Kind, advice, exception, kind, start_advice
 from hvlaunch.report.evidence import Evidence, find_evidence
 from hvlaunch.telemetry.stack import ProcessStack, groups, notes, tree_lines
 
@@ -107,6 +107,8 @@ class FailureReport:
     cause: Cause | None = None
     evidence: Mapping[int, Evidence] = field(default_factory=dict)
     """Evidence by rank, for each rank that failed or was stopped."""
+    start_hints: Mapping[int, str] = field(default_factory=dict)
+    """What to try, by rank, for workers whose command could not be started."""
     survivors: Survivors = field(default_factory=Survivors)
     rounds: tuple[RoundFailure, ...] = ()
     output: Path | None = None
@@ -149,6 +151,11 @@ def make_report(
         size=size,
         cause=cause,
         evidence=evidence,
+        start_hints={
+            end.rank: hint
+            for end in suspects
+            if end.not_started is not None and (hint := start_advice(end)) is not None
+        },
         survivors=before_kill or Survivors(),
         rounds=tuple(rounds),
         output=output,

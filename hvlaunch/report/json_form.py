@@ -13,8 +13,7 @@ from hvlaunch.job import WorkerExit
 from hvlaunch.report.diagnosis import role
 from hvlaunch.report.evidence import Evidence
 from hvlaunch.report.failure_report import Cause, FailureReport, Missing, RoundFailure
-from hvlaunch.report.text import as_text
-from hvlaunch.report.wording import end, signal_name
+from hvlaunch.report.text import as_text, end, signal_name
 
 __all__ = ["VERSION", "as_json"]
 

@@ -12,7 +12,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.causes import Cause
 from hvlaunch.errors import Problem
 from hvlaunch.job import JobResult, JobSpec
-from hvlaunch.report.wording import signal_name
+from hvlaunch.report.text import signal_name
 from hvlaunch.watch.sentences import because, sentence
 
 __all__ = ["Recorder", "result_record"]

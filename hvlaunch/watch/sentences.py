@@ -11,7 +11,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.errors import GaveUp, JobHung
 from hvlaunch.hosts.parse import fold_hosts
-from hvlaunch.report.wording import signal_name
+from hvlaunch.report.text import signal_name
 from hvlaunch.watch.milestones import assumed, starting
 
 __all__ = ["because", "detail", "launcher_advice", "sentence", "span", "start_detail"]

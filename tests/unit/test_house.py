@@ -131,7 +131,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "record": set(),
     "rendezvous": {"errors", "owners", "record"},
-    "report": {"console", "errors", "hosts", "job", "owners", "telemetry"},
+    "report": {"console", "errors", "hosts", "job", "telemetry"},
     "ssh": {"children", "errors", "job", "owners"},
     "telemetry": {"agent", "hosts"},
     "torch": {"errors", "rendezvous"},

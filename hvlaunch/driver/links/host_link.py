@@ -564,7 +564,7 @@ class HostLink:
 
     def _look(self, slot: int, start: int, error_file: str | None) -> Look:
         """Return how the end of a worker looks by its last output, which has come before its exit."""
-        from hvlaunch.report.consequences import look  # noqa: PLC0415 (after a failure)
+        from hvlaunch.report.evidence import look  # noqa: PLC0415 (after a failure)
 
         return look(self._output.tail(slot, start), error_file, is_urgent=not self._has_stopped)
 

@@ -3,7 +3,6 @@ from signal import SIGABRT, SIGBUS, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SI
 import pytest
 
 from hvlaunch.job import WorkerExit
-from hvlaunch.report.consequences import lost_connection
 from hvlaunch.report.diagnosis import advice, start_advice
 from hvlaunch.report.evidence import Evidence
 
@@ -177,15 +176,13 @@ def test_the_kernels_word_comes_first():
     ],
 )
 def test_lost_connections(line, lost):
-    assert lost_connection(said(line)) is lost
+    assert said(line).has_lost_connection is lost
 
 
 def test_a_warning_before_a_traceback_is_no_lost_connection():
-    assert not lost_connection(
-        said(
-            "connection refused, trying again",
-            "Traceback (most recent call last):",
-            '  File "t.py"',
-            "ValueError: x",
-        )
-    )
+    assert not said(
+        "connection refused, trying again",
+        "Traceback (most recent call last):",
+        '  File "t.py"',
+        "ValueError: x",
+    ).has_lost_connection

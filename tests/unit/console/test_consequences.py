@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hvlaunch.report.consequences import look
+from hvlaunch.report.evidence import look
 
 FRAMES = '  File "train.py", line 9, in step\n    dist.all_reduce(loss)\n'
 OWN = f"Traceback (most recent call last):\n{FRAMES}ValueError: bad learning rate\n"

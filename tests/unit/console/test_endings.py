@@ -6,7 +6,7 @@ import pytest
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import PortHolder, WorkerExit
-from hvlaunch.report.wording import end, endings, signal_name
+from hvlaunch.report.text import end, endings, signal_name
 
 
 @pytest.mark.parametrize(
