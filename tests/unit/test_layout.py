@@ -18,7 +18,14 @@ pytestmark = (
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "hvlaunch").rglob("*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        ROOT / "hvlaunch/SKILL.md",
+    ]
+)
 FOLDERS = ("hvlaunch", "tests", "benchmarks", "examples", "docs")
 WITHOUT_ALL = {"__init__.py", "__main__.py"}
 

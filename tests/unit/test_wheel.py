@@ -61,6 +61,7 @@ def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, by
         *(ROOT / "hvlaunch").rglob("*.py[i]"),
         *(ROOT / "hvlaunch").rglob("*.py"),
         ROOT / "hvlaunch/py.typed",
+        ROOT / "hvlaunch/SKILL.md",
         ROOT / "hvlaunch/cli/foreign.json",
         *page,
     }
@@ -75,6 +76,30 @@ def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, by
 def test_its_version_is_the_packages_and_has_an_entry_in_the_changelog(metadata: Message) -> None:
     assert metadata["Version"] == hvlaunch.__version__
     assert f"\n## [{hvlaunch.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_it_is_small_and_needs_no_torch(request: pytest.FixtureRequest, metadata: Message) -> None:
+    assert (ROOT / request.config.getoption("--wheel")).stat().st_size < 1_000_000
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert "torch" not in {re.split(r"[^\w-]", line)[0] for line in needed}
+    assert needed
+
+
+def test_a_release_has_its_part_of_the_changelog_as_notes() -> None:
+    command = str(ROOT / ".ci/release-notes")
+    notes = subprocess.run([command, "0.1.0"], capture_output=True, text=True, check=True).stdout
+    assert notes.startswith("The first version.\n") and "## [" not in notes
+    assert notes.rstrip().endswith("unless `--host-keys off` is given.")
+    missing = subprocess.run([command, "9.9.9"], capture_output=True, text=True, check=False)
+    assert (missing.returncode, missing.stdout) == (1, "")
+    assert missing.stderr == "release-notes: CHANGELOG.md has no section [9.9.9]\n"
+
+
+def test_a_citation_names_this_version_and_its_day() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    version, day = re.findall(r"^(?:version|date-released): (.+)$", citation, re.MULTILINE)
+    assert f"\n## [{version}] - {day}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert version == hvlaunch.__version__
 
 
 def test_its_commands_and_torchruns_way_to_it(wheel: dict[str, bytes]) -> None:

@@ -10,7 +10,12 @@ __all__ = ["PAGES", "ROOT", "Block", "Typed", "blocks_of", "name_of", "shell_tex
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")],
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        ROOT / "hvlaunch/SKILL.md",
+    ],
     key=lambda path: (len(path.parts), path),
 )
 _FENCE = re.compile(r"( *)```(.*)")
