@@ -1,16 +1,17 @@
 """What the site has beside docs/*.md: a hook of mkdocs.
 
 Pages that GitHub shows in other places of the repository are the site's pages too, and each public package has a page of its docstrings. Links
-to other files lead to the repository.
+to other files lead to the repository. Assistants find the whole text in llms.txt and llms-full.txt, in the form of https://llmstxt.org/.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 from typing import cast
 
 import griffe
+import jinja2
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -59,6 +60,8 @@ INHERITING = "\n    options: {inherited_members: false, show_bases: true}"
 """An error has what its base has, which is said there alone."""
 NAMED = re.compile(r"docs/([a-z/-]+)\.md")
 """A page, as docstrings name it."""
+NOT_FOR_ASSISTANTS = ("api/", "internals/", "changelog.md", "contributing.md", "index.md")
+"""Pages for developers, and the landing page, whose text README has too."""
 LINK = re.compile(r"(?<=]\()(?P<path>[^)#:\s]+)(?P<part>#[^)]*)?(?=\))")
 
 
@@ -128,3 +131,42 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     if dirname(page.file.src_uri) != "api":
         return html
     return NAMED.sub(lambda named: f'<a href="../../{named[1]}/">{named[0]}</a>', html)
+
+
+def on_env(env: jinja2.Environment, config: MkDocsConfig, files: Files) -> jinja2.Environment:
+    """Write llms.txt, which lists the pages for users in their order, and llms-full.txt, which has their whole text."""
+    first = files.get_file_from_path("index.md")
+    if first is None or first.page is None:
+        return env
+    title = f"# {config.site_name}\n\n> {config.site_description}"
+    listed, whole, section = [title], [title], ""
+    for page in following(first.page):
+        if page.file.src_uri.startswith(NOT_FOR_ASSISTANTS) or not page.markdown:
+            continue
+        parents = list(page.ancestors)
+        if parents and parents[-1].title != section:
+            section = parents[-1].title or ""
+            listed.append(f"\n## {section}\n")
+        listed.append(f"- [{page.title}]({page.canonical_url}): {first_sentence(page.markdown)}")
+        whole.append(page.markdown)
+    site = Path(config.site_dir)
+    site.mkdir(parents=True, exist_ok=True)
+    (site / "llms.txt").write_text("\n".join(listed) + "\n", encoding="utf-8")
+    (site / "llms-full.txt").write_text("\n\n".join(whole) + "\n", encoding="utf-8")
+    return env
+
+
+def following(page: Page | None) -> Iterator[Page]:
+    """Yield the page and all that come behind it in the navigation."""
+    while page is not None:
+        yield page
+        page = page.next_page
+
+
+def first_sentence(markdown: str) -> str:
+    """Return the first sentence of the first paragraph of prose, without links."""
+    for paragraph in re.split(r"\n\s*\n", markdown):
+        if re.match(r"(?!```)[A-Za-z`*\[]", paragraph):
+            text = re.sub(r"\[([^]]*)]\([^)]*\)", r"\1", " ".join(paragraph.split()))
+            return re.split(r"(?<=[.:])\s", text)[0].rstrip(":")
+    return ""
