@@ -28,7 +28,7 @@ def rows(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_each_extra_is_explained_with_what_it_brings() -> None:
+def test_the_table_of_extras_is_complete() -> None:
     extras: dict[str, list[str]] = PROJECT["optional-dependencies"]
     table = {name: cells[1] for cells in rows("Extras") for name in re.findall(r"`(\w+)`", cells[0])}
     assert table.keys() == extras.keys()
@@ -36,7 +36,7 @@ def test_each_extra_is_explained_with_what_it_brings() -> None:
         assert table[name] == re.split(r"[^\w-]", extras[name][0])[0]
 
 
-def test_the_supported_versions_of_python_are_those_of_the_package_and_of_the_tests() -> None:
+def test_the_supported_versions_match_the_package_and_the_tests() -> None:
     table = {cells[0]: cells[1:] for cells in rows("What is supported")}
     named = re.findall(r"Python :: 3\.(\d+)$", "\n".join(PROJECT["classifiers"]), re.MULTILINE)
     assert table["Python here"][0] == f"3.{named[0]} to 3.{named[-1]}"
