@@ -34,8 +34,7 @@ def parts(folder: Path, turns: int) -> dict[str, float]:
     import hvlaunch.gloo.controller  # noqa: F401, PLC0415 (what a driver has loaded before)
     from hvlaunch import __version__  # noqa: PLC0415
     from hvlaunch.engine import events as on  # noqa: PLC0415
-    from hvlaunch.engine.codec import encode  # noqa: PLC0415
-    from hvlaunch.engine.entries import begin_entry  # noqa: PLC0415
+    from hvlaunch.engine.codec import begin_entry, encode  # noqa: PLC0415
     from tests.unit.gloo.history import spec  # noqa: PLC0415
 
     source: Any = SimpleNamespace(number=3, offset=0.5)
@@ -54,7 +53,7 @@ def parts(folder: Path, turns: int) -> dict[str, float]:
 
     encode(on.Event, on.Tick())
     begin = time.process_time()
-    from hvlaunch.driver.journal import JOURNAL, Journal  # noqa: PLC0415 (it is what is measured)
+    from hvlaunch.driver.job_record import JOURNAL, Journal  # noqa: PLC0415 (it is what is measured)
 
     def new(name: str, *, is_synced: bool = False) -> Journal:
         (folder / name).mkdir()
@@ -92,7 +91,7 @@ def parts(folder: Path, turns: int) -> dict[str, float]:
         journal.write([one], {})
     numbers["a turn with --fsync, us"] = 1e6 * (time.monotonic() - begin) / SYNCED
     journal.close()
-    from hvlaunch.driver.journal import read_past  # noqa: PLC0415
+    from hvlaunch.driver.job_record import read_past  # noqa: PLC0415
 
     begin = time.process_time()
     past = read_past(folder / "by 64" / JOURNAL)

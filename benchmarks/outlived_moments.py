@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
-from hvlaunch.driver.journal import JOURNAL
+from hvlaunch.driver.job_record import JOURNAL
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside.directory import RESULT
 from hvlaunch.outside.known import KnownJob, known_jobs

@@ -30,8 +30,7 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
-    from hvlaunch.driver.job_record import JobRecord, TurnRecord
-    from hvlaunch.driver.journal import Takeover
+    from hvlaunch.driver.job_record import JobRecord, Takeover, TurnRecord
     from hvlaunch.driver.output_files import RoundFiles
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery

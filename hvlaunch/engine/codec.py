@@ -3,6 +3,8 @@
 A named tuple or dataclass becomes an object with all of its fields; if it may be one of several classes, `is` has the
 class. Tuples and ranges become arrays; paths and numbers that JSON lacks become strings. Decoding returns an equal
 value. Both directions refuse everything else.
+
+A journal begins with the engine's arguments (Begin), in the same form.
 """
 
 import math
@@ -13,7 +15,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["BadData", "decode", "encode", "prepare"]
+from hvlaunch.job import JobSpec
+
+__all__ = ["FORMAT", "BadData", "Begin", "Entry", "begin_entry", "begin_of", "decode", "encode", "prepare"]
 
 _TAG = "is"
 
@@ -277,3 +281,38 @@ _SCALARS |= {
     range: _Coder(_encode_range, _decode_range),
 }
 _THREE_NUMBERS = _some([_SCALARS[int]] * 3)
+
+
+FORMAT = 1
+"""Version of the format; other versions are refused."""
+
+Entry = Mapping[str, Any]
+
+
+class Begin(NamedTuple):
+    """The engine's arguments, and the owner of the journal."""
+
+    format: int
+    version: str
+    """Version of hvlaunch; the engine of another version may decide differently."""
+    job_id: str
+    spec: JobSpec
+    rendezvous_port: int
+    cwd: str = ""
+    """The driver's working directory."""
+
+
+def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, cwd: str = "") -> Entry:
+    """Make the first entry. Raises BadData."""
+    entry: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
+    return entry
+
+
+def begin_of(entry: Entry | None) -> Begin:
+    """Return the arguments of begin_entry(). Raises BadData."""
+    if entry is None:
+        raise BadData("a journal without entries")
+    if entry.get("format") != FORMAT:
+        raise BadData(f"format {entry.get('format')!r} of a journal; {FORMAT} is known")
+    begin: Begin = decode(Begin, entry)
+    return begin

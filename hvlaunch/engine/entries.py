@@ -4,45 +4,21 @@ An entry is data for JSON. Nothing else needs to be kept: an engine that gets th
 another process too. The entries contain neither random words nor keys of the job, which the engine never sees.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvlaunch.engine.actions import Action
-from hvlaunch.engine.codec import BadData, decode, encode
+from hvlaunch.engine.codec import Entry, begin_of, decode, encode
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
-from hvlaunch.job import JobSpec
 
 __all__ = [
-    "FORMAT",
-    "Begin",
     "DecidedTurn",
     "Diverged",
-    "Entry",
-    "begin_entry",
-    "begin_of",
     "replay",
     "turn_entry",
 ]
-
-FORMAT = 1
-"""Version of the format; other versions are refused."""
-
-Entry = Mapping[str, Any]
-
-
-class Begin(NamedTuple):
-    """The engine's arguments, and the owner of the journal."""
-
-    format: int
-    version: str
-    """Version of hvlaunch; the engine of another version may decide differently."""
-    job_id: str
-    spec: JobSpec
-    rendezvous_port: int
-    cwd: str = ""
-    """The driver's working directory."""
 
 
 class DecidedTurn(NamedTuple):
@@ -67,12 +43,6 @@ class Diverged(Exception):
         self.actions = tuple(actions)
 
 
-def begin_entry(version: str, job_id: str, spec: JobSpec, rendezvous_port: int, cwd: str = "") -> Entry:
-    """Make the first entry. Raises BadData."""
-    entry: Entry = encode(Begin, Begin(FORMAT, version, job_id, spec, rendezvous_port, cwd))
-    return entry
-
-
 def turn_entry(event: Event, actions: Sequence[Action], now: float) -> Entry:
     """Make a further entry. Raises BadData."""
     entry: Entry = encode(DecidedTurn, DecidedTurn(now, event, tuple(actions)))
@@ -94,16 +64,6 @@ def replay(entries: Iterable[Entry]) -> Engine:
         if not all(_are_equal(*pair) for pair in zip_longest(turn.actions, actions)):
             raise Diverged(number, turn, actions)
     return engine
-
-
-def begin_of(entry: Entry | None) -> Begin:
-    """Return the arguments of begin_entry(). Raises BadData."""
-    if entry is None:
-        raise BadData("a journal without entries")
-    if entry.get("format") != FORMAT:
-        raise BadData(f"format {entry.get('format')!r} of a journal; {FORMAT} is known")
-    begin: Begin = decode(Begin, entry)
-    return begin
 
 
 def _are_equal(first: Action | None, second: Action | None) -> bool:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.history import History
-    from hvlaunch.driver.job_record import JobRecord
-    from hvlaunch.driver.journal import Past, Takeover
+    from hvlaunch.driver.job_record import JobRecord, Past, Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.outside.directory import JobDirectory
@@ -257,13 +256,13 @@ def _server(job: _Job, record: "JobRecord | None", say: Callable[[str], None]) -
 
 
 def _takeover(past: "Past") -> "Takeover":
-    from hvlaunch.driver.journal import Takeover  # noqa: PLC0415 (as above)
+    from hvlaunch.driver.job_record import Takeover  # noqa: PLC0415 (as above)
     from hvlaunch.record import boot_id  # noqa: PLC0415 (few drivers are killed)
 
     # After a boot, monotonic clocks start anew, and writes without fsync may be lost.
     boot = boot_id()
     is_same_boot = bool(boot) and boot == past.drivers[-1].boot
-    return Takeover(past, is_same_boot, past.shift(boot, time.monotonic(), time.time()))
+    return Takeover(past, past.shift(boot, time.monotonic(), time.time()), is_same_boot=is_same_boot)
 
 
 def _show_stacks(printer: Printer, stacks: "Sequence[ProcessStack]") -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
-from hvlaunch.driver.journal import JOURNAL, NoJournal, Past, TornJournal, read_past
+from hvlaunch.driver.job_record import JOURNAL, NoJournal, Past, TornJournal, read_past
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over

@@ -11,8 +11,8 @@ from pathlib import Path
 from hvlaunch import __version__
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.codec import BadData
-from hvlaunch.engine.entries import Entry, begin_entry, turn_entry
+from hvlaunch.engine.codec import BadData, Entry, begin_entry
+from hvlaunch.engine.entries import turn_entry
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec
 

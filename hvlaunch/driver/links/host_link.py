@@ -28,8 +28,7 @@ from hvlaunch.ssh.connection import listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
-    from hvlaunch.driver.job_record import FrameNumbers, FrameRecord
-    from hvlaunch.driver.journal import PastTurn
+    from hvlaunch.driver.job_record import FrameNumbers, FrameRecord, PastTurn
     from hvlaunch.driver.links.errands import HostErrands
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles

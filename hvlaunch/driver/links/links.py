@@ -23,8 +23,7 @@ from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.job_record import JobRecord
-    from hvlaunch.driver.journal import PastTurn
+    from hvlaunch.driver.job_record import JobRecord, PastTurn
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles
 

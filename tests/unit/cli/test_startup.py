@@ -136,7 +136,6 @@ LATER = {
     "driver/observing/stacks.py": "jobs whose stacks are taken",
     "driver/output_files.py": "jobs with --output-filename",
     "driver/program/errand_program.py": "jobs that are observed, or run errands",
-    "driver/journal.py": "jobs with other hosts, or that may be detached",
     "driver/job_record.py": "jobs with other hosts, or that may be detached",
     "driver/result_files.py": "jobs that call a function",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",

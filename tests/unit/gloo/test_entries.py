@@ -11,7 +11,7 @@ from hvlaunch.engine import entries as journal
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import replay
-from hvlaunch.engine.codec import BadData, encode
+from hvlaunch.engine.codec import FORMAT, BadData, Begin, Entry, encode
 from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.errors import HostLost
 
@@ -44,12 +44,10 @@ def test_a_replayed_engine_continues() -> None:
 
 def test_the_first_entry() -> None:
     job = History(spec("a:1", env={"A": "1"}))
-    assert job.journal == [
-        encode(journal.Begin, journal.Begin(journal.FORMAT, "0", "j0b", spec("a:1", env={"A": "1"}), PORT))
-    ]
+    assert job.journal == [encode(Begin, Begin(FORMAT, "0", "j0b", spec("a:1", env={"A": "1"}), PORT))]
 
 
-def changed(job: History, **fields: object) -> list[journal.Entry]:
+def changed(job: History, **fields: object) -> list[Entry]:
     """Return the journal with other actions in its last turn with actions."""
     number = max(number for number, entry in enumerate(job.journal) if entry.get("actions"))
     entries = [*job.journal]
@@ -89,7 +87,7 @@ def test_an_action_of_another_class_is_different() -> None:
         ([{"format": 1}], "has not the fields of Begin"),
     ],
 )
-def test_malformed_journals(entries: list[journal.Entry], text: str) -> None:
+def test_malformed_journals(entries: list[Entry], text: str) -> None:
     with pytest.raises(BadData, match=text):
         replay(entries)
 

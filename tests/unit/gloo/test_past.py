@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.driver.job_record import JobRecord
-from hvlaunch.driver.journal import (
+from hvlaunch.driver.job_record import (
     JOURNAL,
     ForeignJournal,
+    JobRecord,
     Journal,
     NoJournal,
     OtherVersion,
@@ -29,7 +29,7 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.entries import begin_entry
+from hvlaunch.engine.codec import begin_entry
 from hvlaunch.record import Log, Mark, read_records
 from tests.unit.gloo.history import spec
 
@@ -321,7 +321,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_job(
 
 
 def test_a_full_disk_leaves_idle_turns_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvlaunch.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.job_record._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 60, {})
     disk = FullDisk(monkeypatch, 100)
@@ -341,7 +341,7 @@ def test_a_driver_killed_during_compaction_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each of its system calls."""
-    monkeypatch.setattr("hvlaunch.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.job_record._MOST_IDLE", 50)
     for name in ("pwrite", "fdatasync", "rename"):
         folder = tmp_path / name
         folder.mkdir()
@@ -364,7 +364,7 @@ def test_a_driver_killed_during_compaction_loses_nothing(
 
 
 def test_idle_turns_do_not_grow_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvlaunch.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.job_record._MOST_IDLE", 50)
     workers = 2
     journal = written(tmp_path)
     for number in range(1000):
@@ -384,7 +384,7 @@ def test_idle_turns_do_not_grow_the_journal(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_more_workers_mean_later_compaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hvlaunch.driver.journal._MOST_IDLE", 50)
+    monkeypatch.setattr("hvlaunch.driver.job_record._MOST_IDLE", 50)
     journal = written(tmp_path)
     journal.write([turn(4.0, on.Tick())._replace(is_idle=True)] * 100, {})
     assert journal.should_compact(6)

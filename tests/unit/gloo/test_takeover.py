@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.printer import Printer
-from hvlaunch.driver.job_record import JobRecord
-from hvlaunch.driver.journal import JOURNAL, Takeover, read_past
+from hvlaunch.driver.job_record import JOURNAL, JobRecord, Takeover, read_past
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.loop import Driver
 from hvlaunch.engine import events as on
