@@ -130,7 +130,6 @@ LATER = {
     "driver/links/errands.py": "jobs that are observed, or run errands",
     "driver/links/host_ends.py": "hosts that were lost, or did not start an agent",
     "driver/links/relay.py": "hosts that do not reach the rendezvous; it needs asyncio",
-    "driver/links/renewal.py": "connections that were lost",
     "driver/links/warm_way.py": "jobs on a warm pool",
     "driver/observing/observation.py": "jobs that somebody watches",
     "driver/observing/stacks.py": "jobs whose stacks are taken",

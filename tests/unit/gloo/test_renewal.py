@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
-from hvlaunch.driver.links.renewal import Candidate, Renewal, RenewalFailed
+from hvlaunch.driver.links.session import Candidate, Renewal, RenewalFailed
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, StartTimeout
 
 REFUSED = ConnectFailed("no connection to b port 22: 10.0.0.2: Connection refused", host="b")
@@ -112,7 +112,7 @@ class Mute:
 def test_agent_without_an_answer_is_tried_until_stopped(
     error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvlaunch.driver.links.renewal._FIRST_LIMIT", 0.01)
+    monkeypatch.setattr("hvlaunch.driver.links.session._FIRST_LIMIT", 0.01)
     attempts = Attempts()
     attempts._results += [*(Mute(attempts, error) for _ in range(5)), challenge()]
     assert attempts.renewal(patience=2.0).wait().nonce == "n"
