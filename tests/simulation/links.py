@@ -1,6 +1,6 @@
 """The driver's ends of its sessions, with each present or earlier agent.
 
-They behave like hvlaunch/driver/links/session.py and renewal.py.
+They behave like hvlaunch/driver/links/session.py.
 """
 
 from collections import deque
