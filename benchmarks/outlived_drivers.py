@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import outlived
 from benchmarks.outlived import END, START, Kind, Training, Wrong
-from hvlaunch.outside.directory import ABOUT, has_driver
-from hvlaunch.outside.known import KnownJob, known_jobs
+from hvlaunch.outside import ABOUT, KnownJob, has_driver, known_jobs
 from tests.cluster.jobs import HVLAUNCH
 from tests.testhosts.hosts import wait_until
 

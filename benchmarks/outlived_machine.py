@@ -20,8 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import outlived
 from benchmarks.outlived import END, PATIENCE, START, Kind, Shown, Training, Wrong
 from hvlaunch.driver.job_record import JOURNAL, read_past
-from hvlaunch.outside.directory import has_driver
-from hvlaunch.outside.known import KnownJob, known_jobs
+from hvlaunch.outside import KnownJob, has_driver, known_jobs
 from tests.cluster.machines import DriverMachine
 from tests.testhosts.hosts import wait_until
 

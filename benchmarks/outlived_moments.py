@@ -29,8 +29,7 @@ from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
 from hvlaunch.driver.job_record import JOURNAL
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.outside.directory import RESULT
-from hvlaunch.outside.known import KnownJob, known_jobs
+from hvlaunch.outside import RESULT, KnownJob, known_jobs
 from tests.cluster.conftest import clear, running
 from tests.cluster.jobs import HVLAUNCH
 from tests.testhosts.hosts import TestHosts, wait_until

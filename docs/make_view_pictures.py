@@ -13,8 +13,7 @@ sys.path.insert(0, str(ROOT))
 from docs.browser import take  # noqa: E402
 from hvlaunch.cli.jobs.feed import JobFeed  # noqa: E402
 from hvlaunch.cli.jobs.top_screen import TopScreen  # noqa: E402
-from hvlaunch.outside.directory import jobs_directory  # noqa: E402
-from hvlaunch.outside.known import known_jobs  # noqa: E402
+from hvlaunch.outside import jobs_directory, known_jobs  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

@@ -21,8 +21,7 @@ from hvlaunch.api.job import Job
 from hvlaunch.driver.result_files import PROBLEM
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.job import JobResult, WorkerExit
-from hvlaunch.outside.directory import jobs_directory
-from hvlaunch.outside.known import KnownJob, known_job
+from hvlaunch.outside import KnownJob, jobs_directory, known_job
 
 __all__ = ["CallJob", "error_of", "values"]
 

@@ -13,9 +13,18 @@ from hvlaunch.cli.jobs.commands import state_word
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.console.stored import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import (
+    KnownJob,
+    await_driver,
+    choose,
+    has_driver,
+    has_ended,
+    jobs_directory,
+    known_job,
+    known_jobs,
+    result_of,
+)
 from hvlaunch.outside.control import ControlClient, DriverGone, state_of
-from hvlaunch.outside.directory import has_driver, jobs_directory
-from hvlaunch.outside.known import KnownJob, await_driver, choose, has_ended, known_job, known_jobs, result_of
 from hvlaunch.telemetry.stack import whole_stacks
 
 __all__ = ["Job", "Line", "attach", "jobs"]

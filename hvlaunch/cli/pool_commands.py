@@ -22,9 +22,8 @@ from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
+from hvlaunch.outside import await_end, has_driver, jobs_directory, known_jobs, remove
 from hvlaunch.outside.control import ControlClient
-from hvlaunch.outside.directory import has_driver, jobs_directory, remove
-from hvlaunch.outside.known import await_end, known_jobs
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
 from hvlaunch.report.text import describe
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hvlaunch.console.printer import Printer
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside import JobDirectory
 from hvlaunch.outside.minder import start_minder
 
 __all__ = ["Detachment"]

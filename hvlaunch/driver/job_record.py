@@ -26,7 +26,7 @@ from hvlaunch.engine.codec import BadData, Begin, Entry, begin_entry, begin_of, 
 from hvlaunch.engine.events import Event, HostReady, Lull
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.job import JobSpec
-from hvlaunch.outside.directory import ABOUT, KEYS, STORE, remove_secrets
+from hvlaunch.outside import ABOUT, KEYS, STORE, remove_secrets
 from hvlaunch.owners import other_writer
 from hvlaunch.record import PAGE, BadLog, Log, Mark, SharedFile, boot_id, read_records
 from hvlaunch.rendezvous.serving.store_record import StoreFile

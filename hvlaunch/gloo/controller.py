@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.job_record import JobRecord, Past, Takeover
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
-    from hvlaunch.outside.directory import JobDirectory
+    from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.telemetry.stack import ProcessStack
     from hvlaunch.watch.journal import ReplayJournal
@@ -315,7 +315,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
 @contextmanager
 def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
     """Make the job's directory. Yields None on failure: the job runs without one, unless it is to be detached."""
-    from hvlaunch.outside.directory import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
+    from hvlaunch.outside import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
 
     try:
         directory = JobDirectory(jobs_directory(os.environ), about["id"], about)
@@ -372,7 +372,7 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 
 def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
     from hvlaunch.driver.job_record import forget  # noqa: PLC0415 (for jobs that failed)
-    from hvlaunch.outside.known import prune  # noqa: PLC0415 (as above)
+    from hvlaunch.outside import prune  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
     # A full disk must not turn the job's own end into an error.
@@ -395,7 +395,7 @@ def _serve_control(
 ) -> "History | None":
     """Let this user's other programs ask and order; return the history that they may ask for."""
     from hvlaunch.driver.history import History  # noqa: PLC0415 (as the directory)
-    from hvlaunch.outside.directory import NoJobDirectory  # noqa: PLC0415 (as the directory)
+    from hvlaunch.outside import NoJobDirectory  # noqa: PLC0415 (as the directory)
 
     def make_recorder(
         write: Callable[[Mapping[str, object]], None], seen_at: Callable[[], float]

@@ -17,7 +17,7 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult
-from hvlaunch.outside.directory import KEYS, RESULT, DriverLives, JobDirectory, remove_secrets
+from hvlaunch.outside import KEYS, RESULT, DriverLives, JobDirectory, remove_secrets
 
 __all__ = ["main", "succeed"]
 

@@ -9,8 +9,7 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
-from hvlaunch.outside.directory import CONTROL, has_driver, reachable
-from hvlaunch.outside.known import KnownJob
+from hvlaunch.outside import CONTROL, KnownJob, has_driver, reachable
 from hvlaunch.owners import peer_is_own
 
 __all__ = ["ControlClient", "ControlRefused", "DriverGone", "state_of"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.outside.directory import ABOUT, MINDER, RESULT, has_driver, has_minder, take_lock
+from hvlaunch.outside import ABOUT, MINDER, RESULT, has_driver, has_minder, take_lock
 
 __all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
 

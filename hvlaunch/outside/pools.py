@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HvlaunchError
-from hvlaunch.outside.directory import (
+from hvlaunch.outside import (
     ABOUT,
     CONTROL,
     IN_MAKING,

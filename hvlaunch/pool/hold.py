@@ -16,7 +16,7 @@ from hvlaunch.engine.codec import encode
 from hvlaunch.errors import BadUsage, HostsFailed, Problem
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
-from hvlaunch.outside.directory import IN_MAKING, JobDirectory, has_driver, remove
+from hvlaunch.outside import IN_MAKING, JobDirectory, has_driver, remove
 from hvlaunch.pool.pool import WarmPool
 from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.ways import Ways

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hvlaunch.console.stored import items, segment_path, segments
-from hvlaunch.outside.directory import jobs_directory
+from hvlaunch.outside import jobs_directory
 from tests.testhosts.hosts import TestHosts, wait_until
 
 __all__ = ["Heir", "directory_of", "stored"]

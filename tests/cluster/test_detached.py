@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.outside.directory import ABOUT
-from hvlaunch.outside.known import known_jobs
+from hvlaunch.outside import ABOUT, known_jobs
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.cluster.test_sessions import LINES
 from tests.cluster.test_successor import is_whole

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.outside.known import KnownJob, known_jobs
+from hvlaunch.outside import KnownJob, known_jobs
 from tests.cluster.machines import DriverMachine
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.cluster.test_successor import LINE

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvlaunch.outside.directory import jobs_directory
+from hvlaunch.outside import jobs_directory
 from tests.browser import Browser, needs_chromium
 from tests.testhosts.hosts import wait_until
 

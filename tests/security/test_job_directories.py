@@ -17,9 +17,8 @@ from hvlaunch.cli.jobs.commands import run_job_command
 from hvlaunch.console.files import JobFolder
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.controller import _make_output_directory
+from hvlaunch.outside import JobDirectory, KnownJob, NoJobDirectory, jobs_directory, known_jobs, prune, remove
 from hvlaunch.outside.control import ControlClient, DriverGone
-from hvlaunch.outside.directory import JobDirectory, NoJobDirectory, jobs_directory, remove
-from hvlaunch.outside.known import KnownJob, known_jobs, prune
 from hvlaunch.outside.pools import known_pools
 from hvlaunch.owners import make_own_directory, peer_is_own
 from tests.security.conftest import BOB

@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.gloo.successor import _past_and_keys, main
-from hvlaunch.outside.known import KnownJob, known_jobs, prune
+from hvlaunch.outside import KnownJob, known_jobs, prune
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

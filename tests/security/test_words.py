@@ -20,8 +20,7 @@ from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
-from hvlaunch.outside.directory import JobDirectory
-from hvlaunch.outside.known import known_job
+from hvlaunch.outside import JobDirectory, known_job
 from hvlaunch.telemetry.metrics import metrics_text
 from hvlaunch.view.model import Model
 from hvlaunch.view.table import plain

@@ -15,9 +15,8 @@ from hvlaunch.console.status import count, duration
 from hvlaunch.console.stored import STREAMS, Position, Stored, StoreReader, from_where, newest_lines, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.hosts.parse import host_set
+from hvlaunch.outside import KnownJob, choose, has_driver, has_ended, result_of
 from hvlaunch.outside.control import DriverGone, state_of
-from hvlaunch.outside.directory import has_driver
-from hvlaunch.outside.known import KnownJob, choose, has_ended, result_of
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 
 __all__ = ["Viewed", "attach", "described"]

@@ -22,9 +22,17 @@ from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.console.status import ago, count
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
+from hvlaunch.outside import (
+    KnownJob,
+    await_driver,
+    await_end,
+    choose,
+    jobs_directory,
+    known_jobs,
+    prune,
+    remove,
+)
 from hvlaunch.outside.control import ControlClient, DriverGone, state_of
-from hvlaunch.outside.directory import jobs_directory, remove
-from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, known_jobs, prune
 
 __all__ = ["job_record", "job_table", "listed", "parser_of", "run_job_command", "since", "state_word"]
 

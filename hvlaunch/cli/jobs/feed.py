@@ -3,8 +3,8 @@
 import time
 
 from hvlaunch.console.stored import StoreReader
+from hvlaunch.outside import KnownJob, await_driver, has_ended
 from hvlaunch.outside.control import ControlClient, DriverGone
-from hvlaunch.outside.known import KnownJob, await_driver, has_ended
 from hvlaunch.view.feed import Feed
 from hvlaunch.view.model import View
 

@@ -14,9 +14,8 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.web_access import Access
 from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
 from hvlaunch.console.stored import StoreReader
+from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.outside.directory import REPORT
-from hvlaunch.outside.known import await_end
 from hvlaunch.view.model import as_json
 from hvlaunch.view.output import newest_lines_with, shown_stacks
 

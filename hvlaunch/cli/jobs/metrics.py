@@ -14,8 +14,8 @@ from types import FrameType
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import visible_line
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import KnownJob, await_driver, await_end, choose
 from hvlaunch.outside.control import ControlClient, ControlRefused, DriverGone
-from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose
 from hvlaunch.owners import reason, write_whole
 from hvlaunch.telemetry.metrics import JobNow, metrics_text
 

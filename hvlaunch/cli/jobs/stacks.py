@@ -10,8 +10,8 @@ from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import visible
 from hvlaunch.driver.observing.stacks import kept_stacks
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import KnownJob, await_driver, choose
 from hvlaunch.outside.control import ControlClient
-from hvlaunch.outside.known import KnownJob, await_driver, choose
 from hvlaunch.telemetry.stack import ProcessStack, from_json, tree_lines, whole_stacks
 
 __all__ = ["stacks"]

@@ -12,7 +12,7 @@ from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.known import KnownJob, await_driver, await_end, choose, result_of
+from hvlaunch.outside import KnownJob, await_driver, await_end, choose, result_of
 from hvlaunch.view.table import plain
 
 __all__ = ["top"]

@@ -18,9 +18,8 @@ from hvlaunch.console.notes import lost_output_text
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.stored import Stored, StoreReader, from_where, options_of, segments
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.outside import REPORT, KnownJob, choose, has_driver, has_ended
 from hvlaunch.outside.control import ControlClient, DriverGone
-from hvlaunch.outside.directory import REPORT, has_driver
-from hvlaunch.outside.known import KnownJob, choose, has_ended
 
 __all__ = ["OutputView", "Ranks", "await_output", "is_shown", "logs"]
 

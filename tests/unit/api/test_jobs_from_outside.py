@@ -18,9 +18,8 @@ import hvlaunch
 from hvlaunch.api.job import Job
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import ABOUT, JobDirectory, KnownJob, known_job
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.outside.directory import ABOUT, JobDirectory
-from hvlaunch.outside.known import KnownJob, known_job
 
 DEADLINE = 100.0
 ENDED_BADLY = {"exit_code": 3, "elapsed": 1.5, "rank": 1, "host": "a"}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from hvlaunch.cli.jobs.commands import run_job_command
-from hvlaunch.outside.known import known_jobs
+from hvlaunch.outside import known_jobs
 
 __all__ = ["DEADLINE", "Site", "wait_until"]
 

@@ -19,9 +19,8 @@ from hvlaunch.cli.jobs.attach import Viewed
 from hvlaunch.cli.jobs.commands import run_job_command
 from hvlaunch.console.stored import Position
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import has_driver, known_jobs
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.outside.directory import has_driver
-from hvlaunch.outside.known import known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

@@ -16,7 +16,7 @@ import pytest
 
 from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.outside.known import KnownJob, known_jobs
+from hvlaunch.outside import KnownJob, known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

@@ -22,8 +22,8 @@ from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.console.status import ago
 from hvlaunch.errors import BadUsage
+from hvlaunch.outside import KnownJob, known_jobs
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.outside.known import KnownJob, known_jobs
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 

@@ -15,7 +15,7 @@ from hvlaunch import __version__
 from hvlaunch.cli import pool_commands
 from hvlaunch.cli.main import main
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.outside.directory import JobDirectory, has_driver
+from hvlaunch.outside import JobDirectory, has_driver
 from tests.unit.cli.job_site import wait_until
 
 HOSTS = [

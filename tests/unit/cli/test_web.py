@@ -20,8 +20,8 @@ from hvlaunch.console.output_store import OutputStore
 from hvlaunch.console.stored import head_of
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.outside import KnownJob
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.outside.known import KnownJob
 from hvlaunch.view.model import Model, View
 
 JOB = "0123456789ab"

@@ -22,10 +22,9 @@ from hvlaunch.driver.observing import Inquiry
 from hvlaunch.engine import events as on
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.outside import CONTROL, JobDirectory, KnownJob, known_jobs
 from hvlaunch.outside.control import ControlClient as Client
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.outside.directory import CONTROL, JobDirectory
-from hvlaunch.outside.known import KnownJob, known_jobs
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.telemetry.stack import ProcessStack
 

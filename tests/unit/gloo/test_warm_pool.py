@@ -21,7 +21,7 @@ from hvlaunch.driver.program.agent_program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.outside.directory import JobDirectory
+from hvlaunch.outside import JobDirectory
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_stream
 from hvlaunch.pool import pool as pool_module
 from hvlaunch.pool.host import WarmHost

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.outside import minder
-from hvlaunch.outside.directory import (
+from hvlaunch.outside import (
     CONTROL,
     LOCK,
     RESULT,
@@ -22,6 +21,7 @@ from hvlaunch.outside.directory import (
     has_driver,
     has_minder,
     jobs_directory,
+    minder,
     take_lock,
 )
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside.directory import ABOUT, RESULT, JobDirectory
-from hvlaunch.outside.known import choose, known_jobs, prune
+from hvlaunch.outside import ABOUT, RESULT, JobDirectory, choose, known_jobs, prune
 
 NOW = 1_795_000_000.0
 DAY = 86400.0
