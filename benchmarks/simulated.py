@@ -12,7 +12,7 @@ from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.loop import Driver, Item
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.gloo import controller
-from hvlaunch.gloo.ways import HostWays
+from hvlaunch.gloo.controller import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent

@@ -15,8 +15,8 @@ from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine.network import is_usable
+from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents
-from hvlaunch.gloo.ways import HostWays
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
 from hvlaunch.mpi.arrivals import Arrivals, LauncherFailed

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, HvlaunchError
-from hvlaunch.gloo import ways
+from hvlaunch.gloo import controller as ways
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts import local
 from hvlaunch.hosts.allocation import allocation
