@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 
 from hvlaunch.agent import facts, probe
 from hvlaunch.agent.quick import socket
 from hvlaunch.agent.wire.channel import DriverChannel
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_GPUS, PROTOCOL
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.worker import find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +25,14 @@ __all__ = ["Greeting"]
 _PROBE_TIMEOUT = 5.0
 _CONNECT_TIMEOUT = 2.0  # for a rendezvous with a relay: enough to send a lost packet again
 _SETTLE = 0.2
-_GPU_QUERY = ["nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+_NVML = """\
+import ctypes
+nvml, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
+nvml.nvmlInit_v2()
+nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+print(count.value)
+"""
+"""Counts GPUs by NVIDIA's management library, in a process of its own: a driver that hangs, or crashes, is not the agent's end."""
 
 
 class Greeting:
@@ -65,7 +74,7 @@ class Greeting:
             "trouble": self._trouble and plain(self._trouble, LONGEST_TEXT),
         }
         if hello["gpus"]:
-            # nvidia-smi may take seconds, in which the agent must answer pings.
+            # The driver of GPUs may take seconds, in which the agent must answer pings.
             self._in_thread(lambda: self._tell_with_gpus(answer))
         else:
             self._channel.send(answer)
@@ -203,18 +212,16 @@ def _cannot_enter(path: str) -> Optional[str]:
     return None
 
 
-def _gpus() -> List[List[str]]:
-    """Return index, name and MiB of each GPU, from nvidia-smi; empty without nvidia-smi."""
-    import subprocess  # noqa: PLC0415 (15 ms, only where GPUs are to be counted)
-
+def _gpus() -> int:
+    """Return the number of GPUs; 0 if it can't be read."""
+    command = [sys.executable, "-IS", "-c", _NVML]
     try:
-        listing = subprocess.check_output(
-            _GPU_QUERY, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30
+        # The library's package has this too: a host without it is spared another start of Python.
+        find("nvidia-smi", os.environ.get("PATH", os.defpath))
+        import subprocess  # noqa: PLC0415 (15 ms, only where GPUs are to be counted)
+
+        return int(
+            subprocess.check_output(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30)
         )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    lines = listing.decode("utf-8", "replace").splitlines()
-    gpus = [
-        [plain(word.strip(), 256) for word in line.split(",")[:8]] for line in lines if line[:1].isdigit()
-    ]
-    return gpus[:MOST_GPUS]
+    except Exception:  # noqa: BLE001 (of several kinds; all mean that there is none, or none that answers)
+        return 0

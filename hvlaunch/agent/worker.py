@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "spawn", "start"]
+__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "find", "spawn", "start"]
 
 _STREAMS = ("stdout", "stderr", "result")
 """Descriptors 1, 2 and 3 of a worker; only a worker that calls a function has the last."""
@@ -85,7 +85,7 @@ def start(
     slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool, with_result: bool = False
 ) -> WorkerProcess:
     """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
-    program = _find(argv[0] if argv else "", env.get("PATH", os.defpath))
+    program = find(argv[0] if argv else "", env.get("PATH", os.defpath))
     streams = _STREAMS if with_result else _STREAMS[:-1]
     fds: List[int] = []
     try:
@@ -129,7 +129,7 @@ def spawn(program: str, argv: Sequence[str], env: Dict[str, str], fds: Sequence[
         return os.posix_spawn(program, command, variables, setpgroup=0, **common)
 
 
-def _find(name: str, path: str) -> str:
+def find(name: str, path: str) -> str:
     """Return the path of the program. Raises CannotStart."""
     # The worker's own PATH decides: posix_spawnp would search the agent's.
     if "/" in name:

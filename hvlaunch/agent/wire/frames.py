@@ -64,7 +64,7 @@ __all__ = [
     "is_of_epoch",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 LONGEST_TEXT = 4096
 """Characters of a cause, a path, or a name."""

@@ -594,11 +594,10 @@ class HostLink:
 def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
     """Return the facts of a host by its agent's `hello`."""
     facts = hello["facts"]
-    gpus = facts.get("gpus")
     return HostFacts(
         addresses={name: tuple(listed) for name, listed in facts["addresses"].items()},
         cpus=facts["cpus"],
-        gpus=None if gpus is None else len(gpus),
+        gpus=facts.get("gpus"),
         scratch=hello["scratch"],
         beacon_port=hello["beacon_port"],
         master_port=hello["master_port"],

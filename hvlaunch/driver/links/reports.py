@@ -78,7 +78,7 @@ _FACTS = {
     "memory": _SIZE,
     "addresses": mapping(text(64), several(address, MOST_ADDRESSES), MOST_ADDRESSES),
     "clock": _TIME,
-    "gpus": several(several(_NAME, 8), MOST_GPUS),
+    "gpus": whole(0, MOST_GPUS),
 }
 
 # An agent may be any program of another user's making: every number and text has a bound.

@@ -121,7 +121,7 @@ class _Agent:
             ({"type": "bye", "left": 0, "pids": []}, b""),
             ({"type": "parting", "cause": "got SIGTERM"}, b""),
             (self._exited(), b"{}"),
-            (HELLO | {"facts": FACTS | {"gpus": [["0", "H200", "143771"]]}}, b""),
+            (HELLO | {"facts": FACTS | {"gpus": 1}}, b""),
             ({"type": "probed", "target": "b", "agent": 0, "address": "10.0.0.2"}, b""),
         ]
         frames += [_relay(number, what) for number in (1, 2, 3) for what in ("open", "end", "close")]

@@ -1,7 +1,9 @@
 import ipaddress
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -46,27 +48,42 @@ def test_the_addresses_are_those_of_the_interfaces(launch: Launch) -> None:
         assert set(found[name]) == expected - unusable
 
 
+def driver(directory: Path, init: str) -> dict[str, str]:
+    """Variables of a host with two GPUs, whose library's nvmlInit_v2() has the body `init`."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    (directory / "nvidia-smi").touch(mode=0o755)
+    code = f"""
+        #include <unistd.h>
+        static int is_ready;
+        int nvmlInit_v2(void) {{ {init} }}
+        int nvmlDeviceGetCount_v2(unsigned int *count) {{ if (!is_ready) return 1; *count = 2; return 0; }}
+    """
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(directory / "libnvidia-ml.so.1")]
+    subprocess.run(command, input=code.encode(), check=True)
+    return {"PATH": f"{directory}:/usr/bin:/bin", "LD_LIBRARY_PATH": str(directory)}
+
+
 def test_gpus_are_counted_on_request(launch: Launch, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771'\necho '1, NVIDIA H200, 143771'\n")
-    tool.chmod(0o755)
-    agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
-    assert agent.hello(gpus=True)["facts"]["gpus"] == [
-        ["0", "NVIDIA H200", "143771"],
-        ["1", "NVIDIA H200", "143771"],
-    ]
+    agent = launch(env=driver(tmp_path, "is_ready = 1; return 0;"))
+    assert agent.hello(gpus=True)["facts"]["gpus"] == 2
 
 
-def test_a_host_without_nvidia_smi_has_no_gpus(launch: Launch, tmp_path: Path) -> None:
-    agent = launch(env={"PATH": str(tmp_path)})
-    assert agent.hello(gpus=True)["facts"]["gpus"] == []
+@pytest.mark.parametrize("init", ["return 9;", "_exit(0);", "__builtin_trap();"])
+def test_a_driver_that_fails_or_crashes_has_no_gpus(launch: Launch, tmp_path: Path, init: str) -> None:
+    agent = launch(env=driver(tmp_path, init))
+    assert agent.hello(gpus=True)["facts"]["gpus"] == 0
+
+
+def test_a_host_without_a_driver_or_its_library_has_no_gpus(launch: Launch, tmp_path: Path) -> None:
+    assert launch(env={"PATH": str(tmp_path)}).hello(gpus=True)["facts"]["gpus"] == 0
+    (tmp_path / "nvidia-smi").touch(mode=0o755)
+    assert launch(env={"PATH": str(tmp_path)}).hello(gpus=True)["facts"]["gpus"] == 0
 
 
 def test_a_gpu_count_that_hangs_ends_with_the_agent(launch: Launch, tmp_path: Path, hunt: Hunt) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\nexec sleep {hunt.mark}\n")
-    tool.chmod(0o755)
-    agent = launch(env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    hang = f'return execlp("sleep", "sleep", "{hunt.mark}", (char *) 0);'
+    agent = launch(env=driver(tmp_path, hang))
     agent.send(
         "hello",
         protocol=1,

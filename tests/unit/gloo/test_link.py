@@ -29,9 +29,7 @@ def test_facts() -> None:
     rig = Rig(gpus=True)
     assert rig.event() == on.HostConnected("a")
     assert rig.link.last_heard is None
-    rig.channel.greet(
-        facts=FACTS | {"addresses": {"e": ("10.0.0.1",)}, "gpus": [["0", "H100", "1"], ["1", "H100", "1"]]}
-    )
+    rig.channel.greet(facts=FACTS | {"addresses": {"e": ("10.0.0.1",)}, "gpus": 2})
     event = rig.event()
     assert (event.facts.gpus, event.facts.cpus, event.facts.peer_address) == (2, 4, "10.0.0.1")
     assert rig.link.last_heard == 50.0
