@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
+from hvlaunch.owners import make_own_directory
 from hvlaunch.ssh.config.settings import OPENSSH, HostSettings
 from hvlaunch.ssh.trust.host_certificate import (
     CERTIFICATE,
@@ -288,7 +289,9 @@ def _certified_name(settings: HostSettings) -> str:
 
 def _append(path: str, line: str) -> None:
     """Append a line. A lock keeps concurrent lines apart, and an unfinished last line is ended first."""
-    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # An existing directory is the user's choice, as with ssh.
+    if not Path(path).parent.exists():
+        make_own_directory(str(Path(path).parent))
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(fd, "r+b", buffering=0) as file:  # noqa: PTH123  (a descriptor, no path)
         # ssh and other jobs append to the same file.

@@ -296,6 +296,19 @@ def test_accept_new_without_a_file_of_the_users_accepts(settings):
     assert not Path(settings.global_known_hosts_files[0]).exists()
 
 
+def test_directories_that_are_made_for_the_file_are_private(settings, tmp_path):
+    path = tmp_path / "home" / "new" / ".ssh" / "user"
+    before = os.umask(0o002)
+    try:
+        check(replace(settings, user_known_hosts_files=(str(path),)), "accept-new")
+    finally:
+        os.umask(before)
+    assert path.exists()
+    assert [directory.stat().st_mode & 0o777 for directory in (path.parent, path.parent.parent)] == [
+        0o700
+    ] * 2
+
+
 def test_a_file_that_can_not_be_written(settings):
     with pytest.raises(HostError, match=r"can't be written to /proc/nowhere/kh: No such file") as caught:
         check(replace(settings, user_known_hosts_files=("/proc/nowhere/kh",)), "accept-new")
