@@ -4,8 +4,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-CONSTRAINTS ?= constraints.txt
-PIP_INSTALL := $(PIP) install --quiet --constraint $(CONSTRAINTS)
+PIP_INSTALL := $(PIP) install --quiet --no-compile
+# pip refuses a package without a hash of lock.txt. An index with builds of its own needs `make CONSTRAINTS=constraints.txt …`,
+# which takes the same versions and checks no hash.
+CONSTRAINTS ?=
+ifeq ($(CONSTRAINTS),)
+install = $(BIN)/python .ci/locked.py $(1) $(2) > $(VENV)/locked.txt && $(PIP_INSTALL) --no-deps --requirement $(VENV)/locked.txt
+else
+install = $(PIP_INSTALL) --constraint $(CONSTRAINTS) '$(1)$(if $(2),[$(2)])'
+endif
 # pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
@@ -139,9 +146,10 @@ docs-version: $(DOCS_EXTRA) ## put the site of this version beside those of othe
 
 dev: $(VENV)/.extras-dev $(VENV)/.editable ## install the working tree in the wheel's place, for quick work with pytest
 
-lock: $(VENV)/.extras-release ## write constraints.txt anew, with the newest of all but torch
-	echo torch==$(TORCH) | $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --upgrade --all-extras \
-	    --constraint - --no-annotate --custom-compile-command 'make lock' --output-file constraints.txt pyproject.toml
+lock: $(VENV)/.extras-release ## write lock.txt and constraints.txt anew, with the newest of all but torch
+	echo torch==$(TORCH) | $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 --upgrade --all-extras \
+	    --constraint - --generate-hashes --no-header --output-file lock.txt pyproject.toml
+	sed -e '/^ /d' -e 's/ \\$$//' lock.txt > constraints.txt
 
 release-check: $(VENV)/.extras-release ## build what a release has, and try it in a fresh environment
 	RELEASE='$(RELEASE)' .ci/release-check $(BIN)
@@ -186,30 +194,30 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.setuptools: constraints.txt $(VENV)/.made
-	@$(PIP_INSTALL) setuptools
+$(VENV)/.setuptools: lock.txt $(VENV)/.made
+	@$(call install,setuptools)
 	@touch $@
 
-# The rest is some 0.1 GB. `torch==2.13.0` in constraints.txt takes either build. Behind setuptools: pip complains as long as
-# what torch needs is not there, which comes with the extras.
+# The rest is some 0.1 GB. torch alone is taken without a hash, since each index has builds of its own. Behind setuptools: pip
+# complains as long as what torch needs is not there, which comes with the extras.
 $(VENV)/.torch: $(VENV)/.setuptools
 	@if $(BIN)/python -c 'from importlib.metadata import version; assert version("torch").split("+")[0] == "$(TORCH)"' 2>/dev/null; \
 	then touch $@; exit; fi; \
 	if [ "$$(uname -s)" = Linux ] && ! { $(HAS_GPU); }; then \
 	    echo 'make: there is no NVIDIA GPU here: torch $(TORCH) for processors, about 0.3 GB to download with all else, 1.5 GB on disk'; \
-	    if $(PIP_INSTALL) --no-deps --no-compile --retries 1 --timeout 15 --index-url $(CPU_TORCH) torch==$(TORCH) >$(VENV)/torch.log 2>&1; \
+	    if $(PIP_INSTALL) --no-deps --retries 1 --timeout 15 --index-url $(CPU_TORCH) torch==$(TORCH) >$(VENV)/torch.log 2>&1; \
 	    then touch $@; exit; fi; \
 	    echo 'make: it can'"'"'t be had from $(CPU_TORCH) ($(VENV)/torch.log says why; CPU_TORCH=URL is another place)'; \
 	fi; \
 	echo 'make: torch $(TORCH) from the default index, on Linux with all for NVIDIA GPUs: about 3 GB to download, 7 GB on disk'; \
-	$(PIP_INSTALL) --no-deps --no-compile torch==$(TORCH) && touch $@
+	$(PIP_INSTALL) --no-deps torch==$(TORCH) && touch $@
 
 # What an extra brings, beside hvlaunch itself, which is installed again after it: as a wheel, or as the working tree.
 $(addprefix $(VENV)/.extras-,dev ecosystem examples release test): $(VENV)/.torch
-$(VENV)/.extras-%: pyproject.toml constraints.txt $(VENV)/.made
+$(VENV)/.extras-%: pyproject.toml lock.txt .ci/locked.py $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
 	@echo 'make: installing the packages of pyproject.toml, [$*]'
-	@$(PIP_INSTALL) --no-compile '$(WHEEL)[$*]'
+	@$(call install,$(WHEEL),$*)
 	@$(COMPILE)
 	@rm -f $(VENV)/.wheel $(VENV)/.editable
 	@touch $@

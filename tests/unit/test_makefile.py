@@ -4,10 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import distributions, metadata, requires
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from coverage import CoverageData
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH = next(
@@ -82,6 +86,69 @@ def test_with_a_gpu_or_elsewhere_it_is_the_default(make, where):
 def test_what_is_there_stays(make):
     said, asked = make(HAS_TORCH="1")
     assert (said, asked) == ([], [])
+
+
+@pytest.fixture
+def locked(tmp_path):
+    """Return the lines of lock.txt for an extra of this wheel, or for a package."""
+    headers = "Name: hvlaunch\n" + "\n".join(
+        f"{field}: {value}"
+        for field in ("Provides-Extra", "Requires-Dist")
+        for value in metadata("hvlaunch").get_all(field) or ()
+    )
+
+    def lines(*words, requires=""):
+        wheel = tmp_path / "hvlaunch-0-py3-none-any.whl"
+        with ZipFile(wheel, "w") as archive:
+            archive.writestr("hvlaunch-0.dist-info/METADATA", headers + requires)
+        words = (str(wheel), *words) if words[-1] in EXTRAS else words
+        command = [sys.executable, ROOT / ".ci/locked.py", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    return lines
+
+
+EXTRAS = metadata("hvlaunch").get_all("Provides-Extra") or []
+LOCK = (ROOT / "lock.txt").read_text()
+
+
+def packages(lines):
+    return {line.split("==")[0] for line in lines if line[:1].strip()}
+
+
+def test_every_locked_package_has_hashes_and_constraints_agree():
+    entries = re.findall(r"^(\S.*?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", LOCK, re.MULTILINE)
+    assert [entry for entry, _ in entries] == (ROOT / "constraints.txt").read_text().splitlines()
+    assert len(entries) == len(re.findall("^[a-z]", LOCK, re.MULTILINE))
+
+
+@pytest.mark.parametrize("extra", ["dev", "examples", "test"])
+def test_what_is_taken_of_the_lock_is_whole(locked, extra):
+    """As `pip check` would say it: what is taken of the lock needs nothing else but torch."""
+    taken = packages(locked(extra))
+    assert {"paramiko", "bcrypt", "cloudpickle", "numpy"} <= taken
+    assert "torch" not in taken
+    for name in taken & {distribution.metadata["Name"].lower() for distribution in distributions()}:
+        for need in map(Requirement, requires(name) or ()):
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                assert canonicalize_name(need.name) in taken | {"torch"}, f"{name} needs {need}"
+
+
+def test_a_build_of_torch_for_processors_brings_nothing_for_gpus(locked):
+    has_gpus = any("nvidia" in need for need in requires("torch") or ())
+    assert any("nvidia" in name for name in packages(locked("dev"))) is has_gpus
+    assert "sympy" in packages(locked("dev"))
+
+
+def test_one_package_with_its_hashes(locked):
+    (first, *hashes, _) = locked("setuptools")
+    assert first.startswith("setuptools==")
+    assert len(hashes) == len([line for line in hashes if "--hash=sha256:" in line]) == 2
+
+
+def test_a_package_that_the_lock_lacks_has_no_version_and_no_hash(locked):
+    """pip refuses that, as soon as other packages have hashes."""
+    assert "new-thing" in locked("examples", requires="\nRequires-Dist: New_Thing>=1\n")
 
 
 def test_the_demo_ends_with_the_next_step(tmp_path):
