@@ -16,11 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.current import ProcessSet, is_world, world
-from hvlaunch.torch.elastic.sockets import tcp_sockets
+from hvlaunch.torch.current import ProcessSet, World, is_world, world
+from hvlaunch.torch.elastic.escape import tcp_sockets
 from hvlaunch.torch.group_errors import NotInitialized
 from hvlaunch.torch.reduction import Op
-from hvlaunch.torch.world import World
 
 __all__ = ["GAP", "LoggedStep", "collective_log", "link_to", "note"]
 

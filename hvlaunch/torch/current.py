@@ -1,24 +1,40 @@
-"""The group of all workers to which this process belongs, and process sets."""
+"""The world of this process: one round's groups, made and ended together, and process sets.
+
+A process may live through many rounds, but is in one world at a time.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 import torch
+
+# Imported before any group: DistributedDataParallel would import this module within one, and its
+# functions' default arguments would hold that group for ever.
+import torch.distributed.nn.functional
 from torch import distributed as dist
+from torch.distributed import Store
+from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.group_errors import NotInitialized
+from hvlaunch.torch.backends import abort_groups, wait_until_idle
+from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World
 
 __all__ = [
     "ProcessSet",
+    "World",
     "add_process_set",
+    "choose_device",
     "cross_group",
     "cross_rank",
     "cross_size",
@@ -29,15 +45,226 @@ __all__ = [
     "is_initialized",
     "is_world",
     "leave",
+    "let_go",
     "local_group",
     "local_rank",
     "local_size",
+    "members",
     "rank",
     "remove_process_set",
     "shutdown",
     "size",
     "world",
 ]
+
+_over: list[dist.ProcessGroup] = []
+"""The groups of the last world.
+
+A Gloo group waits for its threads when its last owner releases it, and a thread that returns a Python tensor waits for Python's
+lock. If DistributedDataParallel is the last owner, it holds that lock meanwhile, and neither ends. This list is released
+without the lock.
+"""
+
+_PATIENCE = 1.0
+"""Seconds for the threads of the last world's groups to end; most are idle by then."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The workers of a round as this worker sees them: a global, a local and a cross group.
+
+    `form` makes a world; `leave` or `abandon` ends it. A process has at most one, since torch has one global group.
+    """
+
+    place: Place
+    store: Store
+    device: torch.device
+    """The device for this worker's model: its own GPU, or the processor."""
+    local_ranks: tuple[int, ...]
+    """Global ranks on this host, in order, including this worker."""
+    cross_ranks: tuple[int, ...]
+    """Global ranks with this worker's local rank, one per host that has so many, in order."""
+    local_group: dist.ProcessGroup
+    cross_group: dist.ProcessGroup
+    timeout: timedelta | None
+    """Longest duration of a collective; None means torch's."""
+    excepthook: Callable[..., object]
+    """The exception hook from before torch's, which adds `[rank0]` to the lines of a traceback."""
+
+    @classmethod
+    def form(
+        cls,
+        place: Place,
+        meet: Callable[[Place, timedelta], Store],
+        *,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+    ) -> World:
+        """Meet the round's other workers and make the groups. Collective.
+
+        `meet` returns their common store. `backend` is a backend's name in torch; the default is NCCL with CUDA, else Gloo. `timeout`
+        bounds the wait for peers and each collective; the default is torch's.
+
+        Raises AlreadyInitialized, TooFewGPUs, PlacesClash, and errors of `meet`; then there is no group.
+        """
+        if dist.is_initialized():
+            raise AlreadyInitialized
+        backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+        device = choose_device(place, backend)
+        if device.type == "cuda":
+            # Before the group: NCCL takes the current device, and a default of GPU 0 would put every rank
+            # there.
+            torch.cuda.set_device(device)
+        store = meet(place, timeout or default_pg_timeout)
+        excepthook = sys.excepthook
+        # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
+        with _local_rank(device):
+            dist.init_process_group(
+                backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout
+            )
+        try:
+            local, cross = members(place, _homes(place, _carrier(backend, device)))
+            # Every rank makes its local group first: so no two groups wait for each other. They cost each rank
+            # two small groups, however many there are; used or not, local_group() is then no collective.
+            local_group, cross_group = (_group(ranks, timeout) for ranks in (local, cross))
+        except BaseException:
+            dist.destroy_process_group()
+            _restore(excepthook)
+            raise
+        let_go()
+        return cls(place, store, device, local, cross, local_group, cross_group, timeout, excepthook)
+
+    @property
+    def cross_rank(self) -> int:
+        """The worker's index among the workers with its local rank, one per host."""
+        return self.cross_ranks.index(self.place.rank)
+
+    @property
+    def carrier(self) -> torch.device:
+        """The device whose tensors the global group's backend accepts."""
+        return _carrier(dist.get_backend(), self.device)
+
+    def leave(self) -> None:
+        """End the groups after every worker has called it. Collective; does not wait for a lost worker."""
+        have_all_come = False
+        # A failing worker reports its error itself; here all is done.
+        with contextlib.suppress(RuntimeError):
+            dist.barrier(device_ids=None if self.carrier.index is None else [self.carrier.index])
+            have_all_come = True
+        # Gloo's threads first: the script may end here, or keep a model that owns the groups.
+        wait_until_idle()
+        self._end(breaks=not have_all_come)
+        if have_all_come:
+            # Nothing is stuck: no thread of ours need stay behind when Python ends.
+            _over.clear()
+        else:
+            let_go()
+
+    def abandon(self) -> None:
+        """End the groups at once, regardless of peers. Their remains are released when the next world stands."""
+        self._end(breaks=True)
+
+    def _end(self, *, breaks: bool) -> None:
+        if dist.is_initialized():
+            if breaks:
+                # torch would wait for collectives that peers have left.
+                abort_groups()
+            _over.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 (those of new_group are nowhere else)
+            dist.destroy_process_group()
+        _restore(self.excepthook)
+
+
+def let_go() -> None:
+    """Release the last world's groups, after everything else of that world is gone.
+
+    A thread of Gloo may be stuck for ever in a half-sent message (see elastic/escape.py). Then only a daemon thread waits for it.
+    """
+    if _over:
+        waits = threading.Thread(target=_over.clear, name="hvlaunch let go", daemon=True)
+        waits.start()
+        waits.join(_PATIENCE)
+
+
+def _restore(excepthook: Callable[..., object]) -> None:
+    """Restore the earlier exception hook, unless the script has set its own. torch wraps the hook again for each group."""
+    if getattr(sys.excepthook, "__module__", None) == dist.distributed_c10d.__name__:
+        sys.excepthook = excepthook
+
+
+@contextlib.contextmanager
+def _local_rank(device: torch.device) -> Iterator[None]:
+    """Let LOCAL_RANK be the number of this GPU.
+
+    NCCL's groups from torch 2.15 on use the GPU of LOCAL_RANK, else of the rank, and not the current device. An elastic worker keeps
+    its GPU while its local rank changes, and some launchers do not set LOCAL_RANK.
+    """
+    before = os.environ.get("LOCAL_RANK")
+    if device.index is not None:
+        os.environ["LOCAL_RANK"] = str(device.index)
+    try:
+        yield
+    finally:
+        os.environ.pop("LOCAL_RANK", None)
+        if before is not None:
+            os.environ["LOCAL_RANK"] = before
+
+
+def choose_device(place: Place, backend: str) -> torch.device:
+    """Return the GPU of this slot or local rank, or the only visible GPU; the processor without CUDA.
+
+    Raises TooFewGPUs if the backend is NCCL and this worker has no GPU.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = place.local_rank if place.slot is None else place.slot
+    if index < gpus:
+        return torch.device("cuda", index)
+    # The launcher shows each worker a GPU of its own.
+    if gpus == 1:
+        return torch.device("cuda", 0)
+    if "nccl" in backend:
+        raise TooFewGPUs(index, gpus, host=place.host)
+    return torch.device("cpu")
+
+
+def members(place: Place, homes: list[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks of this place's local and cross groups. `homes` has each rank's (number of its host, local rank).
+
+    Raises PlacesClash.
+    """
+    seen: dict[tuple[int, int], int] = {}
+    for rank, whose in enumerate(homes):
+        if (other := seen.setdefault(whose, rank)) != rank:
+            raise PlacesClash((other, rank), whose[1])
+    host, local_rank = homes[place.rank]
+    local = tuple(rank for rank, (its_host, _) in enumerate(homes) if its_host == host)
+    cross = tuple(rank for rank, (_, number) in enumerate(homes) if number == local_rank)
+    return local, cross
+
+
+def _homes(place: Place, carrier: torch.device) -> list[tuple[int, int]]:
+    """Exchange hosts and local ranks among all workers. Collective, and the first: it shows that the group works."""
+    digest = hashlib.sha256(place.host.encode(errors="surrogateescape")).digest()
+    # Host names differ in length, and collectives need equal shapes: eight bytes of a digest stand for a
+    # name.
+    home = torch.tensor([int.from_bytes(digest[:8], "big", signed=True), place.local_rank], device=carrier)
+    everyones = [torch.empty_like(home) for _ in range(place.size)]
+    dist.all_gather(everyones, home)
+    return [(int(host), int(local_rank)) for host, local_rank in torch.stack(everyones).tolist()]
+
+
+def _group(ranks: tuple[int, ...], timeout: timedelta | None) -> dist.ProcessGroup:
+    everyone = dist.group.WORLD
+    if everyone is not None and len(ranks) == everyone.size():
+        return everyone
+    group: dist.ProcessGroup
+    # Otherwise torch would make every rank take part in the making of every group.
+    group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+    return group
+
+
+def _carrier(backend: str, device: torch.device) -> torch.device:
+    return device if "nccl" in backend else torch.device("cpu")
+
 
 _world: World | None = None
 

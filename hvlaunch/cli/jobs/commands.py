@@ -55,7 +55,7 @@ _WIDEST = 40
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command line that begins with a job word; return its exit code. Raises HvlaunchError."""
     if argv[0] == "pool":
-        from hvlaunch.cli.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
+        from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
         return run_pool_command(argv[1:], environ)
     if argv[0] == "translate":

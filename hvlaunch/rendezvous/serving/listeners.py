@@ -17,8 +17,7 @@ from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits
 if TYPE_CHECKING:
     import asyncio
 
-    from hvlaunch.rendezvous.serving.connection import ClientConnection
-    from hvlaunch.rendezvous.serving.http import Answer, Head, Route
+    from hvlaunch.rendezvous.serving.http import Answer, ClientConnection, Head, Route
 
     Admit = Callable[[Head], Answer | Route]
 
@@ -292,8 +291,7 @@ class ControlSockets:
 
     def open(self, listener: socket.socket, when_short: Callable[[], bool]) -> Acceptor:
         """Accept connections in the running event loop; when_short() is as an Acceptor says."""
-        from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (it needs asyncio, as few jobs do)
-        from hvlaunch.rendezvous.serving.http import HttpLimits  # noqa: PLC0415 (as above)
+        from hvlaunch.rendezvous.serving.http import ClientConnection, HttpLimits  # noqa: PLC0415 (asyncio)
 
         admit, limits = self._admit[listener], HttpLimits(body=_CONTROL_LIMITS.bodies)
         return Acceptor(

@@ -268,13 +268,13 @@ class Verbs:
             )
 
         # A repeated request gets the answer of its first copy, and not a failed comparison.
-        return self._once(options.get(b"id"), compare)
+        return self._once(options.get(b"id"), compare, Answer)
 
     def _add(self, scope: str, key: str, options: Options, body: bytes) -> Answer:
         if _AMOUNT.fullmatch(body) is None:
             return _BAD_AMOUNT
         return self._once(
-            options.get(b"id"), lambda: Answer(200, b"%d" % self._store.add(scope, key, int(body)))
+            options.get(b"id"), lambda: Answer(200, b"%d" % self._store.add(scope, key, int(body))), Answer
         )
 
     def _append(self, scope: str, key: str, options: Options, body: bytes) -> Answer:
@@ -282,10 +282,12 @@ class Verbs:
             self._store.append(scope, key, body)
             return _OK
 
-        return self._once(options.get(b"id"), append)
+        return self._once(options.get(b"id"), append, Answer)
 
     def _delete(self, scope: str, key: str, options: Options, _body: bytes) -> Answer:
-        return self._once(options.get(b"id"), lambda: _OK if self._store.delete(scope, key) else _ABSENT)
+        return self._once(
+            options.get(b"id"), lambda: _OK if self._store.delete(scope, key) else _ABSENT, Answer
+        )
 
     # Several keys:
 

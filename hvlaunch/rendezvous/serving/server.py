@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hvlaunch.rendezvous.serving.certificate import Certificate
-    from hvlaunch.rendezvous.serving.connection import ClientConnection
-    from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, Route
+    from hvlaunch.rendezvous.serving.http import Answer, ClientConnection, Head, HttpLimits, Route
     from hvlaunch.rendezvous.serving.listeners import Acceptor
     from hvlaunch.rendezvous.serving.routes import Routes
 __all__ = ["Calls", "RendezvousServer"]
@@ -394,9 +393,9 @@ class RendezvousServer:
     async def _serve(self, callers: list[socket.socket]) -> None:
         import asyncio  # noqa: PLC0415 (see the top)
 
-        from hvlaunch.rendezvous.serving.connection import ClientConnection  # noqa: PLC0415 (see the top)
         from hvlaunch.rendezvous.serving.http import (  # noqa: PLC0415 (see the top)
             Answer,
+            ClientConnection,
             HttpLimits,
         )
         from hvlaunch.rendezvous.serving.tls import ClientTransport  # noqa: PLC0415 (see the top)

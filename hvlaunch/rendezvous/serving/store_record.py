@@ -9,14 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.record import BadLog, Log, Mark, boot_id, read_records
 
 if TYPE_CHECKING:
-    # http needs the parser, which a job without clients does not load.
-    from hvlaunch.rendezvous.serving.http import Answer
     from hvlaunch.rendezvous.store import Store
 
 __all__ = ["BadStoreFile", "Item", "Once", "StoreFile", "StoreRecord", "pack", "unpack"]
@@ -383,6 +381,22 @@ def _boot() -> bytes:
 _REMEMBERED = 50_000
 
 
+class _Parts(Protocol):
+    """The parts of an answer that are kept. The answer's own class needs a parser, which a job without clients does not load."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def body(self) -> bytes: ...
+
+    @property
+    def headers(self) -> bytes: ...
+
+
+A = TypeVar("A", bound=_Parts)
+
+
 class Once:
     """Answers to requests by id; the newest `size` are remembered.
 
@@ -394,15 +408,15 @@ class Once:
         self._answers: OrderedDict[bytes, tuple[int, bytes, bytes]] = OrderedDict()
         self.keep: Callable[[bytes, int, bytes, bytes], None] | None = None
 
-    def __call__(self, identity: bytes | None, act: Callable[[], Answer]) -> Answer:
-        """Return the earlier answer to `identity`, else call act(). Errors are not remembered."""
+    def __call__(
+        self, identity: bytes | None, act: Callable[[], A], again: Callable[[int, bytes, bytes], A]
+    ) -> A:
+        """Return the earlier answer to `identity`, made by again(), else call act(). Errors are not remembered."""
         if identity is None:
             return act()
         earlier = self._answers.get(identity)
         if earlier is not None:
-            from hvlaunch.rendezvous.serving.http import Answer  # noqa: PLC0415 (see the top)
-
-            return Answer(*earlier)
+            return again(*earlier)
         answer = act()
         if answer.status in (200, 404):
             self.remember(identity, answer.status, answer.body, answer.headers)

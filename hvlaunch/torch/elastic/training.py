@@ -23,8 +23,8 @@ from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.round_messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.backends import abort_groups, has_timed_out
-from hvlaunch.torch.elastic.escape import Baggage, Escape, can_start_over, start_over, unpack
-from hvlaunch.torch.elastic.sockets import GroupSockets
+from hvlaunch.torch.current import World, let_go
+from hvlaunch.torch.elastic.escape import Baggage, Escape, GroupSockets, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.state import Snapshot, State
 from hvlaunch.torch.group_errors import (
     AlreadyInitialized,
@@ -38,7 +38,6 @@ from hvlaunch.torch.group_errors import (
 )
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World, let_go
 
 __all__ = ["Training", "is_elastic", "placed", "settle_nccl"]
 

@@ -19,8 +19,7 @@ from hvlaunch.engine.causes import HostProblem
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.workers import TIME as INSPECTION
 from hvlaunch.job import ElasticOptions, Host
-from hvlaunch.rendezvous.serving.connection import ClientConnection
-from hvlaunch.rendezvous.serving.http import HttpLimits
+from hvlaunch.rendezvous.serving.http import ClientConnection, HttpLimits
 from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 from hvlaunch.watch.sentences import detail, sentence

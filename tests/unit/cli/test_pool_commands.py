@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.cli import pool_commands
+from hvlaunch.cli.jobs import pool_commands
 from hvlaunch.cli.main import main
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside import JobDirectory, has_driver

@@ -99,7 +99,7 @@ def take(one: Rig, step: Any) -> None:
         case "delete scope", scope:
             one.store.delete_scope(scope)
         case "once", key, identity:
-            one.once(identity, lambda: Answer(200, b"%d" % one.store.put("a", key, b"")))
+            one.once(identity, lambda: Answer(200, b"%d" % one.store.put("a", key, b"")), Answer)
         case "note", name, value:
             one.keeping.note(name, value)
 

@@ -14,8 +14,8 @@ import torch
 from torch import distributed as dist
 
 from hvlaunch.torch import current
+from hvlaunch.torch.current import World
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World
 
 __all__ = ["all_forked", "in_forks", "in_worlds"]
 

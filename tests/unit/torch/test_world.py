@@ -11,9 +11,9 @@ from torch import nn
 
 import hvlaunch.torch as hvt
 from hvlaunch.torch import current
+from hvlaunch.torch.current import World, choose_device, let_go, members
 from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.place import Place
-from hvlaunch.torch.world import World, choose_device, let_go, members
 from tests.unit.torch.ranks import in_forks
 
 HOSTS = "aabbb"  # rank by rank
@@ -107,7 +107,7 @@ def test_torchs_groups_take_the_gpu_of_the_world(monkeypatch, launchers):
     monkeypatch.setenv("LOCAL_RANK", launchers) if launchers else monkeypatch.delenv(
         "LOCAL_RANK", raising=False
     )
-    monkeypatch.setattr("hvlaunch.torch.world.choose_device", lambda *_: torch.device("cuda", 5))
+    monkeypatch.setattr("hvlaunch.torch.current.choose_device", lambda *_: torch.device("cuda", 5))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", make)
     with pytest.raises(MadeError, match="5"):
