@@ -115,7 +115,7 @@ PROGRAMS = (
         "Horovod",
         ("horovod",),
         "horovod_training.py",
-        "`--horovod`; [how to build it](horovod.md#building-horovod)",
+        "`--horovod`; [how to build it](../internals/torch-library.md#building-horovod)",
         ("--horovod",),
         env={
             "HOROVOD_WITH_PYTORCH": "1",

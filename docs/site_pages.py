@@ -58,6 +58,23 @@ ALONE = "{heading_level: 1, members: false, show_root_full_path: true}"
 """A package as the head of its page."""
 INHERITING = "\n    options: {inherited_members: false, show_bases: true}"
 """An error has what its base has, which is said there alone."""
+BOOSTS = {
+    "start.md": 4,
+    "guides": 4,
+    "from": 3,
+    "explain": 1,
+    "reference": 1,
+    "interfaces": 0.4,
+    "api": 0.1,
+    "internals": 0.05,
+}
+"""How much a page of a folder counts in a search: readers look for what to do, and then for what it rests on. Any other page: 0.1."""
+GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+TERM = re.compile(r'^\| <a id="[\w-]+"></a>([\w ]+) \|', re.MULTILINE)
+AS_IT_IS = re.compile(
+    r"```.*?```|`[^`]*`|^#.*?$|^\|.*?$|!?\[[^\]]*\]\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
+)
+"""Of a page, what gets no link: code, headings, tables, other links, HTML."""
 NAMED = re.compile(r"docs/([a-z/-]+)\.md")
 """A page, as docstrings name it."""
 NOT_FOR_ASSISTANTS = ("api/", "internals/", "changelog.md", "contributing.md", "index.md")
@@ -107,8 +124,12 @@ def elsewhere(member: griffe.Object | griffe.Alias) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs gives them by name)
-    """Lead its links to where their files are."""
+    """Lead its links to where their files are, link the words of the glossary, and say how much the page counts in a search."""
     here = page.file.src_uri
+    section = here.partition("/")[0]
+    page.meta["search"] = {"boost": BOOSTS.get(section, 0.1)}
+    if section in ("start.md", "guides", "from", "explain", "reference") and here != "reference/glossary.md":
+        markdown = with_terms(markdown, relpath("reference/glossary.md", dirname(here) or "."))
     folder = dirname(SOURCES.get(here, f"docs/{here}"))
 
     def led(link: re.Match[str]) -> str:
@@ -124,6 +145,28 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{REPOSITORY}/{kind}/HEAD/{target}{part}"
 
     return LINK.sub(led, markdown)
+
+
+def with_terms(markdown: str, glossary: str) -> str:
+    """Link the first use of each word of the glossary in a sentence of the page."""
+    words = sorted(TERM.findall(GLOSSARY.read_text(encoding="utf-8")), key=len, reverse=True)
+    if "ssh-add" in markdown:
+        words.remove("agent")  # that page has ssh's agent as well
+    seen = set()
+
+    def linked(piece: re.Match[str]) -> str:
+        word = piece["word"]
+        if not word or word in seen:
+            return piece[0]
+        seen.add(word)
+        return f"[{piece[0]}]({glossary}#{word.replace(' ', '-')})"
+
+    return re.sub(
+        rf"{AS_IT_IS.pattern}|(?<![\w-])(?P<word>{'|'.join(words)})s?(?![\w-])",
+        linked,
+        markdown,
+        flags=AS_IT_IS.flags,
+    )
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 (mkdocs gives them by name)

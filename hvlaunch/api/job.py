@@ -117,7 +117,7 @@ class Job(Generic[R]):
             reader.close()
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield all events until the job ends: the objects of docs/reference/events.md. The last is `job_ended`.
+        """Yield all events until the job ends: the objects of docs/interfaces/events.md. The last is `job_ended`.
 
         hvlaunch keeps the newest events while the job runs. An object of type `events_missed` stands for missing events;
         its `missed` is their number, or None if unknown. Raises DriverGone if the driver was killed.
@@ -145,7 +145,7 @@ class Job(Generic[R]):
         yield _event(job, job.ended or time.time(), type="job_ended", **self._ending(job))
 
     def stacks(self, ranks: Iterable[int] | None = None, *, native: bool = False) -> list[Mapping[str, Any]]:
-        """Return the stacks of the workers now: the objects of docs/reference/control.md.
+        """Return the stacks of the workers now: the objects of docs/interfaces/control.md.
 
         Without `ranks` of all ranks; with `native` also the frames of C and C++, on hosts that have py-spy.
         Raises DriverGone, BadUsage.

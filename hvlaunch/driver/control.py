@@ -1,4 +1,4 @@
-"""The requests of a job's control socket: state, events, report, samples, and orders. docs/reference/control.md describes them."""
+"""The requests of a job's control socket: state, events, report, samples, and orders. docs/interfaces/control.md describes them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Client of a job's driver: HTTP over the control socket in the job's directory (docs/reference/control.md)."""
+"""Client of a job's driver: HTTP over the control socket in the job's directory (docs/interfaces/control.md)."""
 
 import json
 import socket

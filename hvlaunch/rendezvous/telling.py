@@ -1,4 +1,4 @@
-"""Progress reports of workers: `progress(120, total=1000, loss=0.31)`. docs/reference/rendezvous.md has the format for other languages."""
+"""Progress reports of workers: `progress(120, total=1000, loss=0.31)`. docs/interfaces/rendezvous-http.md has the format for other languages."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Time line of a job: its rounds and the important events of hosts and ranks, with causes (docs/reference/events.md). Pure."""
+"""Time line of a job: its rounds and the important events of hosts and ranks, with causes (docs/interfaces/events.md). Pure."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

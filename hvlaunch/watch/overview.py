@@ -1,4 +1,4 @@
-"""A job's state at a moment, and its totals so far, as data for other programs. docs/reference/control.md has the fields."""
+"""A job's state at a moment, and its totals so far, as data for other programs. docs/interfaces/control.md has the fields."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,7 +146,7 @@ class Totals:
                     pass
 
     def at(self, now: float) -> Mapping[str, Any]:
-        """Return the totals at `now` as data; docs/reference/control.md has the fields."""
+        """Return the totals at `now` as data; docs/interfaces/control.md has the fields."""
         running = self._useful
         if not self._has_commits and self._counted_to is not None:
             running += (now if self._ran_to is None else self._ran_to) - self._counted_to

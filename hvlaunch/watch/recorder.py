@@ -1,4 +1,4 @@
-"""The recorder of a job's events as objects, for --events and other programs; docs/reference/events.md describes them for users."""
+"""The recorder of a job's events as objects, for --events and other programs; docs/interfaces/events.md describes them for users."""
 
 import re
 import time
@@ -201,7 +201,7 @@ def _error(problem: Problem) -> Record:
 
 
 _KEYS = {"feature": "what"}
-"""Keys of docs/reference/events.md that are not named as the fields."""
+"""Keys of docs/interfaces/events.md that are not named as the fields."""
 
 
 def _fields(fact: tell.Fact | Cause) -> Record:

@@ -468,7 +468,7 @@ _ENVIRONMENT = OptionGroup(
 
 _OUTPUT = OptionGroup(
     "output",
-    pages=(("Output", "output.md"), ("Events", "events.md")),
+    pages=(("Output", "output.md"), ("Events", "../interfaces/events.md")),
     options=(
         Option(
             "output_filename",

@@ -132,7 +132,7 @@ Each can also be set [in a file or a variable](config.md), by its long name.
 _WIDTH = 120
 _SOURCES = {
     "any": "",
-    "own": " Not from a [file that was found](config.md#what-a-file-may-set-that-nobody-named).",
+    "own": " Not from a [file that was found](config.md#what-a-found-file-may-set).",
     "no file": " Not in a file.",
     "command line": " On the command line alone.",
 }

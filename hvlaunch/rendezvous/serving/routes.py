@@ -1,7 +1,7 @@
 """The paths of the rendezvous: permissions, and the effects of requests.
 
 `/<scope>/<key>` is a value (PUT, GET, DELETE). hvlaunch's own verbs, `/-/<verb>/<scope>/<key>`, live under `/-/`, so no
-scope is named "-"; docs/reference/rendezvous.md has their table. A request with an `id` may be repeated: the server executes it once.
+scope is named "-"; docs/interfaces/rendezvous-http.md has their table. A request with an `id` may be repeated: the server executes it once.
 """
 
 import json

@@ -286,7 +286,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
                 "document.querySelector('form[data-md-component=palette] label:not([hidden])').click()"
             )
         assert colors == {"default", "slate"}
-        for page in ("reference/options/#-np", "api/hvlaunch/#hvlaunch.run", "reference/errors/"):
+        for page in ("reference/options/#-np", "api/hvlaunch/#hvlaunch.run", "guides/troubleshooting/"):
             browser.web.get(f"{address}{page}")
             wait_until(lambda: browser.text("h1") or None, f"the page {page}", LIMIT)
         own = ("about:", "chrome:", "data:", "blob:", address.removesuffix("latest/"))
@@ -306,12 +306,12 @@ links.find(link => link.textContent.includes(arguments[0])).click();
 def test_another_version_of_a_page_is_that_page(address: str, tmp_path: Path) -> None:
     browser = Browser(tmp_path / "profile")
     try:
-        browser.web.get(f"{address}guides/lost-host/#limits")
+        browser.web.get(f"{address}guides/lost-host/#know-the-limits")
         browser.shows(".md-version", "latest")
         browser.web.execute_script(CHOSEN, "0.1")
         other = address.replace("/latest/", "/0.1/")
         wait_until(lambda: browser.web.current_url.startswith(other), "the other version", LIMIT)
-        assert browser.web.current_url == f"{other}guides/lost-host/#limits"
+        assert browser.web.current_url == f"{other}guides/lost-host/#know-the-limits"
     finally:
         browser.web.quit()
 

@@ -1,4 +1,4 @@
-"""docs/reference/errors.md: each error has its paragraph, and what is quoted is what is printed."""
+"""The pages of errors: each error has its row, and what troubleshooting.md quotes is what is printed."""
 
 import ast
 import re
@@ -9,13 +9,9 @@ import pytest
 
 from tests.unit.docs.blocks import ROOT
 
-PAGE = (ROOT / "docs/reference/errors.md").read_text()
-SYMPTOMS, ERRORS = PAGE.split("\n## By the name of the error\n")
-PARAGRAPHS = dict(
-    re.findall(
-        r'^<a id="(\w+)"></a>\n#### \1\n\n(.+?)\n(?=\n<a|\n#|\Z)', ERRORS + "\n", re.MULTILINE | re.DOTALL
-    )
-)
+SYMPTOMS = (ROOT / "docs/guides/troubleshooting.md").read_text()
+ERRORS = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("errors", "errors-python"))
+ROWS = dict(re.findall(r'^\| <a id="(\w+)"></a>`\1` \| (.+) \|$', ERRORS, re.MULTILINE))
 PACKAGE = ROOT / "hvlaunch"
 ROOTS = {"HvlaunchError"}
 FOR_PYTHON = ("api", "torch")
@@ -63,15 +59,15 @@ def words_printed() -> list[str]:
     return texts
 
 
-def test_each_error_has_a_paragraph_and_each_paragraph_an_error():
+def test_each_error_has_a_row_and_each_row_an_error():
     found = errors()
     assert len(found) > 70
-    assert (sorted(found - PARAGRAPHS.keys()), sorted(PARAGRAPHS.keys() - found)) == ([], [])
-    assert len(re.findall("^#### ", ERRORS, re.MULTILINE)) == len(PARAGRAPHS)
+    assert (sorted(found - ROWS.keys()), sorted(ROWS.keys() - found)) == ([], [])
+    assert ERRORS.count('<a id="') == len(ROWS)
 
 
-def test_a_paragraph_says_more_than_the_name():
-    assert [name for name, text in PARAGRAPHS.items() if len(text.split()) < 10] == []
+def test_a_row_says_more_than_the_name():
+    assert [name for name, text in ROWS.items() if len(text.split()) < 10] == []
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Records of a job's events; docs/reference/events.md describes each."""
+"""Records of a job's events; docs/interfaces/events.md describes each."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from hvlaunch.watch.rounds import Ranks
 from .examples import CAUSES, FACTS, STOPPED
 from .history import History, facts, spec
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "events.md"
+PAGE = Path(__file__).parents[3] / "docs" / "interfaces" / "events.md"
 SECRET = "hunter2-in-the-environment"
 
 
@@ -247,7 +247,7 @@ def test_each_cause_is_recorded_in_words_and_as_data():
 
 
 def documented():
-    """Return the fields listed in docs/reference/events.md, by type and by kind of cause."""
+    """Return the fields listed in docs/interfaces/events.md, by type and by kind of cause."""
     types, _, kinds = PAGE.read_text().partition("| kind |")
     return [
         {name: set(re.findall(r"`(\w+)`", fields)) for name, _, fields in rows}

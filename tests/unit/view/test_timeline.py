@@ -1,4 +1,4 @@
-"""The time line, of records as docs/reference/events.md has them."""
+"""The time line, of records as docs/interfaces/events.md has them."""
 
 import pytest
 
