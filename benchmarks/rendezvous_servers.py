@@ -36,7 +36,7 @@ def ready(port: int) -> None:
 def hvlaunch(*, uvloop: bool = True, on_disk: bool = False, sync: bool = False) -> None:
     if not uvloop:
         sys.modules["uvloop"] = None  # type: ignore[assignment]  # as where it is not installed
-    from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (each only where it is used)
+    from hvlaunch.rendezvous.serving import RendezvousServer  # noqa: PLC0415 (each only where it is used)
     from hvlaunch.rendezvous.serving.store_record import StoreFile  # noqa: PLC0415 (as above)
 
     # /tmp may be in memory, where a sync costs nothing.

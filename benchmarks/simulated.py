@@ -14,7 +14,7 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.gloo import controller
 from hvlaunch.gloo.controller import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.gloo.played import PlayedAgent
 
 __all__ = ["SimulatedHosts"]

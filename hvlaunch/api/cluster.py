@@ -139,7 +139,7 @@ def main(descriptor: int) -> NoReturn:
     # From here on messages come from several threads.
     caller = Caller(link)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)
-    from hvlaunch.pool.hold import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
+    from hvlaunch.pool import hold_pool  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     try:
         hold_pool(
@@ -162,6 +162,6 @@ def _on_status(caller: Caller, request: PoolWanted) -> "OnStatus":
     if request.tells_status:
         threading.Thread(target=caller.tell_status, name="status", daemon=True).start()
         return caller.keep_status
-    from hvlaunch.pool.hold import printed_status  # noqa: PLC0415 (slow to load)
+    from hvlaunch.pool import printed_status  # noqa: PLC0415 (slow to load)
 
     return printed_status(request.spec.console, sys.stderr.buffer)

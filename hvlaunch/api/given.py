@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.options.option import BadValue, Option
+from hvlaunch.cli.config import other_sources
+from hvlaunch.cli.options import BadValue, Option
 from hvlaunch.cli.options.settings import Options, Setting, merged, read_value
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.cli.process import complain

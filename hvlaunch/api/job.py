@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hvlaunch.api.errors import ResultLost
-from hvlaunch.cli.jobs.commands import state_word
+from hvlaunch.cli.jobs import state_word
 from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.console.stored import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage

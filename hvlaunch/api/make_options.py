@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.api.given import FIELDS
-from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import Option
+from hvlaunch.cli.options import Option, values
 from hvlaunch.cli.options.parser import default_text
 
 __all__ = ["module"]

@@ -5,8 +5,8 @@ argparse can't split a line: words of the command that look like options would b
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hvlaunch.cli.config.sources import other_sources
-from hvlaunch.cli.options.option import Option, OptionGroup, Typed, UnknownOption, by_name, split
+from hvlaunch.cli.config import other_sources
+from hvlaunch.cli.options import Option, OptionGroup, Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.settings import HELP_HINT, Options, Setting, check_words, merged, typed_setting
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage

@@ -47,7 +47,7 @@ def launcher_version(name: str) -> str | None:
     """Return the MPI behind mpirun, or another launcher's path; None if it is missing or unknown."""
     if name != "mpirun":
         return shutil.which(name)
-    from hvlaunch.mpi.detect import detect  # noqa: PLC0415 (no other question needs it)
+    from hvlaunch.mpi import detect  # noqa: PLC0415 (no other question needs it)
 
     try:
         return str(detect(None))

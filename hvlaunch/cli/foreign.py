@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from hvlaunch.cli.line import is_options, paste
-from hvlaunch.cli.options.option import Option, by_name, split, words_of
+from hvlaunch.cli.options import Option, by_name, split, words_of
 from hvlaunch.cli.options.settings import unknown_option
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked, masked_words

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from hvlaunch.cli.plan import command_line, quoted, shown_value
 from hvlaunch.job import JobSpec, MPIOptions
+from hvlaunch.mpi import Kind, find
 from hvlaunch.mpi.builders import build, rankfile
-from hvlaunch.mpi.detect import Kind, find
 from hvlaunch.mpi.process_ranks import shell_shim
 from hvlaunch.mpi.request import counted, request_of
 

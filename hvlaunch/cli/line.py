@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hvlaunch.cli.options import Option, Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.option import Option, Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.settings import Options, check_words
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked_words

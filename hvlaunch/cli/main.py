@@ -84,7 +84,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     if argv and argv[0] in _QUESTIONS and shutil.which(argv[0]) is None:
         argv = [*argv[1:2], "--help"] if argv[0] == "help" and argv[1:2] else [_QUESTIONS[argv[0]]]
     if argv and argv[0] in JOB_WORDS:
-        from hvlaunch.cli.jobs.commands import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
+        from hvlaunch.cli.jobs import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
 
         return run_job_command(argv, os.environ)
     try:

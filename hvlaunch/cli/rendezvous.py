@@ -96,7 +96,7 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _serve(bind: tuple[str, int], token_file: Path, wait: Callable[[], object]) -> None:
-    from hvlaunch.rendezvous.serving.server import RendezvousServer  # noqa: PLC0415 (--help needs none of it)
+    from hvlaunch.rendezvous.serving import RendezvousServer  # noqa: PLC0415 (--help needs none of it)
     from hvlaunch.rendezvous.token_file import make_token_file, read_token_file  # noqa: PLC0415 (as above)
 
     if make_token_file(token_file):

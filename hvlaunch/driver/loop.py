@@ -24,7 +24,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.narrator import Narrator
 from hvlaunch.watch.rounds import Ranks
 

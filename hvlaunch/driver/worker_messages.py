@@ -27,7 +27,7 @@ from hvlaunch.rendezvous.round_messages import (
     worker_id,
     worker_of,
 )
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.sentences import because
 
 __all__ = ["Message", "WorkerMessages", "addresses", "let_in", "scopes"]

@@ -31,9 +31,9 @@ from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
-from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh import Connection
 from hvlaunch.ssh.ways import Ways
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HvlaunchError, StartTimeout
+from hvlaunch.mpi import Kind
 from hvlaunch.mpi.call_listener import AgentCaller
-from hvlaunch.mpi.detect import Kind
 from hvlaunch.mpi.process_ranks import names_of, ranks_of
 from hvlaunch.rendezvous.serving.traffic import plain_address
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage
-from hvlaunch.mpi.detect import Kind, LauncherProgram
+from hvlaunch.mpi import Kind, LauncherProgram
 
 __all__ = ["LaunchRequest", "LauncherCommand", "build", "rankfile", "ssh_arguments"]
 

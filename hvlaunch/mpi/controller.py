@@ -19,10 +19,10 @@ from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.hosts.local import is_local, own_addresses
 from hvlaunch.job import Host, JobResult, JobSpec, MPIOptions
+from hvlaunch.mpi import Kind, LauncherProgram, find
 from hvlaunch.mpi.arrivals import Arrivals, LauncherFailed
 from hvlaunch.mpi.builders import LaunchRequest, build, rankfile, ssh_arguments
 from hvlaunch.mpi.call_listener import CallListener, ReturnCalls
-from hvlaunch.mpi.detect import Kind, LauncherProgram, find
 from hvlaunch.mpi.launched_agent import LaunchedAgent
 from hvlaunch.mpi.process import LauncherProcess
 from hvlaunch.mpi.process_ranks import names_of

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from hvlaunch.agent.quick import has_own_proc
+from hvlaunch.mpi import NoLauncher
 from hvlaunch.mpi.builders import LauncherCommand
-from hvlaunch.mpi.detect import NoLauncher
 
 if TYPE_CHECKING:
     import psutil

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi import Kind
 
 __all__ = ["ALL_NAMES", "Names", "ProcessRanks", "names_of", "ranks_of", "shell_shim"]
 

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 from hvlaunch.agent.launched import rank
 from hvlaunch.agent.wire import caller
-from hvlaunch.driver.program.agent_program import NEW_ENOUGH, python_candidates, without_words
+from hvlaunch.driver.program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import lsf_slots
 from hvlaunch.hosts.placement import needed, place
 from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.mpi import Kind, LauncherProgram
 from hvlaunch.mpi.builders import LaunchRequest
-from hvlaunch.mpi.detect import Kind, LauncherProgram
 from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 
 __all__ = ["caller_command", "counted", "key_exchange_words", "remote_python", "request_of"]

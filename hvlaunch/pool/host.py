@@ -18,7 +18,7 @@ from hvlaunch.driver.links.agent_channel import CommandChannel, Garbled
 from hvlaunch.errors import AgentFailed, HostError, HvlaunchError, Problem
 from hvlaunch.job import Host
 from hvlaunch.outside.pools import STREAM_DATA, STREAM_ENDED, STREAM_HEAD
-from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh import Connection
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame

@@ -19,14 +19,14 @@ from hvlaunch.agent.quick import loads
 from hvlaunch.agent.warm import ORDERS
 from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.console.status import OnStatus, Status, counted
-from hvlaunch.driver.program.agent_program import agent_command, python_candidates, warm_bundle
+from hvlaunch.driver.program import agent_command, python_candidates, warm_bundle
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.owners import peer_is_own
 from hvlaunch.pool.host import PoolStream, WarmHost
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh import Connection
 
 __all__ = ["WarmPool"]
 

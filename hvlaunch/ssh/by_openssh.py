@@ -15,11 +15,11 @@ from typing import Protocol
 from hvlaunch.children import Sweeper
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
+from hvlaunch.ssh import Channel, stage
 from hvlaunch.ssh.complaints import FAILED, explain, lost
+from hvlaunch.ssh.config import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hops
-from hvlaunch.ssh.config.settings import HostSettings, by_hand, resolve, ssh_words
-from hvlaunch.ssh.connection import Channel, stage
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.streams import borrow
 from hvlaunch.ssh.tcp import ConnectLimit, addresses_toward, persist, silence

@@ -1,4 +1,4 @@
-"""Commands as processes of this machine; their three pipes are the channel. connection.py has the interface."""
+"""Commands as processes of this machine; their three pipes are the channel. The package's own module has the interface."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import IO
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.ssh.connection import Channel
+from hvlaunch.ssh import Channel
 
 __all__ = ["PipeChannel", "PipeConnection", "Tail", "connect_local", "start_piped"]
 

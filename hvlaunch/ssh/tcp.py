@@ -12,8 +12,8 @@ from random import random as any_random
 from typing import Any, TypeVar
 
 from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout, UnknownHost
-from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.connection import stage
+from hvlaunch.ssh import stage
+from hvlaunch.ssh.config import HostSettings
 from hvlaunch.ssh.streams import GreetingSocket
 
 __all__ = [

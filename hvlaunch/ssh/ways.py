@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh import Connection
 from hvlaunch.ssh.pipes import PipeConnection
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Ways:
             from hvlaunch.ssh.by_openssh import OpenSSHClient  # noqa: PLC0415
 
             return OpenSSHClient(self._options, timeout=self._timeout, connect_limit=connect_limit)
-        from hvlaunch.ssh.by_paramiko.client import ParamikoClient  # noqa: PLC0415
+        from hvlaunch.ssh.by_paramiko import ParamikoClient  # noqa: PLC0415
 
         return ParamikoClient(
             self._options, timeout=self._timeout, keyring=self._keys, connect_limit=connect_limit

@@ -20,7 +20,7 @@ from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.job import Host, JobSpec, SSHOptions
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
-from hvlaunch.ssh.config.settings import resolve
+from hvlaunch.ssh.config import resolve
 from hvlaunch.ssh.trust.identity import read_identity
 from hvlaunch.ssh.trust.keyring import Keyring
 

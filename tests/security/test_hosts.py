@@ -20,7 +20,7 @@ from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.hosts.local import Address, is_here_by_dns, is_local
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.job import ElasticOptions, Host, JobSpec
-from hvlaunch.ssh.connection import Connection
+from hvlaunch.ssh import Connection
 
 LIMIT = 60.0
 OURS: Address = (socket.AF_INET, ("127.0.0.1", 0))

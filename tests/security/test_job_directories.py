@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.jobs.commands import run_job_command
+from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.console.files import JobFolder
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.controller import _make_output_directory

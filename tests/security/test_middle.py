@@ -18,8 +18,8 @@ from hvlaunch.mpi.call_listener import AgentCaller, CallListener
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 
 TOKEN = "the-token-that-is-secret"
 _BY_CHANCE = 4

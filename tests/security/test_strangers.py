@@ -27,7 +27,7 @@ SERVER = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 with RendezvousServer(sys.argv[2], certificate=Certificate(), host="127.0.0.1") as server:
     print(server.port, flush=True)
     sys.stdin.read()

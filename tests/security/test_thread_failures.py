@@ -45,7 +45,7 @@ FAULTS = {
     "to a host": "hvlaunch.driver.links.session:HostSession:_write",
     "from a host": "hvlaunch.driver.links.host_link:HostLink:_obey",
     "stdin": "hvlaunch.driver.stdin:StdinPump:_run",
-    "rendezvous": "hvlaunch.rendezvous.serving.server:RendezvousServer:_run_loop",
+    "rendezvous": "hvlaunch.rendezvous.serving:RendezvousServer:_run_loop",
     "event file": "hvlaunch.console.event_file:EventFile:_run",
     "a host's stderr": "hvlaunch.ssh.pipes:PipeChannel:_drain_stderr",
     "discovery": "hvlaunch.hosts.discovery:Discovery:_run",

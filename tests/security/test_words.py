@@ -13,8 +13,7 @@ from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.jobs import attach, metrics
-from hvlaunch.cli.jobs.commands import job_table
+from hvlaunch.cli.jobs import attach, job_table, metrics
 from hvlaunch.cli.jobs.web_server import WebServer
 from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.errors import BadUsage, HostError

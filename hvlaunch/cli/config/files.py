@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.cli.config.read import ConfigFile, FileSettings, Tree, config_settings
-from hvlaunch.cli.options.option import OptionGroup
+from hvlaunch.cli.options import OptionGroup
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import other_writer, reason, writer_of_directory
 

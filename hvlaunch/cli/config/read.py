@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, NoReturn, TypeAlias
 
-from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import BadValue, Option, OptionGroup
+from hvlaunch.cli.options import BadValue, Option, OptionGroup, values
 from hvlaunch.cli.options.settings import HELP_HINT, Setting, place_of, read_value
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage

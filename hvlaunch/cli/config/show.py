@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hvlaunch.cli.config.read import group_key, key_of
-from hvlaunch.cli.options.option import Option, OptionGroup
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import COMMAND

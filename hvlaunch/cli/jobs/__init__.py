@@ -1,1 +1,446 @@
-"""Commands on existing jobs."""
+"""Commands on existing jobs (`hvlaunch jobs`, `stop`, ...): questions to a job's driver, or a look into the job's directory."""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from hvlaunch.cli.options import BadValue
+from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.parser import Parser
+from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.console.lines import visible, visible_line
+from hvlaunch.console.status import ago, count
+from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.parse import host_set
+from hvlaunch.outside import (
+    KnownJob,
+    await_driver,
+    await_end,
+    choose,
+    jobs_directory,
+    known_jobs,
+    prune,
+    remove,
+)
+from hvlaunch.outside.control import ControlClient, DriverGone, state_of
+
+__all__ = ["job_record", "job_table", "listed", "parser_of", "run_job_command", "since", "state_word"]
+
+
+State = Mapping[str, Any] | None
+"""The driver's answer about its job; None without an answer."""
+
+_EVENTS_WAIT = 30
+_PATIENCE = 2.0
+"""Seconds for the answer of a driver, of many jobs' drivers."""
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SPAN = re.compile(r"([0-9]{1,9})([smhd])")
+_TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
+_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
+_ROUND = _HEAD.index("ROUND")
+_FEW_ENDED = 5
+_WIDEST = 40
+"""Characters of a cell, except in the last column."""
+
+
+def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command line that begins with a job word; return its exit code. Raises HvlaunchError."""
+    if argv[0] == "pool":
+        from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
+
+        return run_pool_command(argv[1:], environ)
+    if argv[0] == "translate":
+        return _translate(argv[1:])
+    try:
+        options = parser_of(argv[0]).parse_args(argv[1:])
+    except _Help as question:
+        return print_answer(str(question))
+    root = jobs_directory(environ)
+    # Directories of ended jobs are removed by whoever comes by: no daemon does it.
+    prune(root)
+    options.known_jobs = partial(known_jobs, root)
+    return _ACTS[argv[0]](options.known_jobs(), options)
+
+
+class _Help(Exception):
+    """The help was asked for; its text is the exception's."""
+
+
+# argparse's own help exits the process, and prints without our care for broken pipes.
+class _AskHelp(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        raise _Help(parser.format_help())
+
+
+def parser_of(name: str) -> Parser:
+    """Return the parser of the words behind this word, except `pool`."""
+    word = JOB_WORDS[name]
+    parser = Parser(
+        prog=f"hvlaunch {name}",
+        usage=f"hvlaunch {name} {word.usage}",
+        description=f"{word.help[0].upper()}{word.help[1:].replace('`', '')}.",
+        add_help=False,
+        allow_abbrev=False,
+        hint=f"hvlaunch {name} --help",
+    )
+    parser.add_argument("-h", "--help", action=_AskHelp, nargs=0, help="show this")
+    if name == "signal":
+        parser.add_argument("signal", metavar="SIGNAL", type=_signal_name, help="such as USR1")
+    if name == "translate":
+        parser.add_argument(
+            "line", metavar="LINE", help="the line, such as 'torchrun --nproc-per-node 2 train.py'"
+        )
+    elif name != "jobs":
+        count = None if name == "forget" else "?"
+        text = "id or name of the job, or the first letters of its id; not needed where one job runs"
+        parser.add_argument("job", metavar="JOB", nargs=count, help=text)
+    match name:
+        case "jobs":
+            parser.add_argument(
+                "-a", "--all", action="store_true", help="with all ended jobs, not only the newest five"
+            )
+            parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
+        case "attach" | "logs":
+            _add_view_options(parser, name)
+        case "top":
+            _add_top_options(parser)
+        case "metrics":
+            _add_metrics_options(parser)
+        case "stacks":
+            _add_ranks(parser)
+            parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
+            parser.add_argument(
+                "--json", action="store_true", help="an object for each process, on its own line"
+            )
+        case "events":
+            parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+        case "stop":
+            parser.add_argument(
+                "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
+            )
+    return parser
+
+
+def _add_ranks(parser: Parser) -> None:
+    from hvlaunch.cli.options import values  # noqa: PLC0415 (for these words alone)
+
+    parser.add_argument(
+        "--ranks", metavar="LIST", type=_reader(values.ranks), help="show these ranks, such as 0,8-15"
+    )
+
+
+def _add_view_options(parser: Parser, name: str) -> None:
+
+    _add_ranks(parser)
+    if name == "attach":
+        return
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    when = partial(since, now=datetime.now().astimezone())
+    parser.add_argument(
+        "--since", metavar="TIME", type=_reader(when), help="from then on: 10m, 2h, 14:30, 2026-11-22T14:30"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="an object for each piece of output, on its own line"
+    )
+
+
+def _add_top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
+    )
+    parser.add_argument(
+        "--web", action="store_true", help="serve a page for a browser until Ctrl-C; print its address"
+    )
+    _add_bind(parser, "the page")
+
+
+def _add_metrics_options(parser: Parser) -> None:
+    from hvlaunch.cli.options import values  # noqa: PLC0415 (for this word alone)
+
+    parser.add_argument(
+        "--textfile", metavar="FILE", help="write them to this file, as node_exporter reads it"
+    )
+    parser.add_argument(
+        "--interval",
+        metavar="SECONDS",
+        type=_reader(values.seconds),
+        help="with --textfile: write it again and again, and remove it in the end",
+    )
+    parser.add_argument(
+        "--scrape",
+        action="store_true",
+        help="serve those of one job until Ctrl-C; print the address and a token",
+    )
+    _add_bind(parser, "them")
+
+
+def _add_bind(parser: Parser, noun: str) -> None:
+    parser.add_argument("--bind", metavar="ADDRESS", help=f"serve {noun} at this address, by https")
+    parser.add_argument(
+        "--no-tls", action="store_true", help="with --bind: by http, which others on the network can read"
+    )
+
+
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except BadValue as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _signal_name(text: str) -> str:
+    name = text.upper().removeprefix("SIG")
+    if f"SIG{name}" not in signal.Signals.__members__:
+        raise BadUsage(f"{text} is not a signal", hint="hvlaunch signal USR1")
+    return name
+
+
+def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.attach import attach  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return attach(jobs, options)
+
+
+def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.view import logs  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return logs(jobs, options)
+
+
+def _top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.top import top  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return top(jobs, options)
+
+
+def _metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.metrics import metrics  # noqa: PLC0415 (for this word alone)
+
+    return metrics(jobs, options)
+
+
+@contextmanager
+def _what_can_be_read() -> Iterator[None]:
+    """Turn errors of files in jobs' directories into BadUsage."""
+    try:
+        yield
+    except OSError as error:
+        cause = (error.strerror or str(error)).lower()
+        raise BadUsage(
+            f"{error.filename or 'the output of the job'}: {cause}", hint="hvlaunch jobs"
+        ) from None
+
+
+def _jobs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+
+    total = len(jobs)
+    if not options.all and not options.json:
+        jobs = listed(jobs)
+    # Drivers are asked at the same time: a driver that hangs must not delay the others.
+    with ThreadPoolExecutor(max(1, len(jobs))) as asking:
+        states = list(zip(jobs, asking.map(_state, jobs), strict=True))
+    if options.json:
+        return print_answer("".join(f"{json.dumps(job_record(job, state))}\n" for job, state in states))
+    hidden = total - len(jobs)
+    more = f"{count(hidden, 'more job')}, ended: hvlaunch jobs --all\n" if hidden else ""
+    return print_answer((job_table(states) if jobs else "no jobs\n") + more)
+
+
+def listed(jobs: Sequence[KnownJob]) -> list[KnownJob]:
+    """Return the jobs of the short list: first jobs without an end, then the newest ended jobs with workers."""
+    running = [job for job in jobs if job.result is None]
+    ended = [job for job in jobs if job.result is not None and not job.never_ran]
+    return [*reversed(running), *reversed(ended[-_FEW_ENDED:])]
+
+
+def _state(job: KnownJob) -> Mapping[str, Any] | None:
+    """Return the answer of the job's driver; None without one."""
+    return state_of(job, _PATIENCE) if job.has_driver else None
+
+
+def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    if job.result is not None:
+        cause = f"job {job.id} has ended, and its events were not kept"
+        raise BadUsage(cause, hint="--events FILE with the next job")
+    control, number = ControlClient(job), 0
+    # The driver answers as soon as there is an event, or after this time.
+    wait = _EVENTS_WAIT if options.follow else 0
+    while True:
+        try:
+            page = control.get(f"/events?since={number}&wait={wait}", wait)
+        # After a first page, the driver's end is the end of the job.
+        except DriverGone:
+            if not number:
+                raise
+            return 0
+        if page["missed"]:
+            complain(f"{page['missed']} events are no longer kept")
+        code = print_answer("".join(f"{json.dumps(event)}\n" for event in page["events"]))
+        is_over = any(event.get("type") == "job_ended" for event in page["events"])
+        if code or is_over or (not page["events"] and not options.follow):
+            return code
+        number = page["next"]
+
+
+def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.stacks import stacks  # noqa: PLC0415 (for this word alone)
+
+    with _what_can_be_read():
+        return stacks(jobs, options)
+
+
+def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    ControlClient(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
+    return 0
+
+
+def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = _running(jobs, options.job)
+    ControlClient(job).post("/stop", {"kill": options.kill})
+    result = await_end(job)
+    code = "" if result is None else f", exit code {result['exit_code']}"
+    return print_answer(f"job {job.id} has ended{code}\n")
+
+
+def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    result = await_end(job)
+    if result is not None:
+        return int(result["exit_code"])
+    # A good end removes the directory, and a killed driver leaves it.
+    if job.directory.exists():
+        raise DriverGone(
+            f"job {job.id}: its driver was killed", hint="the log of the program that started it"
+        )
+    return 0
+
+
+def _forget(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = choose(jobs, options.job)
+    if job.has_driver:
+        raise BadUsage(f"job {job.id} runs", hint=f"hvlaunch stop {job.id}")
+    remove(job.directory)
+    return 0
+
+
+def _translate(words: Sequence[str]) -> int:
+    """Print the translation of another launcher's line, and notes about omitted options."""
+    from hvlaunch.cli.foreign import translate_line  # noqa: PLC0415 (for this word alone)
+
+    if words in ([], ["-h"], ["--help"]):
+        return print_answer(parser_of("translate").format_help())
+    line, notes = translate_line(words)
+    for note in notes:
+        complain(f"note: {note}")
+    return print_answer(f"{line}\n")
+
+
+def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
+    """Return the named job. Raises BadUsage if it has ended."""
+    job = choose(jobs, name)
+    if not await_driver(job):
+        raise BadUsage(f"job {job.id} has ended", hint="hvlaunch jobs")
+    return job
+
+
+_ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
+    "jobs": _jobs,
+    "attach": _attach,
+    "logs": _logs,
+    "events": _events,
+    "top": _top,
+    "metrics": _metrics,
+    "stacks": _stacks,
+    "signal": _signal,
+    "stop": _stop,
+    "wait": _wait,
+    "forget": _forget,
+}
+
+
+def since(text: str, now: datetime) -> float:
+    """Convert a time to seconds since 1970: `10m` ago, `14:30` today or else yesterday, or `2026-11-22 14:30`.
+
+    Times are local; `now` has a time zone. Raises BadValue.
+    """
+    if (span := _SPAN.fullmatch(text)) is not None:
+        return now.timestamp() - int(span[1]) * _SECONDS[span[2]]
+    try:
+        if _TIME.fullmatch(text):
+            # fromisoformat() needs two digits of the hour.
+            today = datetime.fromisoformat(f"{now:%Y-%m-%d} {text.zfill(len(text) + (text[1] == ':'))}")
+            time_today = today.replace(tzinfo=now.tzinfo)
+            return (time_today if time_today <= now else time_today - timedelta(days=1)).timestamp()
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise BadValue(
+            f"{text!r} is neither a time such as 14:30 or 2026-11-22T14:30, nor 10m or 2h"
+        ) from None
+
+
+def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) -> str:
+    """Return a table with a line for each job."""
+    now = time.time() if now is None else now
+    rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
+    if not any(job.is_elastic for job, _ in jobs):
+        rows = [(*row[:_ROUND], *row[_ROUND + 1 :]) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
+    current = None if state is None else state["round"]
+    hosts = [] if state is None else [host["host"] for host in state["hosts"] if host["state"] == "ready"]
+    cells = (
+        job.id,
+        str(job.about.get("name") or "-"),
+        state_word(job, state),
+        "-" if current is None or not job.is_elastic else str(current["number"]),
+        "-" if state is None else str(len(state["workers"])),
+        host_set(hosts) if hosts else "-",
+        ago(now - job.began),
+    )
+    command = job.about.get("command")
+    # about.json may be another version's, or damaged.
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    return (*(_cut(visible_line(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+
+
+def state_word(job: KnownJob, state: State) -> str:
+    """Return the job's state, `running` or `exit code 1`, or the reason why its driver does not answer."""
+    if job.result is not None:
+        return f"exit code {job.result.get('exit_code')}"
+    if state is not None:
+        return str(state["phase"])
+    # A home directory may be shared: another machine's processes can't be seen from here.
+    machine = job.about.get("machine")
+    if machine != os.uname().nodename:
+        return f"on {machine}"
+    return "no answer" if job.has_driver else "driver killed"
+
+
+def job_record(job: KnownJob, state: State) -> Mapping[str, Any]:
+    """Return the job as an object for programs."""
+    return {**job.about, "id": job.id, "has_driver": job.has_driver, "state": state, "result": job.result}

@@ -126,7 +126,7 @@ def _hold(
     root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
 ) -> int:
     """Run the pool's process; `tell` reports the pool's start to the process that waits for it."""
-    from hvlaunch.pool.hold import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
+    from hvlaunch.pool import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
 
     def on_ready(problems: list[Problem]) -> None:
         if problems:

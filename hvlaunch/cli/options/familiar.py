@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import Option, OptionGroup, Value
+from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
 __all__ = ["FAMILIAR", "HOROVOD"]
 

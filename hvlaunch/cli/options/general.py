@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import Option, OptionGroup, Value
+from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
 __all__ = ["GENERAL", "JOB_WORDS", "JobWord"]
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from hvlaunch.cli.options.option import Option, OptionGroup
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, default_of, unknown_option
 from hvlaunch.errors import BadUsage
 

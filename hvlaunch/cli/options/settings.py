@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvlaunch.cli.options.option import BadValue, Option, OptionGroup
+from hvlaunch.cli.options import BadValue, Option, OptionGroup
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import get_args
 
-from hvlaunch.cli.options import values
+from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import FAMILIAR, HOROVOD
 from hvlaunch.cli.options.general import GENERAL
-from hvlaunch.cli.options.option import Option, OptionGroup, Value
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
 __all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from hvlaunch.cli.options.option import BadValue, Value
+from hvlaunch.cli.options import BadValue, Value
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user, ranges_of
 from hvlaunch.job import MapPolicy
 from hvlaunch.owners import path_hint, reason

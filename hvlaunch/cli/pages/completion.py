@@ -8,8 +8,8 @@ from typing import Any
 
 import shtab
 
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.general import JOB_WORDS, JobWord
-from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import make_parser
 
 __all__ = ["BASH", "ZSH", "after", "completion", "fish_completion", "with_job_words"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hvlaunch import __version__
 from hvlaunch.cli.foreign import LAUNCHERS, Becomes, ForeignOption, OtherLauncher, key
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, default_text, sentences
 from hvlaunch.cli.options.table import GROUPS
 

@@ -7,8 +7,8 @@ from functools import partial
 from rich.text import Text
 from rich_argparse import RichHelpFormatter
 
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.option import Option, OptionGroup
 from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, default_text, make_parser, sentences
 
 __all__ = ["help_text"]

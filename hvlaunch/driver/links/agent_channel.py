@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.agent.wire.frames import END, HEAD, NUMBERS, ROOM, START, Decoder, encode
 from hvlaunch.driver.links.reports import report_decoder
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import HostError, HostLost
 from hvlaunch.job import Host
-from hvlaunch.ssh.connection import Channel, Connection
+from hvlaunch.ssh import Channel, Connection
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame

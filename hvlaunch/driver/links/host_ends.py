@@ -2,7 +2,7 @@
 
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.driver.program.agent_program import NO_PYTHON
+from hvlaunch.driver.program import NO_PYTHON
 from hvlaunch.errors import AgentFailed, ChannelGarbled, HostError, HostLost, NoPython, ProtocolBroken
 
 __all__ = ["broken", "ended", "garbled", "lost", "never_began", "quoted"]

@@ -12,7 +12,7 @@ from hvlaunch.console.lines import Stream
 from hvlaunch.driver.links.agent_channel import AgentConnection, Garbled
 from hvlaunch.driver.links.reports import Expected
 from hvlaunch.driver.links.session import AckedFrames, HostSession
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
 from hvlaunch.engine.events import HostFacts
@@ -24,7 +24,7 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.job import Host, Look, PortHolder
-from hvlaunch.ssh.connection import listen
+from hvlaunch.ssh import listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin

@@ -9,7 +9,7 @@ from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
 from hvlaunch.driver.links.lease import Lease, agents_lease, patience_alone
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
@@ -18,8 +18,8 @@ from hvlaunch.engine.network import is_usable
 from hvlaunch.errors import HostLost
 from hvlaunch.hosts.local import own_addresses
 from hvlaunch.job import Call, Host, JobSpec
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:

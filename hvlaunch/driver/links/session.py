@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from hvlaunch.agent.quick import same
 from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, FRAME_COST, LASTING, BadFrame, Session
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Garbled, Listener
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host

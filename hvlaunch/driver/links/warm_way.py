@@ -15,7 +15,7 @@ from hvlaunch.driver.links.agent_channel import (
     Listener,
     Reconnect,
 )
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
 from hvlaunch.job import Host
@@ -99,7 +99,7 @@ class _WarmConnection(BaseConnection):
 
 
 class _StreamChannel:
-    """hvlaunch.ssh.connection.Channel over the socket of a pool stream."""
+    """hvlaunch.ssh.Channel over the socket of a pool stream."""
 
     def __init__(self, link: socket.socket, request: Mapping[str, Any]) -> None:
         self._link = link

@@ -18,7 +18,7 @@ from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
 from hvlaunch.job import JobSpec
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:

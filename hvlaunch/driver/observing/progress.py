@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.wire.shapes import mapping, number, or_null, record, text, whole
 from hvlaunch.driver.process_events import loud
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.telling import LONGEST_NAME, MOST_METRICS, PROGRESS
 
 __all__ = ["Progress", "Steps"]

@@ -1,1 +1,292 @@
-"""The agent as a program for hosts, and the frames at its start."""
+"""The agent as a program for hosts: a shell command for any login shell, and the bytes for its stdin."""
+
+import marshal
+import re
+import sys
+import zlib
+from collections.abc import Container, Iterable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
+from itertools import takewhile
+from pathlib import Path
+from threading import Lock
+from types import CodeType
+from typing import Any
+
+from hvlaunch import agent
+from hvlaunch.errors import BadUsage, HostError
+from hvlaunch.job import Host
+
+__all__ = [
+    "NEW_ENOUGH",
+    "NO_PYTHON",
+    "AgentProgram",
+    "agent_command",
+    "bundle",
+    "carrier",
+    "local_agent_command",
+    "python_candidates",
+    "rare_modules",
+    "warm_bundle",
+    "without_docstrings",
+    "without_words",
+]
+
+
+class AgentProgram:
+    """The agent with a job's `config` (grace, lease, reconnect in seconds; window, spill in bytes). Thread-safe.
+
+    Each part is made for the first host in need of it. `python` is for hosts without a Python of their own; only
+    `own_pythons`, named by the user before the job, run on this machine.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], python: str | None, own_pythons: Container[str] = frozenset()
+    ) -> None:
+        self.config = config
+        self._python = python
+        self._own_pythons = own_pythons
+        self._making = Lock()
+        self._packed: dict[tuple[bool, bool], bytes] = {}
+        self._rare = b""
+
+    def packed(self, *, is_near: bool, with_ranks: bool = False) -> bytes:
+        """Return the program, as bundle() makes it."""
+        kind = is_near, with_ranks
+        with self._making:
+            if kind not in self._packed:
+                self._packed[kind] = bundle(self.config, is_near=is_near, with_ranks=with_ranks)
+            return self._packed[kind]
+
+    def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
+        """Return the command for the host's login shell, and the program for its stdin.
+
+        On this machine (`is_here`) the program is empty, unless another Python runs the agent. Raises BadUsage, and
+        HostError for a Python of a discovered host that would run here.
+        """
+        # A discovery script may not choose a program that runs as the user on the driver's machine.
+        if is_here and host.python is not None and host.python not in self._own_pythons:
+            raise HostError(
+                f"this machine runs no python={host.python} that is found while the job runs",
+                host=host.name,
+                hint="--remote-python, or python= in the hostfile before the job",
+            )
+        if self._has_files(host, is_here):
+            return local_agent_command(self.config), b""
+        program = self.packed(is_near=is_near)
+        candidates = python_candidates(host.python or self._python)
+        return agent_command(candidates, len(program), self.config["lease"]), program
+
+    def _has_files(self, host: Host, is_here: bool) -> bool:
+        """True if the agent runs from the files of this installation."""
+        return is_here and host.python is None and self._python is None
+
+    def rare(self, host: Host, *, is_here: bool) -> bytes:
+        """Return the rarely used modules, to be sent after the hello; empty if the agent has its files here."""
+        if self._has_files(host, is_here):
+            return b""
+        with self._making:
+            self._rare = self._rare or rare_modules()
+            return self._rare
+
+    def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
+        """Return the command and program of a carrier to the running agent with this scratch directory."""
+        program = carrier(scratch)
+        return agent_command(python_candidates(host.python or self._python), len(program), limit), program
+
+
+NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
+"""Printed by the command if the host has no usable interpreter."""
+
+_GUARDIAN = ("__init__", "quick", "reaper", "scratch", "guardian")
+_MODULES = (
+    *_GUARDIAN,
+    "wire/__init__",
+    "wire/shapes",
+    "wire/frames",
+    "wire/channel",
+    "wire/proof",
+    "facts",
+    "probe",
+    "worker",
+    "workers",
+    "greeting",
+    "main",
+)
+"""Files below agent/ that every agent needs: first its guardian's."""
+_WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
+"""Needed besides if a launcher has started a process for each rank."""
+_WARM = ("warm",)
+_RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
+"""Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
+_TIGHT, _QUICK = 6, 1
+"""Levels of zlib: 9 takes 20 ms longer than 6 for 1 KB less. 1 takes 3 ms less than 6 for 9 KB more, for near hosts."""
+_DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
+_COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
+_DOCUMENTED = 0x3 | (0x4000000 if sys.version_info >= (3, 14) else 0)
+"""Code flags of a function with its docstring, or None, as first constant: CO_OPTIMIZED, CO_NEWLOCALS, CO_HAS_DOCSTRING."""
+_SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
+# Reads exactly its own size from stdin, since the next bytes are frames: a buffer of 1 reads nothing ahead.
+# A timer ends the process until the agent's own loop takes over with the lease: the program may never arrive in full.
+_BOOT = (
+    "import io,zlib,_signal;_signal.setitimer(0,{limit:g});pack=zlib.decompressobj();"
+    "exec(pack.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
+)
+NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
+"""Output of `python -V`, four times as quick as a start, as the patterns of a shell's `case`.
+
+An absolute path with the version in its name is not asked. The first * allows for a line that a shim of pyenv or conda prints.
+"""
+_VERSION_LIMIT = 10
+"""Seconds for `python -V` if the host has timeout(1): an interpreter on a hanging file system is skipped."""
+_SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
+
+
+def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
+    """Return the agent and `config` (see AgentProgram) as a program: a zlib stream with its text, then the packed modules.
+
+    The text finds its decompressor as `pack`. `with_ranks`: a launcher starts the program, with a process for
+    each of the host's ranks.
+    """
+    # A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That triples the
+    # bytes to send, and saves a Python of the same version 10 ms.
+    later = tuple(path for path in _MODULES if path not in _GUARDIAN) + (_WITH_RANKS if with_ranks else ())
+    packed, sizes = _modules_packed(_GUARDIAN, later, is_near=is_near)
+    text = f"{_boot()}\nboot(pack.unused_data, {sizes!r}, {dict(config)!r})\n"
+    return zlib.compress(text.encode(), _TIGHT) + packed
+
+
+def warm_bundle(lease: float) -> bytes:
+    """Return the warm agent (agent/warm.py) with its lease in seconds as a program, with every module of an agent."""
+    packed, sizes = _modules_packed((*_MODULES, *_RARE, *_WARM), (), is_near=True)
+    config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
+    start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
+    return zlib.compress(f"{_boot()}\n{start}".encode(), _TIGHT) + packed
+
+
+def _modules_packed(
+    first: Sequence[str], later: Sequence[str], *, is_near: bool
+) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
+    """Return the modules of both parts, and the sizes of the parts, as agent/boot.py says."""
+    level = _QUICK if is_near else _TIGHT
+    parts = [_packed({"hvlaunch.__init__": "", **_texts(first)}, level), _packed(_texts(later), level)]
+    sizes = {b"": (len(parts[0]), len(parts[1]))}
+    if is_near:
+        compiled = [_packed({"hvlaunch.__init__": "", **_code(first)}, level), _packed(_code(later), level)]
+        sizes[MAGIC_NUMBER] = (len(compiled[0]), len(compiled[1]))
+        parts += compiled
+    return b"".join(parts), sizes
+
+
+def _texts(paths: Iterable[str]) -> dict[str, str]:
+    root = Path(agent.__file__).parent
+    return {_name_of(path): _text(root / f"{path}.py") for path in paths}
+
+
+def _code(paths: Iterable[str]) -> dict[str, CodeType]:
+    """Return the modules as this Python compiles them, without docstrings."""
+    root = Path(agent.__file__).parent
+    loaders = {_name_of(path): SourceFileLoader(_name_of(path), str(root / f"{path}.py")) for path in paths}
+    code = {name: loader.get_code(name) for name, loader in loaders.items()}
+    return {name: without_docstrings(module) for name, module in code.items() if module is not None}
+
+
+def _name_of(path: str) -> str:
+    """Return the name of the module in this file below agent/; boot.py takes a name that ends in `.__init__` for a package."""
+    return "hvlaunch.agent." + path.replace("/", ".")
+
+
+def _boot() -> str:
+    return _text(Path(agent.__file__).with_name("boot.py"))
+
+
+def rare_modules() -> bytes:
+    """Return the agent's rarely used modules, in the form for agent/boot.py."""
+    return _packed(_texts(_RARE), _TIGHT)
+
+
+def carrier(scratch: str) -> bytes:
+    """Return the compressed program that joins its stdin and stdout to the agent with this scratch directory."""
+    text = _text(Path(agent.__file__).parent / "wire" / "carrier.py")
+    return zlib.compress(f"{text}\nmain({scratch!r})\n".encode())
+
+
+def _text(file: Path) -> str:
+    return without_words(file.read_text(encoding="ascii"))
+
+
+def without_words(text: str) -> str:
+    """Return the module's text without docstrings and comments. Lines keep their numbers."""
+    # A quarter of the bytes to send.
+    return _COMMENT.sub("", _DOCSTRING.sub(lambda match: f'{match[1]}""' + "\n" * match[0].count("\n"), text))
+
+
+def without_docstrings(code: CodeType) -> CodeType:
+    """Return the code without docstrings. No module may use the text of its own docstring."""
+    # An eighth of the bytes to send.
+    constants = [
+        without_docstrings(constant) if isinstance(constant, CodeType) else constant
+        for constant in code.co_consts
+    ]
+    is_function = code.co_flags & _DOCUMENTED == _DOCUMENTED and not code.co_name.startswith("<")
+    is_module = "__doc__" in code.co_names[:2]
+    if (is_function or is_module) and constants and isinstance(constants[0], str):
+        constants[0] = ""
+    elif "__qualname__" in code.co_names[:3] and "__doc__" in code.co_names:
+        # The body of a class stores its qualified name, then (since Python 3.13) a number, then its docstring.
+        texts = (number for number, value in enumerate(constants) if number and isinstance(value, str))
+        constants[next(texts)] = ""
+    return code.replace(co_consts=tuple(constants))
+
+
+def _packed(modules: Mapping[str, CodeType | str], level: int) -> bytes:
+    return zlib.compress(marshal.dumps(dict(modules)), level)
+
+
+def python_candidates(chosen: str | None) -> list[str]:
+    """Return the interpreters to try on a host, in order; only the user's choice if there is one."""
+    if chosen is None:
+        ours = Path(sys.executable)
+        named = ours.with_name(f"python3.{sys.version_info.minor}")
+        return [*([str(named)] if named.exists() and named != ours else []), str(ours), "python3", "python"]
+    if not _SHELL_SAFE.fullmatch(chosen):
+        raise BadUsage(f"--remote-python {chosen!r}: must not have a quote, $, ! or backslash")
+    return [chosen]
+
+
+def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
+    """Return the command that starts the first candidate with Python >= 3.8, with a bundle of `size` bytes on its stdin.
+
+    The bundle must arrive within `limit` seconds; otherwise the process ends.
+    """
+    # One exec and one pair of single quotes: bash, zsh, dash, fish, csh and tcsh read this alike. A command line is visible
+    # to every user of the host, and therefore holds no secret.
+    usable = [path for path in candidates if _SHELL_SAFE.fullmatch(path)]
+    named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
+    others = usable[len(named) :]
+    script = (
+        f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size, limit=limit)}"; '
+        f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
+        f'l="timeout {_VERSION_LIMIT}"; command -v timeout >/dev/null && $l true || l=; '
+        f"for p in {_words(others)}; do "
+        f'case "$($l "$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) exec "$p" "$@";; esac; '
+        f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
+    )
+    return f"exec /bin/sh -c '{script}'"
+
+
+def local_agent_command(config: Mapping[str, Any]) -> str:
+    """Return the command that starts the agent on this machine, from the files of this installation."""
+    import shlex  # noqa: PLC0415 (only for this machine)
+
+    root = str(Path(agent.__file__).parents[2])
+    program = f"import sys;sys.path.append({root!r});from hvlaunch.agent.guardian import main;main({dict(config)!r})"
+    return "exec " + shlex.join([sys.executable, "-I", "-S", "-X", "utf8", "-c", program])
+
+
+def _words(paths: Iterable[str]) -> str:
+    return " ".join(f'"{_home(path)}"' for path in paths)
+
+
+def _home(path: str) -> str:
+    return "$HOME" + path[1:] if path.startswith("~/") else path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvlaunch import agent
 from hvlaunch.agent import errands
-from hvlaunch.driver.program.agent_program import without_words
+from hvlaunch.driver.program import without_words
 
 __all__ = ["errand_names", "errand_program"]
 

@@ -8,8 +8,8 @@ from paramiko.channel import Channel as Session
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
+from hvlaunch.ssh import Channel
 from hvlaunch.ssh.by_paramiko.transport import WINDOW, JumpStream, SSHTransport, open_jump
-from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.pipes import Tail
 from hvlaunch.ssh.streams import Stream
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config import Ask, HostSettings, resolve
 from hvlaunch.ssh.config.ask_ssh import ask_ssh
-from hvlaunch.ssh.config.settings import Ask, HostSettings, resolve
 
 __all__ = ["Hop", "Hops", "behind", "parse_hop"]
 

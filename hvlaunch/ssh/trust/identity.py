@@ -21,7 +21,7 @@ from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
 from hvlaunch.owners import other_reader
-from hvlaunch.ssh.config.settings import OPENSSH
+from hvlaunch.ssh.config import OPENSSH
 from hvlaunch.ssh.trust.host_certificate import CERTIFICATE
 
 __all__ = ["Identity", "UserCertificate", "bare_key", "certified", "read_certificate", "read_identity"]

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.errors import HostError
-from hvlaunch.ssh.config.settings import HostSettings
-from hvlaunch.ssh.connection import stage
+from hvlaunch.ssh import stage
+from hvlaunch.ssh.config import HostSettings
 from hvlaunch.ssh.trust.known_hosts import KnownHosts
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.owners import make_own_directory
-from hvlaunch.ssh.config.settings import OPENSSH, HostSettings
+from hvlaunch.ssh.config import OPENSSH, HostSettings
 from hvlaunch.ssh.trust.host_certificate import (
     CERTIFICATE,
     BadHostCertificate,

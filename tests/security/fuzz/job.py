@@ -11,7 +11,7 @@ from hvlaunch.console.files import OutputFiles
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.relay import HostRelay
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
@@ -19,8 +19,8 @@ from hvlaunch.engine.causes import HostProblem
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.workers import TIME as INSPECTION
 from hvlaunch.job import ElasticOptions, Host
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.http import ClientConnection, HttpLimits
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 from hvlaunch.watch.sentences import detail, sentence
 from tests.security.fuzz.broken import Valid

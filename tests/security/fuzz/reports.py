@@ -16,7 +16,7 @@ from hvlaunch.driver.links.agent_channel import (
     PieceReader,
 )
 from hvlaunch.driver.links.reports import RelayRules, report_decoder
-from hvlaunch.driver.program.agent_program import NO_PYTHON, AgentProgram
+from hvlaunch.driver.program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host
 from hvlaunch.mpi.call_listener import ReturnCalls

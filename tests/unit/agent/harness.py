@@ -18,7 +18,7 @@ import pytest
 
 from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, STREAMS, Decoder, encode
 from hvlaunch.driver.links.agent_channel import PieceReader
-from hvlaunch.driver.program.agent_program import agent_command, bundle, rare_modules
+from hvlaunch.driver.program import agent_command, bundle, rare_modules
 from tests import pythons
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import pytest
 
 from hvlaunch import agent as agent_package
 from hvlaunch.agent.wire.frames import PROTOCOL, Decoder, encode
+from hvlaunch.driver import program as bundles
 from hvlaunch.driver.links.agent_channel import PieceReader
-from hvlaunch.driver.program import agent_program as bundles
-from hvlaunch.driver.program.agent_program import (
+from hvlaunch.driver.program import (
     NO_PYTHON,
     agent_command,
     bundle,

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.wire.frames import encode
-from hvlaunch.driver.program.agent_program import agent_command, bundle
+from hvlaunch.driver.program import agent_command, bundle
 from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
 
 Launch = Callable[..., AgentProcess]

@@ -19,7 +19,7 @@ from hvlaunch.agent.probe import Beacon, reach
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.proof import QUESTION_SIZE, Prover, Question
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.agent.harness import AgentProcess
 

@@ -19,7 +19,7 @@ from hvlaunch.agent.wire.carrier import EXIT_NO_AGENT
 from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, Decoder, encode
 from hvlaunch.agent.wire.rejoin import session_proof
 from hvlaunch.driver.links.agent_channel import PieceReader
-from hvlaunch.driver.program.agent_program import carrier
+from hvlaunch.driver.program import carrier
 from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python, until
 
 KEY = "the session's key"

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvlaunch.cli.jobs.commands import run_job_command
+from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.outside import known_jobs
 
 __all__ = ["DEADLINE", "Site", "wait_until"]

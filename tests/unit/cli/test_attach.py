@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.cli.jobs.attach import Viewed
-from hvlaunch.cli.jobs.commands import run_job_command
 from hvlaunch.console.stored import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import has_driver, known_jobs

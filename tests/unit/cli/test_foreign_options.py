@@ -15,7 +15,7 @@ from ClusterShell.CLI import OptionParser
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.foreign import LAUNCHERS, key, rows_of
 from hvlaunch.cli.main import main
-from hvlaunch.cli.options.option import by_name
+from hvlaunch.cli.options import by_name
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import coming_from_page as page
 from hvlaunch.errors import BadUsage

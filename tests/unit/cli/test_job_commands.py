@@ -16,8 +16,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hvlaunch.cli.jobs import job_table, listed
 from hvlaunch.cli.jobs.attach import described
-from hvlaunch.cli.jobs.commands import job_table, listed
 from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.console.status import ago

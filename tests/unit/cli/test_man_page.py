@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.cli.options.option import Option, OptionGroup, Value
+from hvlaunch.cli.options import Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import EXAMPLES, sentences
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import man_page

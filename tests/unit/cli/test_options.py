@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import Answered, parse
-from hvlaunch.cli.options.option import BadValue, Option, OptionGroup, Value
+from hvlaunch.cli.options import BadValue, Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import options_page as page

@@ -4,8 +4,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hvlaunch.cli.jobs.commands import since
-from hvlaunch.cli.options.option import BadValue
+from hvlaunch.cli.jobs import since
+from hvlaunch.cli.options import BadValue
 
 NOW = datetime(2026, 11, 22, 14, 30, 5, tzinfo=timezone.utc)
 

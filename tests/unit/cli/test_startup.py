@@ -101,7 +101,7 @@ def test_a_driver_for_other_hosts_loads_little_more():
 
 LOGIN = """
 import sys
-from hvlaunch.ssh.by_paramiko import client
+from hvlaunch.ssh import by_paramiko as client
 client._load_login()
 loaded = {"invoke", "email", "importlib.metadata"} & sys.modules.keys()
 assert not loaded, loaded

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hvlaunch.cli.options import values
-from hvlaunch.cli.options.option import BadValue
+from hvlaunch.cli.options import BadValue, values
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
-from hvlaunch.cli.jobs.commands import parser_of
+from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.plan import plan

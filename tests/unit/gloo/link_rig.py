@@ -9,7 +9,7 @@ from hvlaunch.driver.job_record import FrameRecord
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.host_link import HostLink, Opening
 from hvlaunch.driver.links.relay import HostRelay
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host

@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.agent.wire.frames import BadFrame, PieceWriter, encode
 from hvlaunch.driver.links.agent_channel import CommandConnection, Garbled
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.job import Host
 from tests.unit.gloo.fakes import FakeConnection, FakeListener

@@ -25,7 +25,7 @@ from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside import CONTROL, JobDirectory, KnownJob, known_jobs
 from hvlaunch.outside.control import ControlClient as Client
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.telemetry.stack import ProcessStack
 
 ID = "0123456789ab"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.driver.links.reports import Expected
-from hvlaunch.driver.program.agent_program import NO_PYTHON
+from hvlaunch.driver.program import NO_PYTHON
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import Host

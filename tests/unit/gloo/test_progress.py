@@ -14,7 +14,7 @@ import pytest
 
 from hvlaunch.driver.observing.progress import Progress, Steps
 from hvlaunch.rendezvous import telling
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.telling import PROGRESS, Teller
 
 LONG = 60.0

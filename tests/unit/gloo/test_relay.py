@@ -15,7 +15,7 @@ from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.driver.links.relay import HostRelay, peer_name
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousClosed
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.agent.harness import AgentProcess, until
 
 AUTH = b"Authorization: Bearer token\r\n"

@@ -12,7 +12,7 @@ import pytest
 from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.links.session import HostSession
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
 from hvlaunch.ssh.pipes import connect_local

@@ -17,7 +17,7 @@ import pytest
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.driver.links.warm_way import WarmWay
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec

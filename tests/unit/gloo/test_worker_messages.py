@@ -24,7 +24,7 @@ from hvlaunch.rendezvous.round_messages import (
     decode,
     encode,
 )
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 
 LONG = 60.0
 WORKERS = [("fe80::1", 3, 2), ("a", 0, 0)]

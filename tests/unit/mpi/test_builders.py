@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.mpi import Kind, LauncherProgram
 from hvlaunch.mpi.builders import LaunchRequest, build, rankfile
-from hvlaunch.mpi.detect import Kind, LauncherProgram
 
 MANY = tuple((f"n{number:02}", 8) for number in range(64))
 MANY_LISTED = ",".join(f"n{number:02}:8" for number in range(64))

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from hvlaunch.mpi.detect import (
+from hvlaunch.mpi import (
     Kind,
     LauncherProgram,
     NoLauncher,

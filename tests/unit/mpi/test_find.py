@@ -4,7 +4,7 @@ import pytest
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import MPIOptions
-from hvlaunch.mpi.detect import Kind, LauncherProgram, NoLauncher, find
+from hvlaunch.mpi import Kind, LauncherProgram, NoLauncher, find
 
 
 def test_mpirun_is_asked_what_it_is(tmp_path):

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi import Kind
 from hvlaunch.mpi.request import key_exchange_words
 
 DEBIAN_12 = "sntrup761x25519-sha512@openssh.com,curve25519-sha256,ecdh-sha2-nistp256"

@@ -12,7 +12,7 @@ import pytest
 
 from hvlaunch.agent.wire.caller import WORD_SIZE, Sealed
 from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
-from hvlaunch.driver.program.agent_program import AgentProgram
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
 from hvlaunch.mpi.arrivals import LauncherFailed

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from hvlaunch.mpi.detect import Kind
+from hvlaunch.mpi import Kind
 from hvlaunch.mpi.process_ranks import ALL_NAMES, ProcessRanks, ranks_of, shell_shim
 
 OPEN_MPI = {

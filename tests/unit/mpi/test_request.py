@@ -7,8 +7,8 @@ import pytest
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.mpi import Kind, LauncherProgram
 from hvlaunch.mpi.builders import LaunchRequest, build
-from hvlaunch.mpi.detect import Kind, LauncherProgram
 from hvlaunch.mpi.request import counted, remote_python, request_of
 
 MPIRUN = LauncherProgram(Kind.OPEN_MPI, (4, 1, 4), "mpirun.openmpi")

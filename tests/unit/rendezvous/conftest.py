@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.http import HttpLimits
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.scripted import Scripted

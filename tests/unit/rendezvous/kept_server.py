@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.wire import TOKEN
 

@@ -16,7 +16,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok

@@ -20,7 +20,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from tests.unit.rendezvous.calls import calls
 from tests.unit.rendezvous.scripted import ok

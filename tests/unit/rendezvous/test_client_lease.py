@@ -16,8 +16,8 @@ from hvlaunch.rendezvous.client_errors import (
     RendezvousClosed,
     RendezvousUnreachable,
 )
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.rendezvous.kept_server import KeptServer
 from tests.unit.rendezvous.scripted import ok
 from tests.unit.rendezvous.wire import TOKEN, Wire

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from hvlaunch.rendezvous.batch import Changes
 from hvlaunch.rendezvous.client import Client, Versioned
 from hvlaunch.rendezvous.client_errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN
 
 EXAMPLES = int(os.environ.get("HVLAUNCH_EXAMPLES", "40"))

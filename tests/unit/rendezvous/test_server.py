@@ -10,9 +10,9 @@ import pytest
 from hvlaunch.agent.probe import reach
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.http import Answer
 from hvlaunch.rendezvous.serving.routes import Verbs
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from hvlaunch.rendezvous.serving.store_record import Once
 from hvlaunch.rendezvous.store import Store
 from tests.unit.rendezvous.wire import AUTH, TOKEN, Wire, get, put, transports

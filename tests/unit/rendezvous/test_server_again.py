@@ -10,8 +10,7 @@ import pytest
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import CannotListen
-from hvlaunch.rendezvous.serving import listeners
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer, listeners
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.wire import TOKEN, Response, Wire
 

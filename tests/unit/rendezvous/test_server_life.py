@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.wire import TOKEN, Wire, get, put, transports
 
@@ -152,7 +152,7 @@ def test_a_subscriber_is_told_of_every_change(start, connect, until):
 def test_before_the_first_client_the_driver_needs_no_event_loop():
     code = """
 import sys
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 with RendezvousServer("t") as server:
     server.subscribe("s", lambda key, value, _: print(key, value.decode()))
     server.put("s", "k", b"v")

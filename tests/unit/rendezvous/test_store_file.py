@@ -334,7 +334,7 @@ def test_a_read_only_disk_is_reported_once(path, monkeypatch):
 SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import serialization
 
 from hvlaunch.rendezvous.client import Client, read_pin
 from hvlaunch.rendezvous.client_errors import BadCertificate, NoRendezvous, RendezvousUnreachable
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
-from hvlaunch.rendezvous.serving.server import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN
 
 CERTIFICATE = Certificate()

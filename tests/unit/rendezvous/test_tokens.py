@@ -8,7 +8,7 @@ import pytest
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import Unauthorized
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN
 
 METHODS = [

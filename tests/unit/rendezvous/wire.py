@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import NamedTuple
 
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 
 TOKEN = "the-jobs-token"
 AUTH = f"Authorization: Bearer {TOKEN}\r\n".encode()

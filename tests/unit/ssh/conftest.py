@@ -19,9 +19,9 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh import Channel
+from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
-from hvlaunch.ssh.connection import Channel
 from hvlaunch.ssh.tcp import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring
 

@@ -22,11 +22,11 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.job import Host
-from hvlaunch.ssh.by_paramiko.client import ParamikoClient
+from hvlaunch.ssh import listen
+from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
+from hvlaunch.ssh.config import LoginTarget, resolve
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
-from hvlaunch.ssh.config.settings import LoginTarget, resolve
-from hvlaunch.ssh.connection import listen
 from hvlaunch.ssh.streams import GreetingSocket
 from hvlaunch.ssh.tcp import ConnectLimit
 from hvlaunch.ssh.trust.keyring import Keyring

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from hvlaunch.job import Host
+from hvlaunch.ssh import Connection
 from hvlaunch.ssh.by_openssh import OpenSSHClient
-from hvlaunch.ssh.connection import Connection
 from hvlaunch.ssh.pipes import connect_local
 from hvlaunch.ssh.tcp import ConnectLimit
 

@@ -12,7 +12,7 @@ import pytest
 
 from hvlaunch.errors import EXIT_HOSTS, HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config.settings import resolve
+from hvlaunch.ssh.config import resolve
 from hvlaunch.ssh.trust.known_hosts import HostKey, KnownHosts, preferred_algorithms
 
 from .conftest import in_thread, keygen, public, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config.settings import HostSettings, resolve
+from hvlaunch.ssh.config import HostSettings, resolve
 from hvlaunch.ssh.trust.keyring import Keyring, Locked
 
 from .conftest import agent_answers, in_thread, keygen, until

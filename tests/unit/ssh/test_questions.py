@@ -8,8 +8,8 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config import resolve
 from hvlaunch.ssh.config.ask_ssh import Questions, ask_ssh
-from hvlaunch.ssh.config.settings import resolve
 
 from .conftest import PATIENCE, in_thread
 

@@ -12,8 +12,8 @@ import pytest
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.ssh.config import by_hand, resolve
 from hvlaunch.ssh.config.ask_ssh import ask_ssh
-from hvlaunch.ssh.config.settings import by_hand, resolve
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -280,7 +280,7 @@ def test_many_threads_at_once(config):
 
 def test_imports_of_a_local_job():
     code = (
-        "import sys, hvlaunch.ssh.config.settings, hvlaunch.ssh.pipes, hvlaunch.ssh.trust.keyring;"
+        "import sys, hvlaunch.ssh.config, hvlaunch.ssh.pipes, hvlaunch.ssh.trust.keyring;"
         "assert not {'paramiko', 'cryptography'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

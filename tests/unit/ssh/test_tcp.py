@@ -8,7 +8,7 @@ import pytest
 
 from hvlaunch.errors import ConnectFailed, StartTimeout, UnknownHost
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config.settings import resolve
+from hvlaunch.ssh.config import resolve
 from hvlaunch.ssh.tcp import QuickSocket, dial, persist, silence
 
 from .conftest import PATIENCE, free_port

@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.torch import torchrun_nodes
 from tests.unit.torch.played_job import PlayedJob
 

@@ -10,7 +10,7 @@ import torch
 
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.round_messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.torch.ranks import all_forked
 
 __all__ = ["LONG", "PlayedJob", "mark", "me"]

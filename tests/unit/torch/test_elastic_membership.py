@@ -20,7 +20,7 @@ from hvlaunch.rendezvous.round_messages import (
     decode,
     encode,
 )
-from hvlaunch.rendezvous.serving.server import RendezvousServer
+from hvlaunch.rendezvous.serving import RendezvousServer
 
 LONG = 30.0
 

@@ -14,8 +14,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.utils.store import barrier
 
+from hvlaunch.torch.torchrun import RoundOver, RoundStore
 from hvlaunch.torch.torchrun.barrier import NodePlace
-from hvlaunch.torch.torchrun.handler import RoundOver, RoundStore
 from hvlaunch.torch.torchrun.state import JobState, encode
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
-from hvlaunch.rendezvous.serving.server import RendezvousServer
-from hvlaunch.torch.torchrun.handler import Handler
+from hvlaunch.rendezvous.serving import RendezvousServer
+from hvlaunch.torch.torchrun import Handler
 from hvlaunch.torch.torchrun.settings import TorchrunSettings
 from hvlaunch.torch.torchrun.state import NodeLimits
 
