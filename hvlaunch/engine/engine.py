@@ -16,7 +16,7 @@ from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
-from hvlaunch.engine.policy import Decision, Ending, Policy
+from hvlaunch.engine.policy import Decision, Ending, Policy, Then
 from hvlaunch.engine.pool import HostState, InvalidHostStep, Pool, PoolHost, no_list, no_start, stuck, unfit
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
@@ -57,6 +57,11 @@ def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout
         waits.end(Wait.SILENCE_LOOK)
     else:
         waits.begin(Wait.SILENCE_LOOK, None, event.next_check)
+
+
+def _alone(actions: Iterable[Action]) -> Decision:
+    """Return a decision after which nothing else is due: no host or worker came, went or changed."""
+    return Decision([*actions], then=Then.NOTHING)
 
 
 _START_MARGIN = 0.5
@@ -142,10 +147,10 @@ class Engine:
         due = self._due if self._goes_on else self.deadline
         is_early = isinstance(event, on.Tick) and (due is None or now < due)
         before = idle_tally(self.waits) if is_early else None
-        actions = self._handle(event, now)
+        actions = self._follow(self._decide(event, now), now)
         # An event may come first when a wait is over: the tick is not awaited then.
         if self.deadline is not None and now >= self.deadline:
-            actions += self._tick(now)
+            actions += self._follow(self._decide_on_waits(now), now)
         self.deadline = self._next_deadline(now)
         if self._elastic is not None:
             has_workers = self._rounds.workers.size > 0
@@ -163,20 +168,19 @@ class Engine:
         self.deadline = self._next_deadline(now)
         return actions
 
-    def _handle(self, event: on.Event, now: float) -> list[Action]:
+    def _decide(self, event: on.Event, now: float) -> Decision:
+        """Note the event, and decide what to do about it. `then` of the decision says what follows; _follow() does that."""
         match event:
-            case on.Tick() | on.HostStage() | on.Lull():
-                return []
             case on.Interrupted(number):
-                return self._lifecycle.interrupt(number, now)
+                return _alone(self._lifecycle.interrupt(number, now))
             case on.ThreadFailed(problem):
-                return [] if self.phase is Phase.DONE else self._lifecycle.end_for(problem, now)
+                return _alone([] if self.phase is Phase.DONE else self._lifecycle.end_for(problem, now))
             case on.UserSignal(number):
-                return [do.Signal(host, number) for host in self._lifecycle.hosts_with_workers()]
+                return _alone(do.Signal(host, number) for host in self._lifecycle.hosts_with_workers())
             case on.JobHangs() | on.JobGoesOn():
                 return self._judged(event, now)
             case on.StacksTaken(name, number):
-                return [*self._rounds.stacks.taken(name, number, now)]
+                return _alone(self._rounds.stacks.taken(name, number, now))
             case on.WorkerAsked() | on.WorkerSuspended():
                 return self._worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
@@ -184,10 +188,10 @@ class Engine:
             case on.HostQuiet() | on.HostAnswers():
                 self._hearing.hears(event, now)
                 self._rounds.hears(event)
-                return self._proceed(now, is_minor=True)
+                return Decision(then=Then.ROUND)
             case on.HostAway() | on.HostBack():
                 self._rounds.probing.hears(event)
-                return self._proceed(now, is_minor=True)
+                return Decision(then=Then.ROUND)
             case on.DriverReplaced(seconds) | on.DriverStopped(seconds):
                 # A driver that is late in every turn must still reach its time limits:
                 # only half of its waking time may be given back.
@@ -196,57 +200,57 @@ class Engine:
                 if isinstance(event, on.DriverReplaced):
                     # A successor opens these connections itself, from the beginning.
                     self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
-                return []
-            case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
-                return self._pool_event(event, now)
             case on.MasterPort(name, port):
                 host = self._pool.get(name)
                 if host is not None and host.facts is not None:
                     host.facts = host.facts._replace(master_port=port)
-                return []
+            case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
+                return self._pool_event(event, now)
+            case on.Tick() | on.HostStage() | on.Lull():
+                pass
             case _:
                 host = self._pool.get(event.host)
-                return [] if host is None else self._host_event(host, event, now)
+                if host is not None and host.state is not HostState.NONE:
+                    return self._host_event(host, event, now)
+        return Decision(then=Then.NOTHING)
 
     # The pool
 
-    def _pool_event(
-        self, event: on.Began | on.HostsDiscovered | on.DiscoveryFailed, now: float
-    ) -> list[Action]:
+    def _pool_event(self, event: on.Began | on.HostsDiscovered | on.DiscoveryFailed, now: float) -> Decision:
         match event:
             case on.Began():
                 if self._elastic is None:
-                    return self._connect(self._pool, now)
+                    return _alone(self._connect(self._pool, now))
                 if not self._is_pool_known:
                     by = now + self._elastic.discovery_timeout + _LIST_MARGIN
                     self.waits.begin(Wait.FIRST_LIST, None, by)
-                return self._proceed(now)
+                return Decision()
             case on.HostsDiscovered(hosts):
-                return self._discovered(hosts, now)
+                return self._discovered(hosts)
             case on.DiscoveryFailed(problem):
-                return self._discovery_failed(problem, now)
+                return self._discovery_failed(problem)
 
-    def _discovered(self, hosts: Sequence[Host], now: float) -> list[Action]:
+    def _discovered(self, hosts: Sequence[Host]) -> Decision:
         self._discovery_error = ""
         # An empty list is more likely a mistake of the script than a wish to end the job.
         if not hosts and self._is_pool_known:
-            return [tell.PoolEmpty(keeps_hosts=True)]
+            return _alone([tell.PoolEmpty(keeps_hosts=True)])
         actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
         self._is_pool_known = True
         self.waits.end(Wait.FIRST_LIST)
         self._pool.update(hosts)
         self._rounds.changed()
-        return actions + self._proceed(now)
+        return Decision(actions)
 
-    def _discovery_failed(self, problem: Problem, now: float) -> list[Action]:
+    def _discovery_failed(self, problem: Problem) -> Decision:
         self.waits.end(Wait.FIRST_LIST)
         if not self._is_pool_known:
-            return self._lifecycle.end_early(Ending(error=problem), now) if self.phase in AT_WORK else []
+            return Decision((), Ending(error=problem), then=Then.NOTHING)
         # The script runs repeatedly; the same error is reported once.
         if str(problem) == self._discovery_error:
-            return []
+            return Decision(then=Then.NOTHING)
         self._discovery_error = str(problem)
-        return [tell.KeepingHosts(problem)]
+        return _alone([tell.KeepingHosts(problem)])
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
@@ -270,25 +274,21 @@ class Engine:
 
     # Hosts
 
-    def _host_event(self, host: PoolHost, event: on.Event, now: float) -> list[Action]:
-        if host.state is HostState.NONE:
-            return []
+    def _host_event(self, host: PoolHost, event: on.Event, now: float) -> Decision:
+        actions: list[Action] = []
         match event:
-            case on.HostConnected():
-                host.is_connected = True
             case on.HostReady(_, facts) if host.state is HostState.CONNECTING:
                 return self._ready(host, facts, now)
             case on.RendezvousReached(name, address, tried, relay_port):
                 host.has_tried_rendezvous = True
                 host.rendezvous = None if address is None else (address, relay_port or self._rendezvous_port)
-                actions: list[Action] = []
                 if address is None:
                     actions = [tell.RendezvousUnreachable(name, tried, self._rendezvous_port)]
                 self._rounds.reached(name)
-                return actions + self._proceed(now)
+                return Decision(actions)
             case on.HostProbed():
                 self._rounds.probing.add(event)
-                return self._proceed(now, is_minor=True)
+                return Decision(then=Then.ROUND)
             case on.HostFailed(_, problem) | on.HostGone(_, problem):
                 return self._host_failed(host, problem, now)
             case on.HostParting(_, problem) if host.state is HostState.READY:
@@ -296,12 +296,14 @@ class Engine:
             case on.HostClosed(_, left, pids):
                 actions = [tell.HostLeftOver(host.name, left, pids)] if left else []
                 self._gone(host, now)
-                return actions + self._proceed(now)
+                return Decision(actions)
+            case on.HostConnected():
+                host.is_connected = True
             case _:
                 pass
-        return []
+        return Decision(then=Then.NOTHING)
 
-    def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> list[Action]:
+    def _ready(self, host: PoolHost, facts: on.HostFacts, now: float) -> Decision:
         self._pool.ready(host, facts)
         if facts.peer_address is None:  # the driver's own machine reaches it by loopback, and tries nothing
             host.rendezvous, host.has_tried_rendezvous = (LOOPBACK, self._rendezvous_port), True
@@ -313,9 +315,9 @@ class Engine:
             self._pool.errors[host.name] = problem
             actions += self._policy.host_failed(host, problem, now)
         self._rounds.changed()
-        return actions + self._proceed(now)
+        return Decision(actions)
 
-    def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
+    def _host_failed(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         """Handle a host that did not get ready, or was ready and is lost."""
         # The state counts before the host is forgotten below.
         before = host.state
@@ -328,7 +330,7 @@ class Engine:
         else:
             decision = Decision(self._policy.host_failed(host, problem, now))
         self._gone(host, now)
-        return self._follow(decision, now)
+        return decision
 
     def _gone(self, host: PoolHost, now: float) -> None:
         """Forget the connection to a host, and its workers."""
@@ -342,13 +344,13 @@ class Engine:
             return self._policy.host_lost(host, problem, now)
         return Decision([tell.HostLostAtEnd(problem)] if self._lifecycle.ending.error is None else [])
 
-    def _parting(self, host: PoolHost, problem: Problem, now: float) -> list[Action]:
+    def _parting(self, host: PoolHost, problem: Problem, now: float) -> Decision:
         self._lifecycle.parting(host, now)
         self._pool.errors[host.name] = problem
         if self.phase in AT_WORK:
-            return self._follow(self._policy.host_lost(host, problem, now), now)
+            return self._policy.host_lost(host, problem, now)
         self._policy.agent_ends(host.name, now)
-        return [tell.HostLostAtEnd(problem)]
+        return _alone([tell.HostLostAtEnd(problem)])
 
     def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
         problem = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
@@ -375,44 +377,46 @@ class Engine:
             self.deadline = due if self.deadline is None else min(self.deadline, due)
         return []
 
-    def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> list[Action]:
+    def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> Decision:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None or self._health is None or self.phase not in AT_WORK or worker.is_ending:
-            return []
+            return Decision(then=Then.NOTHING)
         if isinstance(event, on.WorkerSuspended):
-            return self._follow(self._policy.suspended(worker, now), now)
+            return self._policy.suspended(worker, now)
         # An old request, repeated by the network, is no sign of life: the worker may have sent its last beat.
         if not (self._rounds.forming.sees_commits and worker.is_beyond(event.round)):
             self._health.beat(worker, event.commit, now)
         is_first = not self._rounds.forming.sees_commits
         decision = self._policy.asked(worker, event, now)
         if decision.ending is None and self._rounds.awaits_asks and not is_first:
-            return [*decision.actions]
-        return self._follow(decision, now)
+            return _alone(decision.actions)
+        return decision
 
-    def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> list[Action]:
+    def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> Decision:
         worker = self._rounds.workers.find((event.host, event.slot), event.start)
         if worker is None or worker.born != event.round or self.phase not in WITH_WORKERS:
-            return []
+            return Decision(then=Then.NOTHING)
         if self.phase is not Phase.RUNNING:
             self._policy.record_end(worker, event, now)
-            return self._lifecycle.close_if_over(now)
+            return Decision()
         decision = self._policy.worker_ended(worker, event, now)
         if decision.is_empty and self._rounds.awaits_ends:
-            return []
-        return self._follow(decision, now)
+            return Decision(then=Then.NOTHING)
+        return decision
 
     # What follows
 
     def _follow(self, decision: Decision, now: float) -> list[Action]:
-        """Carry out a decision, and then everything that the new situation needs."""
+        """Return a decision's actions, and those that the new situation needs then. The only way from an event to the next round."""
         actions = [*decision.actions]
         # A job that is ending already keeps its first reason.
         if self.phase in AT_WORK and decision.ending is not None:
             return actions + self._lifecycle.end_early(decision.ending, now)
         if self.phase in AT_WORK and decision.is_done:
             self._lifecycle.phase = Phase.FINISHING
-        return actions + self._proceed(now)
+        if decision.then is Then.NOTHING:
+            return actions
+        return actions + self._proceed(now, is_minor=decision.then is Then.ROUND)
 
     def _proceed(self, now: float, *, is_minor: bool = False) -> list[Action]:
         """Take the next steps in this situation. `is_minor`: hosts and workers did not change."""
@@ -467,19 +471,19 @@ class Engine:
         self._has_released = True
         return self._lifecycle.let_go([host for host in self._pool if host.name not in used], now)
 
-    def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> list[Action]:
+    def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> Decision:
         """Handle the verdict that the job hangs, or does not hang any more."""
         if self.phase not in (Phase.RUNNING, Phase.FINISHING):
-            return []
+            return Decision(then=Then.NOTHING)
         if isinstance(event, on.JobGoesOn):
             hung, self.hang = self.hang, None
-            return [] if hung is None else [tell.JobGoingOn()]
+            return _alone([] if hung is None else [tell.JobGoingOn()])
         self.hang = event
-        hanging = Decision([tell.JobHanging(*event)])
+        hanging = _alone([tell.JobHanging(*event)])
         if self._spec.on_hang == "warn":
-            return [*hanging.actions]
+            return hanging
         self.hang = None
-        return self._follow(hanging.also(self._policy.hung(event, now)), now)
+        return hanging.also(self._policy.hung(event, now))
 
     # Time
 
@@ -489,7 +493,8 @@ class Engine:
         self._rounds.probing.forget_silence()
         self._hearing.hears_all(now)
 
-    def _tick(self, now: float) -> list[Action]:
+    def _decide_on_waits(self, now: float) -> Decision:
+        """Decide what to do about the waits that are over."""
         actions: list[Action] = []
         for host in self._pool.late(Wait.CONNECTING, now):
             actions += self._start_timed_out(host, now)
@@ -498,14 +503,14 @@ class Engine:
         for host in late:
             self._gone(host, now)
         actions += self._lifecycle.give_up_closing([host.name for host in late]) if late else []
-        if self.waits.is_over(Wait.FIRST_LIST, now):
-            actions += self._discovery_failed(no_list(), now)
         decision = Decision(actions)
+        if self.waits.is_over(Wait.FIRST_LIST, now):
+            decision = decision.also(self._discovery_failed(no_list()))
         if self.phase is Phase.RUNNING and self.waits.is_over(Wait.SETTLING, now):
             decision = decision.also(self._policy.settle(now))
         if self._health is not None and self.phase is Phase.RUNNING:
             decision = decision.also(self._policy.watch(self._health, now))
-        return self._follow(decision.also(Decision(self._give_up_stuck(now))), now)
+        return decision.also(Decision(self._give_up_stuck(now)))
 
     def _give_up_stuck(self, now: float) -> list[Action]:
         """Give up waiting for workers that survive SIGKILL: their hosts are lost, or report them when they close."""
@@ -513,7 +518,8 @@ class Engine:
         for name in self._overdue.hosts(now) if self.phase in WITH_WORKERS else ():
             if self.phase in AT_WORK:
                 # Another round can start on the other hosts only if this one is given up.
-                actions += [do.Abandon(name), *self._host_failed(self._pool[name], stuck(name), now)]
+                lost = self._host_failed(self._pool[name], stuck(name), now)
+                actions += [do.Abandon(name), *self._follow(lost, now)]
             else:
                 self._rounds.workers.lose(name, now)
                 actions.append(tell.HostLostAtEnd(stuck(name)))

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hvlaunch.engine import causes as why
@@ -20,7 +21,7 @@ from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 if TYPE_CHECKING:
     from hvlaunch.engine.health import Health
 
-__all__ = ["Decision", "Ending", "Policy"]
+__all__ = ["Decision", "Ending", "Policy", "Then"]
 
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
@@ -39,6 +40,17 @@ class Ending(NamedTuple):
     """Why no other round follows, or why the job does not wait for its other workers."""
 
 
+class Then(IntEnum):
+    """The engine's next step after a decision, the smallest first."""
+
+    NOTHING = 0
+    """Only the actions: the next round is as near as before."""
+    ROUND = 1
+    """A step towards the next round; hosts and workers did not change."""
+    ALL = 2
+    """Everything that a change of hosts or workers may need."""
+
+
 class Decision(NamedTuple):
     """Actions, and whether the job continues."""
 
@@ -47,6 +59,7 @@ class Decision(NamedTuple):
     """Set if the job is to end early."""
     is_done: bool = False
     """True if the training is done: the first worker has ended well."""
+    then: Then = Then.ALL
 
     @property
     def is_empty(self) -> bool:
@@ -55,7 +68,10 @@ class Decision(NamedTuple):
     def also(self, other: "Decision") -> "Decision":
         """Combine two decisions; the first ending counts."""
         return Decision(
-            (*self.actions, *other.actions), self.ending or other.ending, self.is_done or other.is_done
+            (*self.actions, *other.actions),
+            self.ending or other.ending,
+            self.is_done or other.is_done,
+            max(self.then, other.then),
         )
 
 
