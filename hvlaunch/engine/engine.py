@@ -371,6 +371,9 @@ class Engine:
             self._rounds.started(worker)
         elif isinstance(event, on.WorkerAlone):
             self._rounds.is_alone(worker, event.library)
+        elif worker.is_done and not event.is_done:
+            # An old beat, which the network had held back until after the last one. Another training begins with a request.
+            self.is_idle = self._goes_on
         elif self._health is not None and self.phase in AT_WORK:
             due = self._health.beat(worker, event.commit, now, is_last=event.is_last)
             self.is_idle = not self._rounds.beat(worker, event) and self._goes_on

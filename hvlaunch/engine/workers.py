@@ -393,7 +393,7 @@ class Workers:
     def ask(self, worker: Worker, last_round: int, commit: int, now: float) -> None:
         """Note that the worker left its round, if any, and waits for a later place."""
         self.go(worker, WorkerTrigger.ASKED, now)
-        worker.round = None
+        worker.round, worker.is_done = None, False
         worker.last_round = max(worker.last_round, last_round)
         worker.commit = max(worker.commit, commit)
 

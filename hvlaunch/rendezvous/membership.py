@@ -54,6 +54,8 @@ class Membership:
         # An event instead of a sleep: a commit or the end must be reported at once, not at the next beat.
         self._beat_now = threading.Event()
         self._ended = threading.Event()
+        # A beat that is under way, perhaps for long, must not come after the last one: the worker would seem to be silent.
+        self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._notices: dict[int, Notice] = {}
         self._round: int | None = None
@@ -72,7 +74,7 @@ class Membership:
         """Tell the driver that no beat will follow, and whether training is done. Work after training may take any time."""
         self._ended.set()
         self._beat_now.set()
-        with suppress(RendezvousError):
+        with suppress(RendezvousError), self._sending:
             self._client.put(
                 BEATS, self._worker, encode(Beat(self._commits, last=True, round=self._met, done=is_done))
             )
@@ -141,7 +143,10 @@ class Membership:
     def _send_beats(self, ended: threading.Event) -> None:
         while not ended.is_set():
             try:
-                self._client.put(BEATS, self._worker, encode(Beat(self._commits, round=self._met)))
+                with self._sending:
+                    if ended.is_set():
+                        return
+                    self._client.put(BEATS, self._worker, encode(Beat(self._commits, round=self._met)))
             except RendezvousClosed:
                 return
             except RendezvousError:

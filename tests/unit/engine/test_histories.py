@@ -138,9 +138,10 @@ def test_no_worker_is_killed_for_a_cut_of_the_drivers_link() -> None:
     assert killed(job, beat_on(job, 60.0, "a", "b")) == []
 
 
-def test_old_request_after_the_last_beat_does_not_make_a_worker_silent() -> None:
+@pytest.mark.parametrize("old", [on.WorkerAsked("a", 0, 0, -1, -1), on.WorkerBeat("a", 0, 0, 6)])
+def test_old_message_after_the_last_beat_does_not_make_a_worker_silent(old: on.Event) -> None:
     job = training("a:1", worker_timeout=8.0)
-    job.play(on.WorkerBeat("a", 0, 0, 6, is_last=True, is_done=True), on.WorkerAsked("a", 0, 0, -1, -1))
+    job.play(on.WorkerBeat("a", 0, 0, 6, is_last=True, is_done=True), old)
     assert killed(job, beat_on(job, 60.0)) == []
 
 

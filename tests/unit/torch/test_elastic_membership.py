@@ -80,6 +80,28 @@ def test_the_driver_hears_of_the_meeting_at_once_and_of_the_end(server, membersh
     assert beats[-1] == Beat(-1, last=True, round=4, done=True)
 
 
+def test_a_beat_that_is_under_way_does_not_come_after_the_last_one(server, membership, monkeypatch):
+    beats, is_under_way, has_finished = [], threading.Event(), threading.Event()
+    put = Client.put
+
+    def slow_put(self, scope, key, value):
+        if not decode(Beat, value).last:
+            is_under_way.set()
+            has_finished.wait(0.5)
+        put(self, scope, key, value)
+
+    monkeypatch.setattr(Client, "put", slow_put)
+    server.subscribe(BEATS, lambda _key, value, _version: beats.append(decode(Beat, value).last))
+    membership.start()
+    assert is_under_way.wait(LONG)
+    membership.finish(is_done=True)
+    has_finished.set()
+    for thread in threading.enumerate():
+        if thread.name == "hvlaunch _send_beats":
+            thread.join(LONG)
+    assert beats == [False, True]
+
+
 def fail_once(monkeypatch, name, cause=None):
     """The next call of this method of a client finds no way to the driver; the list is empty then."""
     right, failures = getattr(Client, name), [RendezvousUnreachable("no answer", url="http://127.0.0.1")]
