@@ -120,9 +120,8 @@ class Rounds:
         )
         self.workers.take_back(now)
         if self.round is not None:
-            # A round that broke has used its number up: workers know it.
-            broken = self.round.state is not RoundState.RUNNING
-            self._number = self.round.number + broken
+            # It runs: the workers of a round that has ended were all told to end, and can't ask any more.
+            self._number = self.round.number
             self.round.leave(now)
         self.round = None
         self._waits.end_all(ROUND_WAITS)
@@ -288,8 +287,11 @@ class Rounds:
             return []
         if not self._waits.has(Wait.GATHERING):
             self._waits.begin(Wait.GATHERING, None, now + GATHERING_TIME)
-        # A change costs all workers time, so those on their way are gathered first.
-        if self.forming.has_more_coming and not self._waits.is_over(Wait.GATHERING, now) and more < room:
+        # A change costs all workers time, so those on their way are gathered first. Members that all have to leave can't
+        # wait: once their time is over, the state of the training is lost.
+        is_urgent = len(leaving) == len(members) and more >= self.bounds.least
+        has_gathered = not self.forming.has_more_coming or self._waits.is_over(Wait.GATHERING, now)
+        if not has_gathered and more < room and not is_urgent:
             return []
         return self.change(why.MoreWorkers(more), now)
 
@@ -309,6 +311,8 @@ class Rounds:
             return []
         current.break_off(cause, now)
         self._waits.end(Wait.SETTLING)
+        # Gathering for a larger round is over: the next round may be a first one again, which gathers for longer.
+        self._waits.end(Wait.GATHERING)
         self.changed()
         return self.forming.break_off(current, cause, now)
 
