@@ -435,7 +435,7 @@ def complete_stacks_release_no_kill(patch: Patch) -> None:
 BUGS: Sequence[Bug] = (
     Bug(stacks_are_awaited_forever, "is killed at", 11),
     Bug(complete_stacks_release_no_kill, "all stacks are there, and", 11),
-    Bug(progress_forgives_no_strike, "in spite of progress", 109),
+    Bug(progress_forgives_no_strike, "in spite of progress", 13),
     Bug(starting_workers_are_not_stopped_at_the_end, "was not told that the job ends", 127),
     Bug(a_relisted_host_is_not_forgiven, "since it was listed", 1486),
     Bug(ends_are_ordered_by_their_news, "has a wrong time", 0),

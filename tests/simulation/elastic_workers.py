@@ -74,6 +74,8 @@ class Workers:
         self.stalled = -1
         """Number of a round that does not train any more."""
         self.kills_while_placing = 0
+        self.late_starts = 0
+        """Number of the next workers that take long to start."""
         self.codes: set[int] = set()
         """Exit codes of failed workers."""
         self.hung: set[str] = set()
@@ -117,7 +119,8 @@ class Workers:
                 self.rounds.setdefault(start.round, []).append(process)
             new.append(process)
             host.processes.append(process)
-            import_time = (20.0 if host.is_slow else 0.5) + self._world.delay(2)
+            is_late, self.late_starts = host.is_slow or self.late_starts > 0, max(0, self.late_starts - 1)
+            import_time = (20.0 if is_late else 0.5) + self._world.delay(2)
             self._world.at(import_time, partial(self._imported, process))
             self._world.at(BEAT, lambda process=process: self._beat(process))  # type: ignore[misc]
         for process in new:
@@ -234,6 +237,23 @@ class Workers:
             self._world.at(seconds, partial(self._leave, process, number, "Connection timed out"))
         return True
 
+    def training(self) -> list[Process]:
+        """Return the members of the newest round, if all of them are in it and have more to train."""
+        number = max(self.rounds, default=-1)
+        members = self.rounds.get(number, [])
+        are_there = all(process.live and process.round == process.met == number for process in members)
+        return members if are_there and all(process.commit < self.goal - 1 for process in members) else []
+
+    def commit(self, processes: list[Process]) -> None:
+        """Let these workers of a round make their next commit."""
+        number = processes[0].met
+        commit = processes[0].commit + 1
+        for process in processes:
+            process.commit = commit
+        self.checkpoint = max(self.checkpoint, commit)
+        for process in processes:
+            self._say(process, number)
+
     def _train(self, number: int) -> None:
         members = self.rounds[number]
         if number == self.stalled:
@@ -245,12 +265,7 @@ class Workers:
             return
         if self._is_split(members, number):
             return
-        commit = members[0].commit + 1
-        for process in members:
-            process.commit = commit
-        self.checkpoint = max(self.checkpoint, commit)
-        for process in members:
-            self._say(process, number)
+        self.commit(members)
         if members[0].commit >= self.goal:
             for process in members:
                 self._world.at(self._world.delay(1), lambda process=process: self._finished(process))  # type: ignore[misc]

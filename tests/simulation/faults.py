@@ -52,9 +52,13 @@ def _plan_rare(world: "ElasticWorld") -> None:
         rare["stalls"] = stall
     if world.options.discovers:
         rare["discovery"] = fail_discovery_twice
+    if world.options.discovers and world.kind == "in-process":
+        rare["replacement"] = replace_hosts
+        rare["growth"] = lose_state_while_growing
     for name, fault in rare.items():
         apart = Random(f"{world.seed} {name}")
-        if apart.random() < 0.1:
+        # Few worlds have hosts to spare for the last two.
+        if apart.random() < (0.3 if name in ("replacement", "growth") else 0.1):
             world.at(apart.random() * HEALED, lambda fault=fault: note(world, fault))  # type: ignore[misc]
     apart = Random(f"{world.seed} impatience")
     if apart.random() < 0.03:
@@ -437,6 +441,48 @@ def fail_discovery_twice(world: "ElasticWorld") -> bool:
     return True
 
 
+def replace_hosts(world: "ElasticWorld") -> bool:
+    """Replace all hosts of a round; in half of the cases when a worker is killed, and only some others have made their next commit."""
+    members = world.workers.training()
+    hosts = {process.host.name for process in members}
+    others = [name for name in world.hosts if name not in hosts]
+    if not members or sum(world.hosts[name].slots for name in others) < world.options.min_np:
+        return False
+    world.faults_detail = ",".join(others)
+    if len(members) > 1 and world.random.random() < 0.5:
+        killed, *ahead = world.random.sample(members, world.random.randint(2, len(members)))
+        world.faults_detail += f", {killed} is killed, {', '.join(map(str, ahead))} are ahead"
+        world.workers.commit(ahead)
+        world.workers.codes.add(128 + signal.SIGKILL)
+        world.workers.end(killed, None, signal.SIGKILL)
+    _list(world, others)
+    return True
+
+
+def lose_state_while_growing(world: "ElasticWorld") -> bool:
+    """Kill all workers of a round while others come, of which one is late."""
+    hosts = {process.host.name for process in world.workers.training()}
+    others = [name for name in world.hosts if name not in world.listing]
+    if not hosts or not others:
+        return False
+    _list(world, [*world.listing, *others])
+    world.workers.codes.add(128 + signal.SIGKILL)
+
+    def kill_all() -> None:
+        for process in world.workers.training():
+            world.workers.end(process, None, signal.SIGKILL)
+
+    world.at(3.0, kill_all)
+    return True
+
+
+def _list(world: "ElasticWorld", names: list[str]) -> None:
+    """List these hosts; one of their first workers takes long to start."""
+    world.workers.late_starts = 1
+    world.listing = names
+    world.discover()
+
+
 def lose_patience(world: "ElasticWorld") -> bool:
     """Let the user interrupt three times, since a worker survives SIGKILL."""
     living = [process for host in world.hosts.values() for process in host.processes if process.live]
@@ -447,8 +493,16 @@ def lose_patience(world: "ElasticWorld") -> bool:
     world.faulty.add(living[0].host.name)
     world.workers.hung.add(str(living[0]))
     for seconds in (0.5, 1.5, 4.5):
-        world.at(seconds, lambda: interrupt(world, signal.SIGINT))
+        world.at(seconds, lambda: _insist(world))
     return True
+
+
+def _insist(world: "ElasticWorld") -> None:
+    """Interrupt the job, as soon as it has a driver: without one, nothing would ever end the worker."""
+    if world.is_driven:
+        interrupt(world, signal.SIGINT)
+    else:
+        world.at(1.0, lambda: _insist(world))
 
 
 def be_judged(world: "ElasticWorld") -> bool:

@@ -30,6 +30,8 @@ class Host:
     has_rendezvous: bool = False
     answers_since: float = -math.inf
     """Time since which it answers again after silence; infinite while it is silent."""
+    is_silent: bool = False
+    """True if it answers no pings, or its connection is broken: a new connection is an answer, too."""
     until: float = -math.inf
     """End of its cool-down."""
     is_lost_for_good: bool = False
@@ -64,6 +66,10 @@ class Worker:
     has_asked: bool = False
     is_told: bool = False
     """True if it was told to end."""
+    told_at: float = math.inf
+    """Time of the first signal that it was to get."""
+    has_hung: bool = False
+    """True if it is killed because it hangs, so that its end is a failure."""
     beat_at: float | None = None
     started_at: float = 0.0
 
@@ -102,6 +108,8 @@ class End:
     heard_at: float
     is_failure: bool
     was_member: bool
+    told_at: float = math.inf
+    """Time of the first signal to it; infinite if it hung."""
 
 
 class Ledger:
@@ -135,6 +143,8 @@ class Ledger:
             on.DriverStopped: self._replaced,
             on.HostQuiet: self._quiet,
             on.HostAnswers: self._answers,
+            on.HostAway: self._away,
+            on.HostBack: self._back,
             on.WorkerExited: self._ended,
             on.WorkerNotStarted: self._ended,
             on.WorkerAsked: self._asked,
@@ -236,13 +246,14 @@ class Ledger:
             host.problems += 1
             host.is_well = False
             for worker in self.workers.values():
-                worker.is_told = worker.is_told or worker.host == event.host
+                if worker.host == event.host:
+                    worker.is_told, worker.told_at = True, min(worker.told_at, self.now)
 
     def _lose(self, host: Host) -> None:
         if host.link != "none":
             host.idle_since = self.now
         had_agent = host.link not in ("none", "connecting")
-        host.link, host.parted_at, host.has_rendezvous = "none", None, False
+        host.link, host.parted_at, host.has_rendezvous, host.is_silent = "none", None, False, False
         host.proofs.clear()
         for other in self.hosts.values() if had_agent else ():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}
@@ -258,12 +269,19 @@ class Ledger:
     def _replaced(self, _: on.DriverReplaced | on.DriverStopped) -> None:
         for host in self.hosts.values():
             host.answers_since = min(host.answers_since, self.now)
+            host.is_silent = False
 
     def _quiet(self, event: on.HostQuiet) -> None:
-        self.host(event.host).answers_since = math.inf
+        self.host(event.host).answers_since, self.host(event.host).is_silent = math.inf, True
 
     def _answers(self, event: on.HostAnswers) -> None:
-        self.host(event.host).answers_since = self.now
+        self.host(event.host).answers_since, self.host(event.host).is_silent = self.now, False
+
+    def _away(self, event: on.HostAway) -> None:
+        self.host(event.host).is_silent = True
+
+    def _back(self, event: on.HostBack) -> None:
+        self.host(event.host).is_silent = False
 
     def find(self, event: Any) -> Worker | None:
         worker = self.workers.get((event.host, event.slot))
@@ -278,8 +296,20 @@ class Ledger:
         at = event.at if isinstance(event, on.WorkerExited) else self.now
         is_failure = event.code != 0 and not worker.is_told
         was_member = worker.round is not None
+        told_at = math.inf if worker.has_hung else worker.told_at
         self.ends.append(
-            End(event.host, event.slot, event.start, event.code, signal, at, self.now, is_failure, was_member)
+            End(
+                event.host,
+                event.slot,
+                event.start,
+                event.code,
+                signal,
+                at,
+                self.now,
+                is_failure,
+                was_member,
+                told_at,
+            )
         )
         self.host(event.host).failures += event.code != 0
 
@@ -352,6 +382,7 @@ class Ledger:
         for worker in self.workers.values():
             if worker.host == action.host and (action.slots is None or worker.slot in action.slots):
                 worker.is_told = True
+                worker.told_at = min(worker.told_at, self.now + action.steps[0].after)
 
     def _leave(self, action: do.Leave) -> None:
         worker = self.find(action)
@@ -390,3 +421,6 @@ class Ledger:
 
     def _killed(self, fact: tell.WorkerKilled) -> None:
         self.host(fact.cause.host).failures += 1
+        for worker in self.workers.values():
+            if (worker.host, worker.rank) == (fact.cause.host, fact.cause.rank) and not worker.is_told:
+                worker.has_hung = True

@@ -13,8 +13,8 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.forming import AskingWorkers, Starter
-from hvlaunch.engine.health import Health, Hearing
+from hvlaunch.engine.forming import AskingWorkers, Bounds, Starter
+from hvlaunch.engine.health import Draining, Health, Hearing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
@@ -22,7 +22,16 @@ from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Hold, Restarts
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import Life, Transition, Workers, gently
+from hvlaunch.engine.workers import (
+    TRANSITIONS,
+    Life,
+    Orders,
+    Transition,
+    Workers,
+    WorkerState,
+    WorkerTrigger,
+    gently,
+)
 from tests.simulation.bugs import Patch, afterwards, forgetting, instead, meanwhile
 
 __all__ = ["MODULE_BUGS", "Game", "ModuleBug"]
@@ -237,7 +246,20 @@ def a_worker_has_the_time_of_its_round_twice(patch: Patch) -> None:
     )
 
 
+def a_drain_begins_anew_in_each_turn(patch: Patch) -> None:
+    def wrong(right, self, now):
+        self._waits.end_all((Wait.DRAINING,))
+        return right(self, now)
+
+    instead(patch, Draining, "go_on", wrong)
+
+
 # workers: the states of one
+
+
+def a_hanging_worker_that_is_stopped_counts_as_stopped(patch: Patch) -> None:
+    changed = {**TRANSITIONS[WorkerState.HANGING], WorkerTrigger.STOPPED: WorkerState.STOPPING}
+    patch.setitem(TRANSITIONS, WorkerState.HANGING, changed)
 
 
 def the_oldest_transitions_are_remembered(patch: Patch) -> None:
@@ -319,6 +341,10 @@ def the_third_failure_excludes_a_host(patch: Patch) -> None:
     patch.setattr(policy, "_STRIKES", 3)
 
 
+def the_host_to_keep_is_left_out(patch: Patch) -> None:
+    patch.setattr(policy, "min", max, raising=False)
+
+
 # pool
 
 
@@ -385,6 +411,21 @@ def waits_of_a_round_outlive_it(patch: Patch) -> None:
     patch.setattr(rounds, "ROUND_WAITS", (Wait.MEETING, Wait.LEAVING_UNHEARD, Wait.COMMIT))
 
 
+def the_last_holders_of_the_state_gather_like_others(patch: Patch) -> None:
+    meanwhile(patch, Rounds, "_grow", Bounds, "least", 1000)
+
+
+def a_broken_round_goes_on_gathering(patch: Patch) -> None:
+    def wrong(right, self, cause, now):
+        until = self._waits.until(Wait.GATHERING)
+        actions = right(self, cause, now)
+        if until is not None:
+            self._waits.begin(Wait.GATHERING, None, until)
+        return actions
+
+    instead(patch, Rounds, "break_off", wrong)
+
+
 # waits
 
 
@@ -419,6 +460,14 @@ def an_interrupt_kills_before_it_ends_gently(patch: Patch) -> None:
     instead(patch, lifecycle, "passing_on", wrong)
 
 
+def a_later_order_hides_the_first(patch: Patch) -> None:
+    def wrong(right, self, steps, now):
+        self._first_at = None
+        return right(self, steps, now)
+
+    instead(patch, Orders, "add", wrong)
+
+
 MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("actions", a_stop_of_all_workers_stops_nobody, "was not told that the job ends", 0),
     ModuleBug("causes", code_and_signal_change_places, "ended so", 17),
@@ -448,6 +497,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("forming", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
     ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 126),
     ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 60),
+    ModuleBug(
+        "health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 1148, "takeovers"
+    ),
     ModuleBug("workers", the_oldest_transitions_are_remembered, "has a story that lacks its end", 3),
     ModuleBug("lifecycle", a_state_of_the_group_is_reported_late, "the newest round is", 4),
     ModuleBug(
@@ -463,6 +515,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("network", a_host_has_the_address_of_its_neighbour, "nobody has reached", 0),
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
+    ModuleBug("policy", the_host_to_keep_is_left_out, "only a has the state", 355, "takeovers"),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
@@ -473,8 +526,14 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("rounds", a_shortage_of_slots_goes_on_in_a_round, "the engine wants ticks without end", 3),
     ModuleBug("rounds", the_second_shortage_is_not_reported, "slots, and nobody is told", 16),
     ModuleBug("rounds", waits_of_a_round_outlive_it, "the job never ends", 4),
+    ModuleBug(
+        "rounds", the_last_holders_of_the_state_gather_like_others, "the state is not handed over", 165
+    ),
+    ModuleBug("rounds", a_broken_round_goes_on_gathering, "the first round does not wait for", 378),
     ModuleBug("waits", a_wait_that_begins_again_keeps_its_time, "the round had no time for a commit", 11),
     ModuleBug("workers", dismissed_workers_have_no_time_to_end_well, "and stopped at once", 4),
     ModuleBug("workers", starts_of_a_slot_are_not_counted, "is called 0", 4),
+    ModuleBug("workers", a_hanging_worker_that_is_stopped_counts_as_stopped, "not told to end", 609),
+    ModuleBug("workers", a_later_order_hides_the_first, "was told to end", 913),
     ModuleBug("workers", an_interrupt_kills_before_it_ends_gently, "does not end with SIGKILL", 0),
 )

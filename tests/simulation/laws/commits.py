@@ -1,6 +1,8 @@
 """Commits: a job loses at most the work of a round, as long as a worker with it lives."""
 
+import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
@@ -10,6 +12,9 @@ from hvlaunch.engine.lifecycle import Phase
 from tests.simulation.laws.law import Law
 from tests.simulation.ledger import Worker
 
+if TYPE_CHECKING:
+    from tests.simulation.elastic_world import ElasticWorld
+
 __all__ = ["Commits"]
 
 
@@ -17,7 +22,34 @@ _SLACK = 1.0
 
 
 class Commits(Law):
+    def __init__(self, world: "ElasticWorld") -> None:
+        super().__init__(world)
+        self._may_hand_over_since = math.inf
+
     def after(self) -> None:
+        self._check_hand_over()
+        self._check_commit_timeout()
+
+    def _check_hand_over(self) -> None:
+        """Check that workers that all have to leave are told to hand their state over once enough others wait for it."""
+        world, ledger, current = self.world, self.ledger, self.ledger.current
+        is_running = world.engine.phase is Phase.RUNNING and ledger.is_asking and not world.is_late
+        if current is None or not is_running or current.is_broken or current.is_changing:
+            self._may_hand_over_since = math.inf
+            return
+        living = list(ledger.living())
+        members = [worker for worker in living if worker.round == current.number]
+        others = [worker for worker in living if worker.has_asked and self._has_slot(worker)]
+        may_hand_over = len(others) >= world.options.min_np and not any(map(self._has_slot, members))
+        if not members or not may_hand_over:
+            self._may_hand_over_since = math.inf
+            return
+        self._may_hand_over_since = min(self._may_hand_over_since, ledger.now)
+        assert ledger.now <= self._may_hand_over_since + _SLACK, (
+            f"{members[0]} has to leave, {others[0]} waits, and the state is not handed over"
+        )
+
+    def _check_commit_timeout(self) -> None:
         """Check that a round without commits is broken in time, unless all of its workers have done their training."""
         world, current, seconds = self.world, self.ledger.current, self.world.options.commit_timeout
         if seconds is None or current is None or not self.ledger.is_asking or world.is_late:

@@ -23,6 +23,11 @@ class Failures(Law):
             if end.not_started is None:
                 assert (end.host, end.code, end.signal) in heard, f"nobody ended like {end}"
                 assert (end.host, round(end.when, 6)) in times, f"{end} has a wrong time"
+        told_at = {(end.host, round(end.at - began, 6)): end.told_at for end in self.ledger.ends}
+        for end in result.exits:
+            if end.not_started is None:
+                is_told = told_at[end.host, round(end.when, 6)] <= began + end.when + _EPSILON
+                assert end.was_told == is_told, f"{end} was{'' if is_told else ' not'} told to end"
         named = result.failure
         if named is None or result.error is not None or result.interrupted is not None:
             return

@@ -95,7 +95,7 @@ class Names(Law):
         assert {worker.host for worker in living if worker.commit >= 0} != {name}, (
             f"only {name} has the state"
         )
-        silent = {other for other in pair if other and self.ledger.host(other).answers_since == math.inf}
+        silent = {other for other in pair if other and self.ledger.host(other).is_silent}
         holders = {worker.host for worker in living if worker.commit >= 0}
         assert not silent or name in silent or holders == silent, (
             f"{silent} is silent, and {name} is left out"

@@ -28,6 +28,8 @@ class Reports(Law):
         self._short_in: int | None = None
         """Round after which a lack of slots was reported."""
         self._ended_at = math.inf
+        self._well_at_end: list[str] = []
+        """Hosts that were well when the job's end began: its error is made then."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         options = self.world.options
@@ -53,7 +55,9 @@ class Reports(Law):
     def after(self) -> None:
         world, ledger = self.world, self.ledger
         if world.engine.phase not in AT_WORK:
-            self._ended_at = min(self._ended_at, ledger.now)
+            if self._ended_at == math.inf:
+                self._ended_at = ledger.now
+                self._well_at_end = [host.name for host in ledger.hosts.values() if host.is_well]
             return
         is_in_round = any(worker.round is not None or worker.is_told for worker in ledger.workers.values())
         slots = sum(host.slots for host in ledger.usable())
@@ -75,10 +79,9 @@ class Reports(Law):
             short = min(self._ended_at, self.ledger.now) - began
             least = self.world.options.elastic_timeout - _EPSILON
             assert short >= least, f"slots were awaited for {short:g} s, not for {least:g}"
-        hosts = [host for host in self.ledger.hosts.values() if host.is_well]
         named = {problem.host for problem in (error, *error.errors) if problem.kind != "Unreachable"}
-        for host in hosts:
+        for name in self._well_at_end:
             # A pair without a path is named by the host that tried, and the other one may be left out.
-            failures = error.cause.replace(f"\nhost {host.name}: can't connect to host ", "")
-            is_named = host.name in named or f"\nhost {host.name}: " in failures
-            assert not is_named, f"{host.name} is well again, and its old failure is named"
+            failures = error.cause.replace(f"\nhost {name}: can't connect to host ", "")
+            is_named = name in named or f"\nhost {name}: " in failures
+            assert not is_named, f"{name} is well again, and its old failure is named"

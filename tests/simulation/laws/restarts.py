@@ -30,6 +30,8 @@ class Restarts(Law):
         super().__init__(world)
         self._failed: dict[int, float] = {}
         """Times of the failures by round."""
+        self._emptied: dict[int, float] = {}
+        """Times when the last worker of a round ended or was lost."""
         self._unclear: set[int] = set()
         self._ended: set[int] = set()
 
@@ -44,8 +46,9 @@ class Restarts(Law):
                     self._unclear.add(action.round)
             elif isinstance(action, tell.RoundStarting) and self.ledger.current is not None:
                 before = self.ledger.current.number
-                if before not in self._ended:  # all had ended of themselves
-                    self._failed[before] = self.ledger.now
+                # With nobody left to stop, a round fails without an action, and long before another one may begin.
+                if before not in self._ended:
+                    self._failed[before] = self._emptied.get(before, self.ledger.now)
             elif isinstance(action, tell.JobEnding) and isinstance(action.cause, why.RestartsUsedUp):
                 assert limit is not None, "there is no limit"
                 assert action.cause.limit == limit, f"{action.cause.limit} restarts, and {limit} were allowed"
@@ -60,6 +63,11 @@ class Restarts(Law):
         if limit is not None:
             failed = self._recent(self._failed)
             assert len(failed) <= limit, f"{len(failed)} failures are made up for, of {limit}"
+
+    def after(self) -> None:
+        current = self.ledger.current
+        if current is not None and not self.ledger.workers:
+            self._emptied.setdefault(current.number, self.ledger.now)
 
     def _recent(self, times: Mapping[int, float]) -> set[int]:
         """Return the rounds that failed within --restart-window."""
