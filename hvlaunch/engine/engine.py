@@ -372,7 +372,7 @@ class Engine:
         elif isinstance(event, on.WorkerAlone):
             self._rounds.is_alone(worker, event.library)
         elif worker.is_done and not event.is_done:
-            # An old beat, which the network had held back until after the last one. Another training begins with a request.
+            # The network held back an old beat until after the last one. Another training begins with a request.
             self.is_idle = self._goes_on
         elif self._health is not None and self.phase in AT_WORK:
             due = self._health.beat(worker, event.commit, now, is_last=event.is_last)

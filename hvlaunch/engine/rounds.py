@@ -120,7 +120,7 @@ class Rounds:
         )
         self.workers.take_back(now)
         if self.round is not None:
-            # It runs: the workers of a round that has ended were all told to end, and can't ask any more.
+            # Its workers ask, so it runs: all workers of an ended round were told to end.
             self._number = self.round.number
             self.round.leave(now)
         self.round = None
@@ -287,8 +287,8 @@ class Rounds:
             return []
         if not self._waits.has(Wait.GATHERING):
             self._waits.begin(Wait.GATHERING, None, now + GATHERING_TIME)
-        # A change costs all workers time, so those on their way are gathered first. Members that all have to leave can't
-        # wait: once their time is over, the state of the training is lost.
+        # A change costs all workers time, so workers on their way are gathered first. A round whose members all have to
+        # leave can't wait: after --drain-timeout the state of the training is lost.
         is_urgent = len(leaving) == len(members) and more >= self.bounds.least
         has_gathered = not self.forming.has_more_coming or self._waits.is_over(Wait.GATHERING, now)
         if not has_gathered and more < room and not is_urgent:
@@ -311,7 +311,7 @@ class Rounds:
             return []
         current.break_off(cause, now)
         self._waits.end(Wait.SETTLING)
-        # Gathering for a larger round is over: the next round may be a first one again, which gathers for longer.
+        # A first round after the loss of all state gathers for longer than a growing one.
         self._waits.end(Wait.GATHERING)
         self.changed()
         return self.forming.break_off(current, cause, now)

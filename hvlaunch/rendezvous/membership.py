@@ -54,7 +54,7 @@ class Membership:
         # An event instead of a sleep: a commit or the end must be reported at once, not at the next beat.
         self._beat_now = threading.Event()
         self._ended = threading.Event()
-        # A beat that is under way, perhaps for long, must not come after the last one: the worker would seem to be silent.
+        # A slow beat must not arrive after the last one: the worker would seem to be silent.
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._notices: dict[int, Notice] = {}
