@@ -116,6 +116,11 @@ class Judge:
         self._operations.update(counts)
 
     @property
+    def got_on_at(self) -> float:
+        """Time of the last sign of life or progress. An older report on ranks may be out of date."""
+        return max(self._heard, self._got_on)
+
+    @property
     def has_said(self) -> bool:
         """True while the last verdict, a hang, still holds."""
         return self._has_said
@@ -202,11 +207,12 @@ class Judge:
         reading: Iterable[int] = (),
         behind: Container[int] = (),
         apart: Mapping[int, str] | None = None,
+        agreed: str = "",
     ) -> Verdict | None:
         """Return the verdict if the job hangs.
 
         `ended` are ranks that have exited; `reading` ranks may wait for stdin; `behind` ranks have begun fewer of NCCL's
-        operations than others; `apart` is as in telemetry.verdict.
+        operations than others; `apart` and `agreed` are as in telemetry.verdict.
         """
         stacks_by_rank, native_by_rank = _by_rank(stacks), _by_rank(native)
         if any(self._reads(number, stacks_by_rank) for number in reading):
@@ -249,7 +255,7 @@ class Judge:
         ranks |= {number: Doing("ended") for number in ended if number not in ranks}
         since = self._heard if self._by_steps else self._got_on
         hosts = {number: rank.host for number, rank in self._ranks.items()}
-        return verdict(now - since, ranks, hosts, apart or {})
+        return verdict(now - since, ranks, hosts, apart or {}, agreed=agreed)
 
     def _gets_on(self, at: float) -> None:
         """Record inferred progress. Reported steps outrank it."""

@@ -3,8 +3,8 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from hvlaunch.agent.wire import shapes
@@ -15,6 +15,7 @@ __all__ = [
     "HostPeers",
     "NcclProcess",
     "NcclReport",
+    "agreed",
     "behind",
     "host_peers",
     "notes",
@@ -125,14 +126,32 @@ def _processes(words: str) -> Sequence[NcclProcess]:
 _RANK = whole(0, 1 << 31)
 _MOST_PIDS = 4096
 _MOST_ADDRESSES = 256
+_LONGEST_ANSWER = 1 << 13
+"""Characters from a worker about its collectives."""
+_MOST_GROUPS = 64
+_MOST_COLLECTIVES = 3
+"""Number of different collectives in a group above which none is usual."""
 _PEERS = record(
     {
         "pids": several(pair(_RANK, whole(1, 1 << 22)), _MOST_PIDS),
         "addresses": several(shapes.address, _MOST_ADDRESSES),
         "unanswered": several(pair(_RANK, shapes.address), _MOST_ADDRESSES),
+        "collectives": several(pair(_RANK, text(_LONGEST_ANSWER, raw=True)), _MOST_PIDS),
         "nccl": or_null(text(1 << 24, raw=True)),
     }
 )
+_COLLECTIVE = record({"group": text(256), "number": whole(0, 1 << 53), "kind": text(64)})
+_COLLECTIVES = several(_COLLECTIVE, _MOST_GROUPS)
+
+
+class Collective(NamedTuple):
+    """The newest collective of a rank in a group."""
+
+    number: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"collective {self.number} ({self.kind})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,12 @@ class HostPeers:
     """Silent peers: the kernel repeats what workers send to them."""
     nccl: NcclReport | None
     """None if no NCCL process answers on the host."""
+    collectives: Mapping[int, Mapping[str, Collective]] = field(default_factory=dict)
+    """Newest collectives by the names of groups, of ranks that report them."""
+
+    def without_collectives(self) -> "HostPeers":
+        """Return the rest of the report."""
+        return replace(self, collectives={})
 
 
 def host_peers(host: str, answer: Any) -> HostPeers | None:
@@ -160,7 +185,19 @@ def host_peers(host: str, answer: Any) -> HostPeers | None:
         frozenset(answer["addresses"]),
         frozenset(peer for _, peer in answer["unanswered"]),
         None if answer["nccl"] is None else read_report(answer["nccl"]),
+        {rank: newest for rank, words in answer["collectives"] if (newest := _read_collectives(words))},
     )
+
+
+def _read_collectives(words: str) -> dict[str, Collective]:
+    """Parse a worker's answer. A wrong form costs only this worker's part of the report."""
+    try:
+        entries = json.loads(words)
+    except (ValueError, RecursionError):
+        return {}
+    if not _COLLECTIVES(entries):
+        return {}
+    return {entry["group"]: Collective(entry["number"], entry["kind"]) for entry in entries}
 
 
 def operations(peers: Iterable[HostPeers]) -> dict[str, int]:
@@ -174,7 +211,7 @@ def operations(peers: Iterable[HostPeers]) -> dict[str, int]:
 
 def notes(peers: Sequence[HostPeers]) -> dict[int, str]:
     """Explain why others may wait for a rank: a host without an answer, else a rank missing to NCCL, else a rank behind."""
-    return _cut_off(peers) or _missing(peers) or behind(peers)
+    return _cut_off(peers) or _missing(peers) or behind(peers) or _collectives_apart(peers)
 
 
 def _cut_off(peers: Sequence[HostPeers]) -> dict[int, str]:
@@ -235,3 +272,50 @@ def _rank_of(process: NcclProcess, peers: Sequence[HostPeers]) -> int | None:
         report for report in candidates if process.host in (*report.addresses, report.host)
     ] or candidates
     return matching[0].ranks[process.pid] if len(matching) == 1 else None
+
+
+def _by_group(peers: Sequence[HostPeers]) -> dict[str, dict[int, Collective]]:
+    """Return the newest collectives of ranks, by the names of groups."""
+    groups: dict[str, dict[int, Collective]] = {}
+    for report in peers:
+        for rank, newest in report.collectives.items():
+            for group, collective in newest.items():
+                groups.setdefault(group, {})[rank] = collective
+    return groups
+
+
+def _collectives_apart(peers: Sequence[HostPeers]) -> dict[int, str]:
+    """Describe ranks whose newest collective in a group differs from most ranks' in its number, or in its kind.
+
+    As with steps, a tie accuses the ranks that are behind. If two kinds with one number are equally frequent, both are described.
+    """
+    causes: dict[int, str] = {}
+    for newest in _by_group(peers).values():
+        counts = Counter(newest.values())
+        # Ranks that differ in many ways have no usual collective.
+        if not 1 < len(counts) <= _MOST_COLLECTIVES:
+            continue
+        numbers = Counter(collective.number for collective in newest.values())
+        usual, rival = sorted(
+            counts, key=lambda collective: (numbers[collective.number], collective.number, counts[collective])
+        )[:-3:-1]
+        is_tie = usual.number == rival.number and counts[usual] == counts[rival]
+        others = "the others" if len(counts) == 2 else "others"  # noqa: PLR2004 (two collectives)
+        for rank, collective in newest.items():
+            if collective != usual:
+                causes.setdefault(rank, f"has begun {collective}, {others} {usual}")
+            elif is_tie:
+                causes.setdefault(rank, f"has begun {collective}, {others} {rival}")
+    return causes
+
+
+def agreed(peers: Sequence[HostPeers], ranks: Collection[int]) -> str:
+    """Return the newest collective of all these ranks; empty if they differ, or if one has not reported its collectives."""
+    groups = _by_group(peers).values()
+    reporting = {rank for report in peers for rank in report.collectives}
+    if not reporting.issuperset(ranks) or any(len(set(newest.values())) > 1 for newest in groups):
+        return ""
+    return next(
+        (str(newest[rank]) for newest in groups for rank in newest if len(groups) == 1),
+        "the same collectives",
+    )

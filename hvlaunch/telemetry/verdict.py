@@ -86,11 +86,17 @@ def doing(stacks: Sequence[ProcessStack], state: str, *, is_busy: bool) -> Doing
 
 
 def verdict(
-    seconds: float, ranks: Mapping[int, Doing], hosts: Mapping[int, str], apart: Mapping[int, str]
+    seconds: float,
+    ranks: Mapping[int, Doing],
+    hosts: Mapping[int, str],
+    apart: Mapping[int, str],
+    *,
+    agreed: str = "",
 ) -> Verdict:
     """Word the verdict on a job without progress.
 
-    `hosts` maps ranks to hosts. `apart` has a difference from most other ranks, for some ranks.
+    `hosts` maps ranks to hosts. `apart` has a difference from most other ranks, for some ranks. `agreed` is the
+    collective that all ranks have begun last, if that is known.
     """
     groups = _groups({rank: replace(state, apart=apart.get(rank, "")) for rank, state in ranks.items()})
     # In a healthy job all ranks meet in a collective: a rank that is elsewhere keeps the others waiting.
@@ -110,7 +116,9 @@ def verdict(
         texts.append(f"all of them wait {_at(state)}" if len(members) > 1 else _said(state, members, hosts))
         if state.how == "collective" and len(members) > 1:
             # All ranks in one collective: the counts of NCCL, if any, have shown no difference.
-            texts.append("a connection between them may be dead, or one of them is a collective behind")
+            dead = "a connection between them may be dead"
+            behind = f"{dead}, or one of them is a collective behind"
+            texts.append(f"each has begun {agreed}, so {dead}" if agreed else behind)
     culprits = sorted(rank for _, members in (odd or waiting) for rank in members)
     return Verdict(seconds, tuple(culprits), "; ".join(texts))
 

@@ -24,6 +24,7 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "gpu_backends",
     "has_timed_out",
     "mpi_built",
     "mpi_enabled",
@@ -179,7 +180,7 @@ def abort_groups() -> None:
 
     An aborted collective returns garbage to a waiting GPU; the next collective raises torch's DistBackendError.
     """
-    _aborts.abort(_backends())
+    _aborts.abort(gpu_backends())
 
 
 def has_timed_out() -> bool:
@@ -187,7 +188,7 @@ def has_timed_out() -> bool:
 
     torch's watchdog notices the timeout, and reports it since torch 2.7.
     """
-    return any(_has_timed_out(backend) for backend in _backends())
+    return any(_has_timed_out(backend) for backend in gpu_backends())
 
 
 def _ending(backend: Abortable) -> threading.Thread:
@@ -197,7 +198,7 @@ def _ending(backend: Abortable) -> threading.Thread:
     return thread
 
 
-def _backends() -> list[Any]:
+def gpu_backends() -> list[Any]:
     """Return every group's backends for GPUs whose collectives end by abort(): NCCL's and XCCL's.
 
     A backend is known by its functions: torch's version and TORCH_DIST_USE_NCCL2 decide its class, and the classes have only the base

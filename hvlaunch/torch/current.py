@@ -26,6 +26,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.backends import abort_groups, wait_until_idle
+from hvlaunch.torch.flight_recorder import answer_agent
 from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
@@ -117,6 +118,7 @@ class World:
             torch.cuda.set_device(device)
         store = meet(place, timeout or default_pg_timeout)
         excepthook = sys.excepthook
+        answer_agent()
         # No device_id: with it, NCCL would connect every group in its making, and every rank be part of that.
         with _local_rank(device):
             dist.init_process_group(

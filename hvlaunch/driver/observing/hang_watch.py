@@ -76,8 +76,8 @@ class HangWatch:
         self._post = post
         self._observers = observers
         self._at = observers.at
-        self._peers: dict[str, HostPeers] = {}
-        """Newest report of each host on its connections to others."""
+        self._peers: dict[str, tuple[float, HostPeers]] = {}
+        """Newest report of each host on its connections to others, and its time."""
         self._clock = clock
         self._say = say
         self._judge: Judge | None = None
@@ -170,15 +170,16 @@ class HangWatch:
 
         report = host_peers(answer.host, answer.value)
         if report is not None:
-            self._peers[answer.host] = report
+            self._peers[answer.host] = self._clock(), report
         # An answer in a wrong form is no report; a host without an answer keeps its last report.
         elif answer.problem is None:
             self._peers.pop(answer.host, None)
 
-    def _known_peers(self) -> "list[HostPeers]":
-        """Return the reports of hosts with living workers."""
+    def _known_peers(self, current_since: float = 0.0) -> "list[HostPeers]":
+        """Return the reports of hosts with living workers. Collectives from before `current_since` are left out: they have moved."""
         hosts = dict.fromkeys(host for host, _, _ in self._workers())
-        return [self._peers[host] for host in hosts if host in self._peers]
+        reports = [self._peers[host] for host in hosts if host in self._peers]
+        return [report if at > current_since else report.without_collectives() for at, report in reports]
 
     def _tell_end(self, judge: "Judge") -> None:
         if self._is_told and not judge.has_said:
@@ -222,7 +223,7 @@ class HangWatch:
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:
-        from hvlaunch.telemetry.peers import behind, notes  # noqa: PLC0415 (as the judge)
+        from hvlaunch.telemetry.peers import agreed, behind, notes  # noqa: PLC0415 (as the judge)
         from hvlaunch.telemetry.verdict import steps_apart  # noqa: PLC0415 (as the judge)
 
         self._listen(judge)
@@ -231,7 +232,7 @@ class HangWatch:
             # A rank that has ended may be the one that the others wait for.
             ended = [rank for rank in self._ranks.places() if rank not in living]
             steps = self._by_rank(self._progress.steps(self._workers()).of)
-            peers = self._known_peers()
+            peers = self._known_peers(judge.got_on_at)
             verdict = judge.verdict(
                 self._clock(),
                 stacks,
@@ -240,6 +241,7 @@ class HangWatch:
                 reading=self._reading(),
                 behind=behind(peers),
                 apart={**steps_apart(steps), **notes(peers)},
+                agreed=agreed(peers, living),
             )
             # The engine decides what follows; the watch only reports.
             if verdict is not None:
@@ -249,4 +251,4 @@ class HangWatch:
 
 
 def _workers_of(target: "Target") -> "Mapping[str, object] | None":
-    return {"workers": list(target.workers.items())} if target.workers else None
+    return {"workers": list(target.workers.items()), "scratch": target.scratch} if target.workers else None

@@ -39,6 +39,7 @@ class Rig:
         ranks = SimpleNamespace(rank_of=lambda _host, slot, _start: slot, places=lambda: {0: None, 1: None})
         self.steps = Steps(None, False, {})
         self.answers: Callable[[], list[Answer]] = list
+        self.frames = [REDUCE, SLEEP]
         self.watch = HangWatch(
             TIMEOUT,
             [link],  # type: ignore[list-item]
@@ -61,7 +62,7 @@ class Rig:
             return
         assert request.ranks is not None
         ranks = [rank for part in request.ranks for rank in part]
-        request.answer([_stack(rank) for rank in ranks])
+        request.answer([_stack(rank, self.frames[rank]) for rank in ranks])
 
     def ask(self, kind: str, _question: object, _within: float, answered: Callable[[Answer], None]) -> None:
         assert kind == "peers"
@@ -91,8 +92,8 @@ class Rig:
         self.now = end
 
 
-def _stack(rank: int) -> ProcessStack:
-    thread = ThreadStack("MainThread", SLEEP if rank else REDUCE, is_python=True)
+def _stack(rank: int, frames: tuple[Frame, ...]) -> ProcessStack:
+    thread = ThreadStack("MainThread", frames, is_python=True)
     return ProcessStack("a", rank, 100 + rank, "python train.py", False, (thread,), "py-spy")
 
 
@@ -151,7 +152,13 @@ def test_new_nccl_operations_are_progress() -> None:
         begun = int(min(rig.now, 200.0))
         ranks = [{"pid": 100, "host": "a", "collective_counts": {"AllReduce": begun}}]
         nccl = json.dumps({"communicators": [{"ranks": ranks, "missing_ranks": [{"pid": 101, "host": "a"}]}]})
-        report = {"pids": [[0, 100], [1, 101]], "addresses": [], "unanswered": [], "nccl": nccl}
+        report = {
+            "pids": [[0, 100], [1, 101]],
+            "addresses": [],
+            "unanswered": [],
+            "nccl": nccl,
+            "collectives": [],
+        }
         return [Answer("a", report), Answer("b", {"pids": 7})]
 
     rig.answers = answers
@@ -161,6 +168,56 @@ def test_new_nccl_operations_are_progress() -> None:
     [hangs] = rig.said
     assert isinstance(hangs, on.JobHangs)
     assert "rank 1 (host a) waits in load (data.py:31) (NCCL gets no answer from it); rank 0" in hangs.text
+
+
+def at(*numbers: int) -> Answer:
+    """What host a reports of the newest collective of each rank."""
+    words = [
+        [rank, json.dumps([{"group": "0", "number": number, "kind": "all_reduce"}])]
+        for rank, number in enumerate(numbers)
+    ]
+    pids = [[0, 100], [1, 101]]
+    return Answer("a", {"pids": pids, "addresses": [], "unanswered": [], "nccl": None, "collectives": words})
+
+
+WAIT = "all of them wait in all_reduce (train.py:88); "
+EITHER = f"{WAIT}a connection between them may be dead, or one of them is a collective behind"
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ([], EITHER),
+        ([at(120)], EITHER),
+        ([at(120, 120)], f"{WAIT}each has begun collective 120 (all_reduce), so a connection between them may be dead"),
+        ([at(120, 119)], "rank 1 (host a) waits in all_reduce (train.py:88) (has begun collective 119 (all_reduce), the others collective 120 (all_reduce)); rank 0 waits for it in all_reduce (train.py:88)"),
+        # Its observer did not answer the second time: nobody knows where they are by now.
+        ([at(120, 119), Answer("a", problem="late"), Answer("a", {"pids": 7})], EITHER),
+    ],
+)  # fmt: skip
+def test_ranks_in_one_place_differ_in_their_collectives(answers: list[Answer], text: str) -> None:
+    rig = Rig()
+    rig.frames = [REDUCE, REDUCE]
+    rig.answers = lambda: answers
+    rig.run_until(2 * TIMEOUT)
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert hangs.text == text
+
+
+def test_collectives_from_before_the_last_line_accuse_nobody() -> None:
+    rig = Rig()
+    rig.frames = [REDUCE, REDUCE]
+    rig.answers = lambda: [at(120, 119)]
+    rig.run_until(TIMEOUT / 2)
+    assert rig.looks
+    # From now on the observer is too slow, and what it said is of another silence.
+    rig.answers = lambda: [Answer("a", problem="late")]
+    rig.last_output[0] = rig.now
+    rig.run_until(3 * TIMEOUT)
+    [hangs] = rig.said
+    assert isinstance(hangs, on.JobHangs)
+    assert hangs.text == EITHER
 
 
 def test_no_look_follows_the_end_of_the_job() -> None:

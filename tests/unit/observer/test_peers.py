@@ -40,7 +40,7 @@ def test_silent_peers_and_peers_that_do_not_read_are_told_apart(
     connections = peers._connections
     monkeypatch.setattr(peers, "_connections", lambda _folder: connections(str(tmp_path)))
     monkeypatch.setattr(peers, "_sockets", lambda _pid: ["22", "33", "44", "55", "66", "77", "11"])
-    report = peers.answer({"workers": [(3, os.getpid())]})
+    report = peers.answer({"workers": [(3, os.getpid())], "scratch": ""})
     assert report["unanswered"] == [
         (3, "10.0.0.3"),
         (3, "10.0.0.7"),
@@ -49,12 +49,12 @@ def test_silent_peers_and_peers_that_do_not_read_are_told_apart(
     assert report["addresses"] == ["10.0.0.2", "fe80::5054:ff:fe5f:c0d2"]
     assert report["nccl"] is None
     monkeypatch.setattr(peers, "_sockets", lambda _pid: ["22"])
-    assert peers.answer({"workers": [(3, os.getpid())]})["unanswered"] == [(3, "10.0.0.3")]
+    assert peers.answer({"workers": [(3, os.getpid())], "scratch": ""})["unanswered"] == [(3, "10.0.0.3")]
 
 
 def test_a_connection_of_this_process_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-        report = peers.answer({"workers": [(0, os.getpid())]})
+        report = peers.answer({"workers": [(0, os.getpid())], "scratch": ""})
         assert "127.0.0.1" in report["addresses"]
         assert not report["unanswered"]
         checked = host_peers("a", {**report, "pids": list(map(list, report["pids"])), "unanswered": []})

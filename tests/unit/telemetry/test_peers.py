@@ -1,11 +1,21 @@
 """Hosts that do not reach each other, from the reports of hosts and of NCCL."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from hvlaunch.telemetry.peers import HostPeers, NcclProcess, host_peers, notes, operations, read_report
+from hvlaunch.telemetry.peers import (
+    HostPeers,
+    NcclProcess,
+    agreed,
+    host_peers,
+    notes,
+    operations,
+    read_report,
+)
 
 MISMATCH = """\
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
@@ -71,8 +81,12 @@ def as_nccl_says(counts: list[int], missing: tuple[int, ...] = ()) -> str:
     )
 
 
-def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostPeers]:
-    """Four hosts with two ranks each; `unanswered` hosts by the host that sends to them."""
+def job(
+    unanswered: dict[str, list[str]],
+    nccl: str | None = None,
+    collectives: Mapping[int, str] = MappingProxyType({}),
+) -> list[HostPeers]:
+    """Four hosts with two ranks each; `unanswered` hosts by the host that sends to them; what ranks say of their collectives."""
     made = []
     for number, name in enumerate("abcd"):
         answer = {
@@ -82,6 +96,9 @@ def job(unanswered: dict[str, list[str]], nccl: str | None = None) -> list[HostP
                 [2 * number, f"10.0.0.{'abcd'.index(peer) + 1}"] for peer in unanswered.get(name, ())
             ],
             "nccl": nccl if name == "a" else None,
+            "collectives": [
+                [rank, collectives[rank]] for rank in (2 * number, 2 * number + 1) if rank in collectives
+            ],
         }
         first = host_peers(name, answer)
         assert first is not None
@@ -105,7 +122,13 @@ def test_an_unknown_address_blames_nobody() -> None:
     assert notes(job({})) == {}
     [peers, *_] = job({})
     assert notes([peers]) == {}
-    answer = {"pids": [[0, 5]], "addresses": ["10.0.0.1"], "unanswered": [[0, "10.9.9.9"]], "nccl": None}
+    answer = {
+        "pids": [[0, 5]],
+        "addresses": ["10.0.0.1"],
+        "unanswered": [[0, "10.9.9.9"]],
+        "nccl": None,
+        "collectives": [],
+    }
     lonely = host_peers("a", answer)
     assert lonely is not None
     assert notes([lonely]) == {}
@@ -158,9 +181,60 @@ def test_nonsense_from_nccl_is_ignored(report_text: str) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [None, {}, {"pids": [[0, 1]], "addresses": ["x"], "unanswered": [], "nccl": None},
-     {"pids": [[0]], "addresses": [], "unanswered": [], "nccl": None},
-     {"pids": [], "addresses": [], "unanswered": [], "nccl": 7}],
+    [None, {}, {"pids": [[0, 1]], "addresses": ["x"], "unanswered": [], "nccl": None, "collectives": []},
+     {"pids": [[0]], "addresses": [], "unanswered": [], "nccl": None, "collectives": []},
+     {"pids": [], "addresses": [], "unanswered": [], "nccl": 7, "collectives": []},
+     {"pids": [], "addresses": [], "unanswered": [], "nccl": None, "collectives": [[0, 7]]},
+     {"pids": [], "addresses": [], "unanswered": [], "nccl": None, "collectives": [[0, "x" * 10_000]]}],
 )  # fmt: skip
 def test_nonsense_from_a_host_is_ignored(answer: object) -> None:
     assert host_peers("a", answer) is None
+
+
+def at(number: int, kind: str, group: str = "0") -> str:
+    return json.dumps([{"group": group, "number": number, "kind": kind}])
+
+
+def test_ranks_at_another_collective_are_described() -> None:
+    same = dict.fromkeys(range(8), at(120, "all_reduce"))
+    assert notes(job({}, None, same)) == {}
+    assert agreed(job({}, None, same), range(8)) == "collective 120 (all_reduce)"
+    behind = job({}, None, {**same, 5: at(119, "broadcast")})
+    assert notes(behind) == {
+        5: "has begun collective 119 (broadcast), the others collective 120 (all_reduce)"
+    }
+    assert not agreed(behind, range(8))
+    other_kind = job({}, None, {**same, 2: at(120, "broadcast")})
+    assert notes(other_kind) == {
+        2: "has begun collective 120 (broadcast), the others collective 120 (all_reduce)"
+    }
+    # A dead connection explains more than the numbers.
+    assert (
+        notes(job({"c": ["b"]}, None, {**same, 5: at(119, "broadcast")}))[2] == "no answer between hosts b,c"
+    )
+
+
+def test_a_tie_of_kinds_accuses_nobody_alone_and_a_tie_of_numbers_those_behind() -> None:
+    halves = {rank: at(7, "broadcast" if rank < 4 else "all_reduce") for rank in range(8)}
+    causes = notes(job({}, None, halves))
+    assert causes[0] == "has begun collective 7 (broadcast), the others collective 7 (all_reduce)"
+    assert causes[7] == "has begun collective 7 (all_reduce), the others collective 7 (broadcast)"
+    assert len(causes) == 8
+    assert sorted(notes(job({}, None, {rank: at(7 + rank // 4, "barrier") for rank in range(8)}))) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    # Pipelines, or whatever else: no collective is usual.
+    assert notes(job({}, None, {rank: at(rank, "barrier") for rank in range(8)})) == {}
+
+
+def test_groups_are_compared_each_for_itself_and_silent_ranks_not_at_all() -> None:
+    two = {rank: at(3 + rank % 2, "all_gather", str(rank % 2)) for rank in range(8)}
+    assert notes(job({}, None, two)) == {}
+    assert agreed(job({}, None, two), range(8)) == "the same collectives"
+    del two[4]
+    assert notes(job({}, None, two)) == {}
+    assert not agreed(job({}, None, two), range(8))
+    assert not agreed(job({}, None, {**two, 4: "[]"}), range(8))

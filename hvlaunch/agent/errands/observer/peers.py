@@ -1,7 +1,8 @@
-"""Connections of workers to other hosts, as the kernel and NCCL see them.
+"""Connections of workers to other hosts, as the kernel and NCCL see them, and the collectives that they are at.
 
 The kernel knows the connections without acknowledgement (/proc/net/tcp: proc(5)). NCCL from 2.24 on answers on a port
-of its own (RAS: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html).
+of its own (RAS: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Workers with
+hvlaunch.torch answer on a socket in the job's private directory (hvlaunch/torch/flight_recorder.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, Optional, Set
+    from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 __all__ = ["RAS_PORT", "answer", "ask_ras"]
 
@@ -32,6 +33,10 @@ _LEAST_REPEATS = 5
 """6 s at least, since pauses double from 0.2 s on."""
 _MOST_PIDS = 4096
 _MOST_ADDRESSES = 256
+_MOST_COLLECTIVES = 1 << 13
+"""Bytes of a worker's answer."""
+_COLLECTIVES_SECONDS = 1.5
+"""Seconds for all workers together. A worker whose Python is stuck never answers."""
 
 
 class _Connection:
@@ -49,7 +54,7 @@ class _Connection:
 
 
 def answer(question: Dict[str, Any]) -> Dict[str, Any]:
-    """Report on `workers` (rank and pid): processes, local addresses, silent peers, and NCCL's view."""
+    """Report on `workers` (rank and pid): processes, local addresses, silent peers, newest collectives, and NCCL's view."""
     ranks = {pid: rank for rank, pid in question["workers"]}
     trees = descendants(ranks, parents())
     addresses: Set[str] = set()
@@ -65,8 +70,43 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
         "pids": [(ranks[root], pid) for root, tree in trees.items() for pid in tree][:_MOST_PIDS],
         "addresses": sorted(addresses)[:_MOST_ADDRESSES],
         "unanswered": sorted(unanswered)[:_MOST_ADDRESSES],
+        "collectives": [(ranks[root], words) for root, words in _collectives(trees, question["scratch"])],
         "nccl": ask_ras(RAS_PORT),
     }
+
+
+def _collectives(trees: Mapping[int, Iterable[int]], scratch: str) -> Iterator[Tuple[int, str]]:
+    """Ask the workers' processes for their newest collectives, all at once; yield their answers."""
+    asked: List[Tuple[int, socket.socket]] = []
+    for root, tree in trees.items():
+        for pid in tree:
+            client = socket.socket(socket.AF_UNIX)
+            client.settimeout(0.0)
+            try:
+                client.connect(os.path.join(scratch, "collectives.%d" % pid))
+            except OSError:  # it has no such socket, or does not take connections from it any more
+                client.close()
+            else:
+                asked.append((root, client))
+    deadline = time.monotonic() + _COLLECTIVES_SECONDS
+    for root, client in asked:
+        with client:
+            try:
+                yield root, _read_all(client, deadline).decode("ascii")
+            except (OSError, ValueError):
+                continue
+
+
+def _read_all(client: socket.socket, deadline: float) -> bytes:
+    """Raises OSError without an end in time, ValueError for a long answer."""
+    text = b""
+    while len(text) <= _MOST_COLLECTIVES:
+        client.settimeout(max(0.01, deadline - time.monotonic()))
+        data = client.recv(1 << 12)
+        if not data:
+            return text
+        text += data
+    raise ValueError("too long")
 
 
 def _sockets(pid: int) -> Iterator[str]:
