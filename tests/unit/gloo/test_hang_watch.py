@@ -205,7 +205,7 @@ def test_ranks_in_one_place_differ_in_their_collectives(answers: list[Answer], t
     assert hangs.text == text
 
 
-def test_collectives_from_before_the_last_line_accuse_nobody() -> None:
+def test_collectives_from_before_the_last_line_are_forgotten() -> None:
     rig = Rig()
     rig.frames = [REDUCE, REDUCE]
     rig.answers = lambda: [at(120, 119)]

@@ -214,7 +214,7 @@ def test_ranks_at_another_collective_are_described() -> None:
     )
 
 
-def test_a_tie_of_kinds_accuses_nobody_alone_and_a_tie_of_numbers_those_behind() -> None:
+def test_a_tie_of_kinds_accuses_both_sides_and_a_tie_of_numbers_the_ranks_behind() -> None:
     halves = {rank: at(7, "broadcast" if rank < 4 else "all_reduce") for rank in range(8)}
     causes = notes(job({}, None, halves))
     assert causes[0] == "has begun collective 7 (broadcast), the others collective 7 (all_reduce)"
