@@ -87,6 +87,9 @@ class HookedTransport(Transport):
     def on_disconnect(self, reason: str) -> None:
         """Handle the host's disconnect message."""
 
+    def _parse_debug(self, message: Message) -> None:
+        """Drop the host's debug messages: paramiko formats each of them for a log that nobody reads."""
+
     def _parse_disconnect(self, message: Message) -> None:
         message.get_int()
         self.on_disconnect(message.get_text())
