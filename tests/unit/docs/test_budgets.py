@@ -9,7 +9,7 @@ from tests.unit.docs.blocks import ROOT
 
 DOCS = ROOT / "docs"
 FOR_DEVELOPERS = {"interfaces", "internals"}
-GENERATED = {"reference/options.md", "reference/coming-from.md"}
+GENERATED = {"reference/options.md", "reference/coming-from.md", "reference/programs.md"}
 MOST_WORDS = {
     "": 25_000,
     "start.md": 700,
@@ -22,7 +22,7 @@ MOST_WORDS = {
 MOST_WORDS_OF_A_PAGE = 1_500
 MOST_WORDS_OF_A_LAUNCHER = 200
 """About a screen: a page of docs/from/."""
-MOST_WORDS_OF_README = 750
+MOST_WORDS_OF_README = 720
 MOST_LINES_OF_README = 150
 MOST_WORDS_OF_A_SENTENCE = 25
 """On average."""
