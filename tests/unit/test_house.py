@@ -58,6 +58,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "children": set(),
     "cli": {
+        # The doctor tries the kernel's features as an agent does.
+        "agent",
         "children",
         "console",
         "driver",

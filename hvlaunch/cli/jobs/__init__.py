@@ -59,6 +59,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
         return run_pool_command(argv[1:], environ)
+    if argv[0] == "doctor":
+        from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
+
+        return run_doctor_command(argv[1:], environ)
     if argv[0] == "translate":
         return _translate(argv[1:])
     try:
@@ -83,7 +87,7 @@ class _AskHelp(argparse.Action):
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of the words behind this word, except `pool`."""
+    """Return the parser of the words behind this word, except `pool` and `doctor`."""
     word = JOB_WORDS[name]
     parser = Parser(
         prog=f"hvlaunch {name}",
