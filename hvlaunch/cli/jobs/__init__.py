@@ -69,6 +69,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
+    if argv[0] == "practise":
+        from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
+
+        return run_practise_command(options.fault)
     root = jobs_directory(environ)
     # Directories of ended jobs are removed by whoever comes by: no daemon does it.
     prune(root)
@@ -103,6 +107,13 @@ def parser_of(name: str) -> Parser:
     if name == "translate":
         parser.add_argument(
             "line", metavar="LINE", help="the line, such as 'torchrun --nproc-per-node 2 train.py'"
+        )
+    elif name == "practise":
+        parser.add_argument(
+            "fault",
+            metavar="FAULT",
+            nargs="?",
+            help="play this fault or all of them, and end; else type them",
         )
     elif name != "jobs":
         count = None if name == "forget" else "?"

@@ -182,6 +182,11 @@ JOB_WORDS = {
             "[-H HOSTS | --hostfile FILE] [--json]",
             "check this installation and the hosts; the first thing to run, and to add to a bug report",
         ),
+        JobWord(
+            "practise",
+            "[kill | cut | freeze | slow | host | all]",
+            "train on pretended hosts, and cause faults to see how hvlaunch recovers",
+        ),
     )
 }
 """Words by name."""
