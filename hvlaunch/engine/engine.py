@@ -14,9 +14,9 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Ending, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
-from hvlaunch.engine.policy import Decision, Ending, Policy, Then
+from hvlaunch.engine.policy import Decision, Policy, Then, alone
 from hvlaunch.engine.pool import HostState, InvalidHostStep, Pool, PoolHost, no_list, no_start, stuck, unfit
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
@@ -59,11 +59,6 @@ def apply_idle_summary(event: Lull, rounds: Rounds, waits: Waits, commit_timeout
         waits.begin(Wait.SILENCE_LOOK, None, event.next_check)
 
 
-def _alone(actions: Iterable[Action]) -> Decision:
-    """Return a decision after which nothing else is due: no host or worker came, went or changed."""
-    return Decision([*actions], then=Then.NOTHING)
-
-
 _START_MARGIN = 0.5
 """Seconds by which a host's own, more informative timeout comes before ours."""
 _LIST_MARGIN = 5.0
@@ -86,7 +81,6 @@ class Engine:
         self.waits = Waits()
         self._pool = Pool(hosts, spec.slots_per_host, self.waits)
         self._rounds = Rounds(spec, self._pool, self.waits)
-        self._policy = Policy(spec, self._pool, self._rounds, self.waits)
         self._hearing = Hearing(spec.lease)
         is_elastic = spec.elastic is not None
         self._health = (
@@ -97,14 +91,13 @@ class Engine:
         self._overdue = Overdue(self._rounds.workers, self._hearing, self.waits, is_elastic=is_elastic)
         self._draining = Draining(spec, self._pool, self._rounds, self.waits)
         self._lifecycle = Lifecycle(spec, self._pool, self._rounds)
+        self._policy = Policy(spec, self._pool, self._rounds, self._lifecycle, self._health, self.waits)
         self._is_pool_known = spec.elastic is None or not spec.elastic.discovers
         self._resumed_at = -inf
         """Time of the driver's last continuation after a stop."""
         self._discovery_error = ""
         self._has_released = False
         self._group = GroupStates()
-        self.hang: on.JobHangs | None = None
-        """The newest report of a hang, as long as the job hangs."""
         self.deadline: float | None = None
         self._due: float | None = None
         """The deadline without the look for silent workers."""
@@ -115,6 +108,11 @@ class Engine:
     def phase(self) -> Phase:
         """The job's phase."""
         return self._lifecycle.phase
+
+    @property
+    def hang(self) -> on.JobHangs | None:
+        """The newest report of a hang, as long as the job hangs."""
+        return self._policy.hang
 
     @property
     def workers(self) -> Workers:
@@ -172,19 +170,19 @@ class Engine:
         """Note the event, and decide what to do about it. `then` of the decision says what follows; _follow() does that."""
         match event:
             case on.Interrupted(number):
-                return _alone(self._lifecycle.interrupt(number, now))
+                return alone(self._lifecycle.interrupt(number, now))
             case on.ThreadFailed(problem):
-                return _alone([] if self.phase is Phase.DONE else self._lifecycle.end_for(problem, now))
+                return alone([] if self.phase is Phase.DONE else self._lifecycle.end_for(problem, now))
             case on.UserSignal(number):
-                return _alone(do.Signal(host, number) for host in self._lifecycle.hosts_with_workers())
-            case on.JobHangs() | on.JobGoesOn():
-                return self._judged(event, now)
+                return alone(do.Signal(host, number) for host in self._lifecycle.hosts_with_workers())
             case on.StacksTaken(name, number):
-                return _alone(self._rounds.stacks.taken(name, number, now))
+                return alone(self._rounds.stacks.taken(name, number, now))
+            case on.JobHangs() | on.JobGoesOn():
+                return self._policy.judged(event, now)
             case on.WorkerAsked() | on.WorkerSuspended():
-                return self._worker_event(event, now)
+                return self._policy.worker_event(event, now)
             case on.WorkerExited() | on.WorkerNotStarted():
-                return self._worker_ended(event, now)
+                return self._policy.worker_ended(event, now)
             case on.HostQuiet() | on.HostAnswers():
                 self._hearing.hears(event, now)
                 self._rounds.hears(event)
@@ -220,7 +218,7 @@ class Engine:
         match event:
             case on.Began():
                 if self._elastic is None:
-                    return _alone(self._connect(self._pool, now))
+                    return alone(self._connect(self._pool, now))
                 if not self._is_pool_known:
                     by = now + self._elastic.discovery_timeout + _LIST_MARGIN
                     self.waits.begin(Wait.FIRST_LIST, None, by)
@@ -234,7 +232,7 @@ class Engine:
         self._discovery_error = ""
         # An empty list is more likely a mistake of the script than a wish to end the job.
         if not hosts and self._is_pool_known:
-            return _alone([tell.PoolEmpty(keeps_hosts=True)])
+            return alone([tell.PoolEmpty(keeps_hosts=True)])
         actions: list[Action] = [] if hosts else [tell.PoolEmpty(keeps_hosts=False)]
         self._is_pool_known = True
         self.waits.end(Wait.FIRST_LIST)
@@ -250,7 +248,7 @@ class Engine:
         if str(problem) == self._discovery_error:
             return Decision(then=Then.NOTHING)
         self._discovery_error = str(problem)
-        return _alone([tell.KeepingHosts(problem)])
+        return alone([tell.KeepingHosts(problem)])
 
     def _connect(self, hosts: Iterable[PoolHost], now: float) -> list[Action]:
         due = now + self._spec.start_timeout + _START_MARGIN
@@ -350,7 +348,7 @@ class Engine:
         if self.phase in AT_WORK:
             return self._policy.host_lost(host, problem, now)
         self._policy.agent_ends(host.name, now)
-        return _alone([tell.HostLostAtEnd(problem)])
+        return alone([tell.HostLostAtEnd(problem)])
 
     def _start_timed_out(self, host: PoolHost, now: float) -> list[Action]:
         problem = no_start(host.name, self._spec.start_timeout, is_connected=host.is_connected)
@@ -379,33 +377,6 @@ class Engine:
             self.is_idle = not self._rounds.beat(worker, event) and self._goes_on
             self.deadline = due if self.deadline is None else min(self.deadline, due)
         return []
-
-    def _worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> Decision:
-        worker = self._rounds.workers.find((event.host, event.slot), event.start)
-        if worker is None or self._health is None or self.phase not in AT_WORK or worker.is_ending:
-            return Decision(then=Then.NOTHING)
-        if isinstance(event, on.WorkerSuspended):
-            return self._policy.suspended(worker, now)
-        # An old request, repeated by the network, is no sign of life: the worker may have sent its last beat.
-        if not (self._rounds.forming.sees_commits and worker.is_beyond(event.round)):
-            self._health.beat(worker, event.commit, now)
-        is_first = not self._rounds.forming.sees_commits
-        decision = self._policy.asked(worker, event, now)
-        if decision.ending is None and self._rounds.awaits_asks and not is_first:
-            return _alone(decision.actions)
-        return decision
-
-    def _worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> Decision:
-        worker = self._rounds.workers.find((event.host, event.slot), event.start)
-        if worker is None or worker.born != event.round or self.phase not in WITH_WORKERS:
-            return Decision(then=Then.NOTHING)
-        if self.phase is not Phase.RUNNING:
-            self._policy.record_end(worker, event, now)
-            return Decision()
-        decision = self._policy.worker_ended(worker, event, now)
-        if decision.is_empty and self._rounds.awaits_ends:
-            return Decision(then=Then.NOTHING)
-        return decision
 
     # What follows
 
@@ -474,20 +445,6 @@ class Engine:
         self._has_released = True
         return self._lifecycle.let_go([host for host in self._pool if host.name not in used], now)
 
-    def _judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> Decision:
-        """Handle the verdict that the job hangs, or does not hang any more."""
-        if self.phase not in (Phase.RUNNING, Phase.FINISHING):
-            return Decision(then=Then.NOTHING)
-        if isinstance(event, on.JobGoesOn):
-            hung, self.hang = self.hang, None
-            return _alone([] if hung is None else [tell.JobGoingOn()])
-        self.hang = event
-        hanging = _alone([tell.JobHanging(*event)])
-        if self._spec.on_hang == "warn":
-            return hanging
-        self.hang = None
-        return hanging.also(self._policy.hung(event, now))
-
     # Time
 
     def _prolong(self, seconds: float, now: float) -> None:
@@ -511,8 +468,7 @@ class Engine:
             decision = decision.also(self._discovery_failed(no_list()))
         if self.phase is Phase.RUNNING and self.waits.is_over(Wait.SETTLING, now):
             decision = decision.also(self._policy.settle(now))
-        if self._health is not None and self.phase is Phase.RUNNING:
-            decision = decision.also(self._policy.watch(self._health, now))
+        decision = decision.also(self._policy.watch(now))
         return decision.also(Decision(self._give_up_stuck(now)))
 
     def _give_up_stuck(self, now: float) -> list[Action]:

@@ -3,20 +3,29 @@
 import signal
 from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
-from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp
-from hvlaunch.engine.policy import Ending
+from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp, StartsFailed
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import AT_ONCE, InvalidTransition, WorkerState, gently, passing_on
 from hvlaunch.errors import GaveUp, Problem
-from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.job import JobResult, JobSpec, WorkerExit
 
-__all__ = ["AT_WORK", "WITH_WORKERS", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
+__all__ = ["AT_WORK", "WITH_WORKERS", "Ending", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
+
+
+class Ending(NamedTuple):
+    """Reason for an early end of a job: an error, or a worker's failure."""
+
+    error: Problem | None = None
+    failure: WorkerExit | None = None
+    cause: RestartsUsedUp | NoProgress | StartsFailed | RankDone | None = None
+    """Why no other round follows, or why the job does not wait for its other workers."""
 
 
 def outcome(

@@ -1,15 +1,20 @@
-"""The consequences of a worker's end, a lost host or silence: the next round, or the end of the job. Pure."""
+"""The consequences of a worker's end, a lost host or silence: the next round, or the end of the job. Pure.
+
+A Decision has the actions, and says what follows; the engine does what follows.
+"""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.forming import in_order
+from hvlaunch.engine.health import Health
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Ending, Lifecycle, Phase
 from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
 from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
@@ -18,10 +23,7 @@ from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerTrigger, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 
-if TYPE_CHECKING:
-    from hvlaunch.engine.health import Health
-
-__all__ = ["Decision", "Ending", "Policy", "Then"]
+__all__ = ["Decision", "Policy", "Then", "alone"]
 
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
@@ -29,15 +31,6 @@ _QUOTED = 200
 """Longest quotation of a worker's own words, in characters."""
 _CONNECT_COOLDOWN = (5.0, 300.0)
 """Bounds for discovered hosts, which may still boot."""
-
-
-class Ending(NamedTuple):
-    """Reason for an early end of a job: an error, or a worker's failure."""
-
-    error: Problem | None = None
-    failure: WorkerExit | None = None
-    cause: why.RestartsUsedUp | why.NoProgress | why.StartsFailed | why.RankDone | None = None
-    """Why no other round follows, or why the job does not wait for its other workers."""
 
 
 class Then(IntEnum):
@@ -75,11 +68,28 @@ class Decision(NamedTuple):
         )
 
 
+def alone(actions: Iterable[Action]) -> Decision:
+    """Return a decision after which nothing else is due: no host or worker came, went or changed."""
+    return Decision([*actions], then=Then.NOTHING)
+
+
 class Policy:
     """Decides the consequences when workers or hosts fail, hang or leave."""
 
-    def __init__(self, spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        pool: Pool,
+        rounds: Rounds,
+        lifecycle: Lifecycle,
+        health: Health | None,
+        waits: Waits,
+    ) -> None:
         self._waits = waits
+        self._lifecycle = lifecycle
+        self._health = health
+        self.hang: on.JobHangs | None = None
+        """The newest report of a hang, as long as the job hangs."""
         self._spec = spec
         self._elastic = spec.elastic
         self._pool = pool
@@ -93,7 +103,20 @@ class Policy:
 
     # Workers
 
-    def record_end(
+    def worker_ended(self, event: on.WorkerExited | on.WorkerNotStarted, now: float) -> Decision:
+        """Record a worker's end, and decide its consequences."""
+        worker = self._workers.find((event.host, event.slot), event.start)
+        if worker is None or worker.born != event.round or self._lifecycle.phase not in WITH_WORKERS:
+            return Decision(then=Then.NOTHING)
+        if self._lifecycle.phase is not Phase.RUNNING:
+            self._record_end(worker, event, now)
+            return Decision()
+        decision = self._ended_at_work(worker, event, now)
+        if decision.is_empty and self._rounds.awaits_ends:
+            return Decision(then=Then.NOTHING)
+        return decision
+
+    def _record_end(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
     ) -> WorkerExit:
         """Record a worker's end, and return it with its cause."""
@@ -112,12 +135,12 @@ class Policy:
         current = self._round
         return current is not None and worker.round is None and worker.last_round == current.number
 
-    def worker_ended(
+    def _ended_at_work(
         self, worker: Worker, event: on.WorkerExited | on.WorkerNotStarted, now: float
     ) -> Decision:
-        """Record a worker's end, and decide its consequences."""
+        """Record a worker's end while the job is at work, and decide its consequences."""
         is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
-        exit_ = self.record_end(worker, event, now)
+        exit_ = self._record_end(worker, event, now)
         if self._elastic is None:
             return self._static_ended(exit_, now)
         # A worker that we stopped may still show that it was the cause.
@@ -223,7 +246,23 @@ class Policy:
             return Decision(failed, Ending(failure=exit_, cause=why.StartsFailed(cooldown.count)))
         return Decision(failed)
 
-    def asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> Decision:
+    def worker_event(self, event: on.WorkerAsked | on.WorkerSuspended, now: float) -> Decision:
+        """Decide about a worker that asks for a place, or was stopped by a signal."""
+        worker = self._workers.find((event.host, event.slot), event.start)
+        if worker is None or self._health is None or self._lifecycle.phase not in AT_WORK or worker.is_ending:
+            return Decision(then=Then.NOTHING)
+        if isinstance(event, on.WorkerSuspended):
+            return self._suspended(worker, now)
+        # An old request, repeated by the network, is no sign of life: the worker may have sent its last beat.
+        if not (self._rounds.forming.sees_commits and worker.is_beyond(event.round)):
+            self._health.beat(worker, event.commit, now)
+        is_first = not self._rounds.forming.sees_commits
+        decision = self._asked(worker, event, now)
+        if decision.ending is None and self._rounds.awaits_asks and not is_first:
+            return alone(decision.actions)
+        return decision
+
+    def _asked(self, worker: Worker, event: on.WorkerAsked, now: float) -> Decision:
         """Handle an elastic worker's request for a place."""
         was_in = worker.round
         if self._elastic is None or not self._rounds.asked(worker, event.round, event.commit, now):
@@ -243,28 +282,30 @@ class Policy:
             self._waits.begin(Wait.LEAVING, None, now + self._elastic.reset_timeout)
         return Decision()
 
-    def watch(self, health: "Health", now: float) -> "Decision":
+    def watch(self, now: float) -> Decision:
         """Find the hanging workers of a running round, and decide the consequences.
 
         All of them are killed before any of them is judged. So no host is excluded because of other workers that seem to have
         the state, and are killed too.
         """
-        silent = health.silent(now)
-        late = [worker for worker in health.stragglers(now) if worker not in silent]
+        if self._health is None or self._lifecycle.phase is not Phase.RUNNING:
+            return Decision()
+        silent = self._health.silent(now)
+        late = [worker for worker in self._health.stragglers(now) if worker not in silent]
         # Kill all of them before judging: see above.
         kills = self._rounds.stacks.stop([*silent, *late], AT_ONCE, now, WorkerTrigger.HANGS)
         decision = Decision()
         for worker in silent:
             decision = decision.also(self._hangs(worker, "silent", now))
-        if absent := health.absent(now):
+        if absent := self._health.absent(now):
             decision = decision.also(self.not_met(absent, now))
-        if health.is_without_commit(now):
+        if self._health.is_without_commit(now):
             decision = decision.also(self.no_commit(now))
         for worker in late:
             decision = decision.also(self._hangs(worker, "late", now))
         return decision.also(Decision(kills))
 
-    def suspended(self, worker: Worker, now: float) -> Decision:
+    def _suspended(self, worker: Worker, now: float) -> Decision:
         """Kill a worker that was stopped by a signal and not continued."""
         kill = self._rounds.stacks.stop([worker], AT_ONCE, now, WorkerTrigger.HANGS)
         return self._hangs(worker, "stopped", now).also(Decision(kill))
@@ -288,7 +329,21 @@ class Policy:
             ending = ending._replace(failure=killed)
         return Decision([tell.WorkerKilled(cause), *failed.actions], ending)
 
-    def hung(self, event: on.JobHangs, now: float) -> Decision:
+    def judged(self, event: on.JobHangs | on.JobGoesOn, now: float) -> Decision:
+        """Handle the verdict that the job hangs, or does not hang any more."""
+        if self._lifecycle.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return Decision(then=Then.NOTHING)
+        if isinstance(event, on.JobGoesOn):
+            hung, self.hang = self.hang, None
+            return alone([] if hung is None else [tell.JobGoingOn()])
+        self.hang = event
+        hanging = alone([tell.JobHanging(*event)])
+        if self._spec.on_hang == "warn":
+            return hanging
+        self.hang = None
+        return hanging.also(self._hung(event, now))
+
+    def _hung(self, event: on.JobHangs, now: float) -> Decision:
         """Handle a hang of the whole job that the user does not want to wait for."""
         if self._elastic is not None and self._spec.on_hang == "restart":
             return self._fail(why.JobHung(event.seconds, event.text), now)
