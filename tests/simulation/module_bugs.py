@@ -17,7 +17,7 @@ from hvlaunch.engine.forming import AskingWorkers, Bounds, Starter
 from hvlaunch.engine.health import Draining, Health, Hearing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
-from hvlaunch.engine.policy import Policy
+from hvlaunch.engine.policy import Policy, alone
 from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Hold, Restarts
 from hvlaunch.engine.rounds import Rounds
@@ -123,18 +123,22 @@ def a_second_failure_of_discovery_is_not_reported(patch: Patch) -> None:
 
 def a_signal_of_the_user_reaches_one_host(patch: Patch) -> None:
     def wrong(right, self, event, now):
-        actions = right(self, event, now)
-        return actions[:1] if isinstance(event, on.UserSignal) else actions
+        decision = right(self, event, now)
+        if isinstance(event, on.UserSignal):
+            return decision._replace(actions=decision.actions[:1])
+        return decision
 
-    instead(patch, Engine, "_handle", wrong)
+    instead(patch, Engine, "_decide", wrong)
 
 
 def a_used_port_is_used_again(patch: Patch) -> None:
     instead(
         patch,
         Engine,
-        "_handle",
-        lambda right, self, event, now: [] if isinstance(event, on.MasterPort) else right(self, event, now),
+        "_decide",
+        lambda right, self, event, now: (
+            alone([]) if isinstance(event, on.MasterPort) else right(self, event, now)
+        ),
     )
 
 
