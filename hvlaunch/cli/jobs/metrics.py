@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.cli.process import print_answer
 from hvlaunch.console.lines import visible_line
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, await_driver, await_end, choose
@@ -127,14 +127,10 @@ def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
         return WebAnswer(200, metrics_text([now]), _TEXT_FORMAT)
 
     server = WebServer(options.bind, is_open=options.no_tls)
-    with server.serving(respond):
-        if server.certificate is not None:
-            complain(f"the certificate that is shown there: {server.certificate.fingerprint}")
-        elif options.no_tls:
-            complain("anyone who can read this network's traffic gets the token, and with it the metrics")
-        complain("the address, and the bearer token; Ctrl-C ends it:")
-        if code := print_answer(f"{server.url}/metrics\n{token}\n"):
-            return code
-        with suppress(KeyboardInterrupt):
-            await_end(job)
-    return 0
+    return server.run(
+        respond,
+        f"{server.url}/metrics\n{token}",
+        introduction="the metrics' address, and the bearer token",
+        risk="gets the token, and with it the metrics",
+        wait=lambda: await_end(job),
+    )

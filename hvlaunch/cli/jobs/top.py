@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 
 from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
@@ -58,18 +57,19 @@ def _web(job: KnownJob, options: argparse.Namespace) -> int:
     server = WebServer(options.bind, is_open=options.no_tls)
     access = Access(job.id, server.address, server.port, is_tls=server.certificate is not None)
     page = JobPage(feed, access)
-    with server.serving(page.respond):
-        if server.certificate is not None:
-            complain(f"the certificate that your browser warns of: {server.certificate.fingerprint}")
-        elif options.no_tls:
-            complain("anyone who can read this network's traffic can do what you can do on that page")
-        complain("for one browser, within 10 minutes; Ctrl-C ends the page:")
-        if code := print_answer(f"{server.url}/#{access.new_token()}\n"):
-            return code
-        with suppress(KeyboardInterrupt):
-            await_end(job)
-            page.await_viewers()
-    return _leave(feed)
+
+    def wait() -> None:
+        await_end(job)
+        page.await_viewers()
+
+    code = server.run(
+        page.respond,
+        f"{server.url}/#{access.new_token()}",
+        introduction="the page, for one browser that opens it within 10 minutes",
+        risk="can do what you can do on the page",
+        wait=wait,
+    )
+    return code or _leave(feed)
 
 
 def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 
 if TYPE_CHECKING:
@@ -114,6 +115,33 @@ class WebServer(ThreadingMixIn, TCPServer):
         finally:
             self.shutdown()
             self.close()
+
+    def run(
+        self,
+        respond: Callable[[WebRequest], WebAnswer],
+        address: str,
+        *,
+        introduction: str,
+        risk: str,
+        wait: Callable[[], object],
+    ) -> int:
+        """Print the address, and serve in the foreground until `wait` returns or Ctrl-C; return the exit code.
+
+        Without TLS, whoever reads the network's traffic can do what `risk` says.
+        """
+        with self.serving(respond):
+            if self.certificate is not None:
+                complain(
+                    f"check that the browser or program gets this certificate: {self.certificate.fingerprint}"
+                )
+            elif not _is_loopback(self.address):
+                complain(f"anyone who can read this network's traffic {risk}")
+            complain(f"{introduction}; Ctrl-C ends it:")
+            if code := print_answer(f"{address}\n"):
+                return code
+            with suppress(KeyboardInterrupt):
+                wait()
+        return 0
 
     def respond(self, request: WebRequest, client: socket.socket) -> WebAnswer:
         """Answer a request of this client. Raises OSError, ValueError as WebRequest.read_body does."""

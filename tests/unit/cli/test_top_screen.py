@@ -4,13 +4,13 @@ import asyncio
 import queue
 from types import SimpleNamespace
 
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
 
-from hvlaunch.cli.jobs.top_screen import TopScreen
+from hvlaunch.cli.jobs.top_screen import TopScreen, YesNoQuestion
 from hvlaunch.view.model import Model, View
 
 
-def view(ranks=3):
+def view(ranks=3, **more):
     workers = [
         {"rank": rank, "host": f"h{rank // 8}", "state": "working", "slot": 0, "start": 0, "round": 0}
         for rank in range(ranks)
@@ -21,7 +21,7 @@ def view(ranks=3):
     ]
     state = {"number": 0, "size": ranks, "state": "running", "elapsed": 1.0, "ended": []}
     job = {"id": "0123456789ab", "command": ["x"], "began": 0.0, "pid": 1, "phase": "running", "round": state}
-    return Model().view({**job, "workers": workers, "hosts": hosts}, [], 10.0)
+    return Model().view({**job, **more, "workers": workers, "hosts": hosts}, [], 10.0)
 
 
 class Feed:
@@ -35,7 +35,7 @@ class Feed:
             self.views.put(one)
         self.orders: list[tuple[str, dict[str, object]]] = []
         self.control = SimpleNamespace(post=lambda path, body: self.orders.append((path, body)))
-        self.job = SimpleNamespace(id="0123456789ab", label="job 0123456789ab", directory=None)
+        self.job = SimpleNamespace(id="0123456789ab", label="job 0123456789ab (base)", directory=None)
 
     def next(self):
         return self.views.get()
@@ -88,6 +88,40 @@ def test_news_that_come_behind_a_question_are_shown_after_it():
         await pilot.press("n")
         feed.views.put(view(5))
         await until(pilot, lambda: table.row_count == 6)
+        assert feed.orders == []
+
+    played(feed, play)
+
+
+def shown(screen, selector):
+    return str(screen.screen.query_one(selector, Static).render())
+
+
+def test_the_title_names_the_job_and_a_static_job_has_no_round():
+    feed = Feed(view(name="base", is_elastic=False))
+
+    async def play(screen, pilot):
+        await until(pilot, lambda: shown(screen, "#head"))
+        assert shown(screen, "#head") == "job 0123456789ab (base): running, 3 of 3 workers on 1 host, 10.0 s"
+        assert not screen.screen.query_one("#rounds").display
+        feed.views.put(view(is_elastic=True))
+        await until(pilot, lambda: "round" in shown(screen, "#head"))
+        assert "running, round 0 running, 3 of 3 workers" in shown(screen, "#head")
+        assert screen.screen.query_one("#rounds").display
+
+    played(feed, play)
+
+
+def test_the_question_of_x_names_the_job():
+    feed = Feed(view())
+
+    async def play(screen, pilot):
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(screen.screen, YesNoQuestion))
+        assert shown(screen, "Static").splitlines()[0] == "Stop job 0123456789ab (base)?"
+        for key in ("q", "enter", "escape"):
+            await pilot.press(key, "x")
+        await pilot.press("n")
         assert feed.orders == []
 
     played(feed, play)
