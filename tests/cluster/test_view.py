@@ -243,7 +243,7 @@ def test_the_page(job, tmp_path):
         browser.shows("#summary", "3 of 3 workers on 1 host")
         assert "<b>rank 2</b>" in browser.shows("#table", "of <b>rank 2</b>")
         wait_until(lambda: browser.web.execute_script(DRAWN), "a plot", LIMIT)
-        first = browser.shows("#lines", "] step")
+        first = browser.shows("#lines", "step ")
         wait_until(lambda: browser.text("#lines") != first, "output that goes on by itself", LIMIT)
         browser.web.find_element("css selector", "#search").send_keys("NEEDLE\n")
         browser.shows("#search-note", "with “NEEDLE”")
