@@ -15,10 +15,14 @@ from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_hosts
 
-__all__ = ["check_program", "is_options", "paste", "whole_line", "with_python"]
+__all__ = ["check_program", "is_options", "paste", "whole_line", "with_python", "with_whole_lines"]
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:[:=,.]+[A-Z.]*)*|.*…")
 """Placeholders in advice: FILE, N:M, NAME=VALUE."""
+_CLAUSE = re.compile(r"""(?:[^,;'"]|'[^']*'|"[^"]*"|[,;](?! ))*""")
+"""The beginning of advice, up to a comma or semicolon before a blank, outside quotes."""
+_ADVICE = re.compile(r"(; try: |^ +Try: )(.*)", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SHORTEST = 3
 _NEEDLESS = frozenset(["exec", "launch", "run", "start", "submit"])
 _MEANT = {
@@ -54,25 +58,39 @@ def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
 
 
 def whole_line(hint: str, argv: Sequence[str]) -> str:
-    """Return the hint as a whole line to paste, if it begins with options for the user's line.
+    """Return the hint as a whole line to paste, if it begins with options for the user's line, or with another command.
 
-    An option of the line is replaced. Text behind `, or ` is kept.
+    An option of the line is replaced. Another command is the user's, with python or ./ before it. Text behind the first
+    clause becomes a comment.
     """
     options = by_name(GROUPS)
-    advice, separator, other = hint.partition(", or ")
+    clause = _CLAUSE.match(hint)
+    advice = clause[0] if clause is not None else ""
     try:
         words = shlex.split(advice)
         typed, command = split(argv, options, lambda _: False)
     except (UnknownOption, ValueError):
         return hint
-    if any(map(_PLACEHOLDER.fullmatch, words)) or not is_options(words, options):
+    new: Sequence[Typed] = ()
+    is_marked = argv[: len(argv) - len(command)][-1:] == ["--"]
+    # A host may have sent the hint: it can't put another command into a line that will be pasted.
+    if command and words in (["python", command[0]], [f"./{command[0]}"]):
+        command = (*words, *command[1:])
+    elif is_options(words, options) and not any(map(_PLACEHOLDER.fullmatch, words)):
+        new, _ = split(words, options, lambda _: False)
+    else:
         return hint
-    new, _ = split(words, options, lambda _: False)
     replaced = {options[option.name].name for option in new if options[option.name].repeats != "add"}
     kept = [option for option in typed if options[option.name].name not in replaced]
-    is_marked = argv[: len(argv) - len(command)][-1:] == ["--"]
     line = [word for option in (*kept, *new) for word in _words(option)]
-    return f"{paste([*line, *(['--'] if is_marked else ()), *command])}{separator}{other}"
+    # As a comment of the shell, the text behind the line can be pasted with it.
+    behind = hint[len(advice) :].lstrip(",; ")
+    return f"{paste([*line, *(['--'] if is_marked else ()), *command])}{f'  # {behind}' if behind else ''}"
+
+
+def with_whole_lines(text: str, argv: Sequence[str]) -> str:
+    """Return a message or a report with each advice as a whole line."""
+    return _ADVICE.sub(lambda advice: f"{advice[1]}{whole_line(advice[2], argv)}", text)
 
 
 def _words(option: Typed) -> tuple[str, ...]:
@@ -97,11 +115,18 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     before = argv[: len(argv) - len(options.command)]
     if Path(word).is_file():
         return
+    if _ASSIGNMENT.fullmatch(word):
+        cause = f"{word.partition('=')[0]}=… is no program: a variable has an option of its own"
+        raise BadUsage(cause, hint=paste([*before, "-x", word, *behind]))
+    if (first := _first_word(word)) and shutil.which(first) is not None:
+        cause = f"{word!r} is one word, in quotes, and no program; the command has words of its own"
+        raise BadUsage(cause, hint=paste([*before, *shlex.split(word), *behind]))
     if options.hosts is not None and _are_hosts(word, behind):
-        line = whole_line(shlex.join(["-H", f"{options.hosts},{word}"]), [*before, *behind])
-        raise BadUsage(f"{word} is no program: hosts are separated by commas", hint=line)
-    if word in _NEEDLESS and behind:
-        raise BadUsage(f"hvlaunch needs no {word!r} before the command", hint=paste([*before, *behind]))
+        all_hosts = whole_line(shlex.join(["-H", f"{options.hosts},{word}"]), [*before, *behind])
+        raise BadUsage(f"{word} is no program: hosts are separated by commas", hint=all_hosts)
+    if word in _NEEDLESS:
+        line = [*before, *behind] if behind else ["-np", "2", "python", "train.py"]
+        raise BadUsage(f"hvlaunch needs no {word!r} before the command", hint=paste(line))
     meant = _MEANT.get(word) or next((name for name in JOB_WORDS if _is_near(word, name)), None)
     if meant is None:
         return
@@ -114,6 +139,15 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
         else f"{word!r} takes no options of a job",
         hint=f"{paste([*meant.split(), *arguments])}{other}",
     )
+
+
+def _first_word(word: str) -> str:
+    """Return the first word of a command that was quoted as a whole; empty for any other word."""
+    try:
+        words = shlex.split(word)
+    except ValueError:
+        return ""
+    return words[0] if len(words) > 1 else ""
 
 
 def _are_hosts(word: str, behind: Sequence[str]) -> bool:

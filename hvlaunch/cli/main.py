@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
@@ -39,6 +40,7 @@ class Run(Protocol):
         stdout: BinaryIO,
         stderr: BinaryIO,
         on_detached: Callable[[str], None] | None = None,
+        advise: Callable[[str], str] = str,
     ) -> JobResult: ...
 
 
@@ -51,11 +53,7 @@ def main(argv: Sequence[str] | None = None, *, run: Run | None = None) -> int:
     try:
         return _do(argv, run)
     except HvlaunchError as error:
-        if error.hint is not None:
-            from hvlaunch.cli.line import whole_line  # noqa: PLC0415 (for errors alone)
-
-            error.hint = whole_line(error.hint, argv)
-        complain(str(error))
+        complain(_advised(argv, str(error)))
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -92,7 +90,8 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     except Answered as answer:
         return print_answer(answer.text)
     program = options.command[0] if options.command else ""
-    if not options.is_marked and "/" not in program and shutil.which(program) is None:
+    is_path = "/" in program and " " not in program and "=" not in program
+    if not options.is_marked and not is_path and shutil.which(program) is None:
         from hvlaunch.cli.line import check_program  # noqa: PLC0415 (most lines have a program)
 
         check_program(options, argv)
@@ -141,14 +140,27 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     if spec.detach == "at start":
         from hvlaunch.cli.process import run_detached  # noqa: PLC0415 (as below)
 
-        return run_detached(lambda tell: _run(spec, run, tell))
-    return _run(spec, run)
+        return run_detached(lambda tell: _run(spec, run, argv, tell))
+    return _run(spec, run, argv)
 
 
-def _run(spec: JobSpec, run: Run | None, on_detached: Callable[[str], None] | None = None) -> int:
+def _advised(argv: Sequence[str], text: str) -> str:
+    """Return a message with its advice as a line to paste."""
+    # Most jobs have no advice, and need not know how.
+    if "ry: " not in text:
+        return text
+    from hvlaunch.cli.line import with_whole_lines  # noqa: PLC0415 (as above)
+
+    return with_whole_lines(text, argv)
+
+
+def _run(
+    spec: JobSpec, run: Run | None, argv: Sequence[str], on_detached: Callable[[str], None] | None = None
+) -> int:
     run = run or _controller(spec)
     stdout, stderr = _binary(sys.stdout), _binary(sys.stderr)
-    return run(spec, stdout=stdout, stderr=stderr, on_detached=on_detached).exit_code
+    advise = partial(_advised, argv)
+    return run(spec, stdout=stdout, stderr=stderr, on_detached=on_detached, advise=advise).exit_code
 
 
 def _too_few_descriptors() -> BadUsage:

@@ -86,12 +86,14 @@ class Printer:
         now: "Callable[[], datetime] | None" = None,
         on_broken: Callable[[], None] | None = None,
         on_status: OnStatus | None = None,
+        advise: Callable[[str], str] = str,
     ) -> None:
         """Start the printer's thread. Raises BadUsage if the prefix is not valid.
 
         Without stdout and stderr the printer is headless: it appends all output to `store`. `on_broken` is called once,
         when the reader of stdout or stderr has gone (`hvlaunch … | head`). `on_status` receives every status in the
-        caller's thread, and none is shown. `environ` describes the terminal; `now` gives the time for prefixes.
+        caller's thread, and none is shown. `environ` describes the terminal; `now` gives the time for prefixes. `advise`
+        completes the advice in messages of hvlaunch.
         """
         options = options or ConsoleOptions()
         raw: tuple[RawFile, ...] = ()
@@ -101,6 +103,7 @@ class Printer:
             shown = displays(out, err, options, environ, now)
         self._loop = PrintLoop(raw, shown, options, store=store, clock=clock, on_broken=on_broken)
         self._on_status = on_status
+        self._advise = advise
         self._places: Mapping[int, Place] = {}
         self._tails: dict[int, bytes] = {} if store is None else store.tails(TAIL)
         self._ended: set[int] = set()
@@ -223,7 +226,7 @@ class Printer:
 
     def say(self, text: str) -> None:
         """Print a message of hvlaunch to stderr, each line as `hvlaunch: …`."""
-        self._loop.put(_message(text))
+        self._loop.put(_message(self._advise(text)))
 
     def show(self, text: str) -> None:
         """Print text to stderr without a prefix: the failure report. An empty text prints nothing."""

@@ -136,6 +136,8 @@ class SlotsAssumed(NamedTuple):
     """These hosts get one worker each, since their number of slots is unknown and they have no GPU."""
 
     hosts: tuple[str, ...]
+    cpus: int = 1
+    """The number of processors that each of them has at least."""
 
 
 class RoundStarting(NamedTuple):

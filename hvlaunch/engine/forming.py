@@ -383,14 +383,16 @@ class FreshWorkers(Forming):
         if self._elastic is None:
             facts += [tell.HostSkipped(problem) for problem in self._pool.failures]
         if self._spec.np is None and not current.number and (assumed := self._assumed(plan)):
-            facts.append(tell.SlotsAssumed(assumed))
+            facts.append(assumed)
         return facts + self._starter.start(plan, current, now)
 
-    def _assumed(self, plan: Plan) -> tuple[str, ...]:
+    def _assumed(self, plan: Plan) -> tell.SlotsAssumed | None:
         """Return the hosts whose number of slots is a guess."""
-        if self._spec.slots_per_host is not None:
-            return ()
-        return tuple(host.name for host in plan.hosts if host.host.slots is None and not host.gpus)
+        hosts = [host for host in plan.hosts if host.host.slots is None and not host.gpus]
+        if self._spec.slots_per_host is not None or not hosts:
+            return None
+        cpus = min(1 if host.facts is None else host.facts.cpus for host in hosts)
+        return tell.SlotsAssumed(tuple(host.name for host in hosts), cpus)
 
     def gain(self, current: Round, now: float) -> int:
         able = self._pool.capacity([host for host in self._pool if host.is_usable(now)])

@@ -96,11 +96,12 @@ def run(
     on_detached: Callable[[str], None] | None = None,
     on_begun: Callable[[str], None] = lambda _job_id: None,
     on_status: OnStatus | None = None,
+    advise: Callable[[str], str] = str,
 ) -> JobResult:
     """Run a job: workers' output to stdout and stderr, the failure report last.
 
     `on_detached` is called with the job's id when the driver has left its terminal, `on_begun` as soon as the id exists.
-    `on_status` gets hvlaunch's status lines, in place of stderr. Signals reach the workers only if called in the main thread.
+    `on_status` gets hvlaunch's status lines, in place of stderr. `advise` completes the advice in a message. Signals reach the workers only if called in the main thread.
     Raises HvlaunchError for errors in the job itself, before anything is started.
     """
     # The user's mistakes first, before any part of the job exists.
@@ -113,7 +114,7 @@ def run(
     with _job_directory(spec, about) as directory:
         on_begun(keys.job_id)
         job = _Job(spec, keys, directory, ways, about)
-        result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached, on_status)
+        result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached, on_status, advise)
         # A job that ended well before its user's eyes leaves nothing behind.
         if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_followed(spec)):
             _keep(directory, result, reporting)
@@ -152,6 +153,7 @@ def _run_and_report(
     stdin: int,
     on_detached: Callable[[str], None] | None,
     on_status: OnStatus | None = None,
+    advise: Callable[[str], str] = str,
 ) -> tuple[JobResult, Reporting]:
     """Run the job and show its end. Without `stdout` and `stderr`, only the job's directory gets the output."""
     spec, directory = job.spec, job.directory
@@ -168,6 +170,7 @@ def _run_and_report(
             options=replace(spec.console, ranks=()) if spec.detach == "at start" else spec.console,
             on_broken=lambda: events.put(_left_alone(spec, detachment, signal.SIGPIPE)),
             on_status=on_status,
+            advise=advise,
         )
         if spec.detach != "never" and store is not None and directory is not None and stdout is not None:
             detachment = _detachment(directory, printer, on_detached)
@@ -187,7 +190,7 @@ def _run_and_report(
             if failures.first is not None:
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
             if result.exit_code != 0:
-                printer.show(reporting.text(result))
+                printer.show(advise(reporting.text(result)))
             else:
                 from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
 

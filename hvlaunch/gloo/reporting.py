@@ -66,7 +66,10 @@ class Reporting:
         """Return the report for a terminal; empty after a success."""
         from hvlaunch.report.text import as_text  # noqa: PLC0415 (15 ms, and hopefully never)
 
-        return as_text(self._made(result), is_verbose=self._spec.verbose)
+        call = self._spec.call
+        # run() raises; whoever only waits for a job of start() sees the error nowhere else.
+        is_raised = call is not None and not call.is_followed
+        return as_text(self._made(result), is_verbose=self._spec.verbose, is_raised=is_raised)
 
     def form(self, result: JobResult) -> Mapping[str, Any]:
         """Return the report as JSON."""

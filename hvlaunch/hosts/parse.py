@@ -30,6 +30,8 @@ __all__ = [
 
 MAX_HOSTS = 65_535
 MAX_ALL_SLOTS = 1 << 20
+_NAMED = 3
+"""Hosts that a sentence lists one by one."""
 
 
 class Mention(NamedTuple):
@@ -111,9 +113,14 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
-    """Fold hosts: `host b`, `hosts gpu[01-07],login`."""
-    distinct = set(names := list(hosts))
-    return f"{'host' if len(distinct) == 1 else 'hosts'} {host_set(names)}"
+    """Return hosts for a sentence: `host b`, `hosts a, b and c`, `8 hosts (gpu[01-07],login)`."""
+    names = list(dict.fromkeys(hosts))
+    *first, last = names
+    if not first:
+        return f"host {last}"
+    if len(names) <= _NAMED:
+        return f"hosts {', '.join(first)} and {last}"
+    return f"{len(names)} hosts ({host_set(names)})"
 
 
 def ranges_of(text: str) -> tuple[range, ...]:

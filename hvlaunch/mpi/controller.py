@@ -42,6 +42,7 @@ def run(
     stdout: BinaryIO,
     stderr: BinaryIO,
     on_detached: Callable[[str], None] | None = None,
+    advise: Callable[[str], str] = str,
 ) -> JobResult:
     """Run the job with the launcher in spec.mpi; otherwise like hvlaunch.gloo.controller.run.
 
@@ -55,7 +56,9 @@ def run(
     )
     ways = partial(_ways, whole=spec, options=options, launcher=launcher, python=remote_python(spec))
     spec = replace(spec, hosts=hosts)
-    return run_by_agents(spec, stdout=stdout, stderr=stderr, ways=ways, on_detached=on_detached)
+    return run_by_agents(
+        spec, stdout=stdout, stderr=stderr, ways=ways, on_detached=on_detached, advise=advise
+    )
 
 
 @contextmanager

@@ -230,7 +230,7 @@ def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil
             "the command and its arguments as separate words, without quotes around all of them; or sh -c '…'"
         )
     if worker.code == _NOT_FOUND:
-        return _not_found(cause.partition(": command not found")[0], which)
+        return _not_found(cause.partition(": command not found")[0], worker.host, which)
     if "permission denied" in cause:
         return "chmod +x, or put the interpreter before it (python train.py)"
     if "resource temporarily unavailable" in cause:
@@ -238,14 +238,16 @@ def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil
     return None
 
 
-def _not_found(program: str, which: Callable[[str], str | None]) -> str:
-    if program.endswith(".py"):
-        return f"python {program}"
+def _not_found(program: str, host: str, which: Callable[[str], str | None]) -> str:
     here = which(program)
-    if "/" in program:
+    if program.endswith(".py") and host != _LOCAL:
+        return f"python {program}, if that host has the file"
+    if "/" in program or program.endswith(".py"):
         return _A_PATH if here is None else "install it on that host too, under the same path"
+    if which(f"./{program}") is not None:
+        return f"./{program}"
     if here is None:
-        return "its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)"
+        return "check the spelling; a program outside PATH needs its path (./train in the working directory)"
     return f"install it on that host too (on this machine it is {here}), or a PATH that has it (-x PATH=…)"
 
 
@@ -273,7 +275,7 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
                 return _A_PATH if pattern == _NO_FILE and _is_nowhere(line, exists) else text
     if evidence.has_lost_connection:
         return (
-            "-x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between"
+            "-x NCCL_DEBUG=INFO, or -x TORCH_CPP_LOG_LEVEL=INFO, to see its connections; and check the network between"
             " the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)"
         )
     if number == SIGABRT and not evidence.has_traceback:

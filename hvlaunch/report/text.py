@@ -26,10 +26,11 @@ _GIB = 1 << 30
 _PATH = r"(?<=: command not found) \(PATH=[^)]*\)$"
 
 
-def as_text(report: "FailureReport", *, is_verbose: bool = False) -> str:
+def as_text(report: "FailureReport", *, is_verbose: bool = False, is_raised: bool = False) -> str:
     """Return the report as plain text that ends with a newline, or "" for a job that succeeded.
 
-    `is_verbose`: with the PATH in which a command was not found.
+    `is_verbose`: with the PATH in which a command was not found. `is_raised`: without an error that the caller gets as an
+    exception.
     """
     result = report.result
     match report.outcome:
@@ -41,6 +42,11 @@ def as_text(report: "FailureReport", *, is_verbose: bool = False) -> str:
             lines = lines if is_verbose else [re.sub(_PATH, "", line) for line in lines]
         case "interrupted":
             lines = [_interrupted(result, result.interrupted or 0, report.size)]
+        case "error" if is_raised and result.interrupted is None:
+            if not result.exits:
+                return ""
+            ends = [*_workers(result, report.size), *_survivors(report.survivors)]
+            lines = ["hvlaunch: the job ends; the exception has the cause", *ends]
         case "error":
             lines = _error(report)
         case "failed" if report.cause is not None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hvlaunch.agent.wire import shapes
 from hvlaunch.agent.wire.shapes import mapping, or_null, pair, record, several, text, whole
-from hvlaunch.hosts.parse import host_set
+from hvlaunch.hosts.parse import fold_hosts
 
 __all__ = [
     "HostPeers",
@@ -240,10 +240,8 @@ def _cut_off(peers: Sequence[HostPeers]) -> dict[int, str]:
         if report.host in odd:
             others = {host for link in links if report.host in link for host in link} - {report.host}
             ends = sorted({report.host, *others}) if most == 1 else sorted(others)
-            between = (
-                "no answer between hosts" if most == 1 else f"no answer between host {report.host} and hosts"
-            )
-            causes |= dict.fromkeys(report.ranks.values(), f"{between} {host_set(ends)}")
+            host = "" if most == 1 else f"host {report.host} and "
+            causes |= dict.fromkeys(report.ranks.values(), f"no answer between {host}{fold_hosts(ends)}")
     return causes
 
 

@@ -13,19 +13,19 @@ __all__ = ["assumed", "ended_well", "starting"]
 
 
 def starting(fact: RoundStarting) -> str:
-    """`8 workers on 2 hosts; rank 0 is at 10.0.0.1:41873`."""
+    """`8 workers on 2 hosts`."""
     # A static job has one round, and its user need not know the word.
     again = f"round {fact.round}: " if fact.round else ""
     place = f"host {fact.hosts[0]}" if len(fact.hosts) == 1 else f"{len(fact.hosts)} hosts"
-    port = f"{fact.master_addr}:{fact.master_port}"
-    return f"{again}{count(fact.workers, 'worker')} on {place}; rank 0 is at {port}"
+    return f"{again}{count(fact.workers, 'worker')} on {place}"
 
 
 def assumed(fact: SlotsAssumed) -> str:
-    """Say that a host has 1 slot by default, and how to give a number."""
-    have, per_host = ("has", "") if len(fact.hosts) == 1 else ("have", " each")
-    way = "-np 4" if fact.hosts == ("localhost",) else f"-H {fact.hosts[0]}:4"
-    return f"{fold_hosts(fact.hosts)} {have} 1 slot{per_host}: no number was given, and no GPU was found; try: {way}"
+    """Say that hosts get 1 worker each by default, and how to give a number."""
+    verb, subject = ("has", "it") if len(fact.hosts) == 1 else ("have", "each")
+    way = "-np" if fact.hosts == ("localhost",) else "--slots-per-host"
+    advice = f"; try: {way} {fact.cpus}, for a worker on each processor" if fact.cpus > 1 else ""
+    return f"no number of workers was given, and {fold_hosts(fact.hosts)} {verb} no GPU: {subject} gets 1 worker{advice}"
 
 
 def ended_well(result: JobResult, has_lost: bool) -> str:

@@ -278,4 +278,4 @@ def test_a_missing_host(cluster: TestHosts) -> None:
     run = job(cluster, "mpirun.openmpi", "-H", "a:1,nosuch:1", "true")
     assert run.code() == 69
     assert "mpirun.openmpi: ssh: Could not resolve hostname nosuch" in run.stderr
-    assert "hosts a,nosuch: mpirun.openmpi ended with exit code" in run.stderr
+    assert "hosts a and nosuch: mpirun.openmpi ended with exit code" in run.stderr

@@ -250,7 +250,7 @@ def test_a_quick_start_shows_two_lines_of_itself():
     assert code == 0
     plain = re.sub(rb"\x1b\[[0-9;]*m", b"", seen if is_quick else STATUS.sub(b"", seen)).replace(b"\r", b"")
     assert re.fullmatch(
-        rb"hvlaunch: 2 workers on host localhost; rank 0 is at 127\.0\.0\.1:\d+\n"
+        rb"hvlaunch: 2 workers on host localhost\n"
         rb"hvlaunch: done after [\d.]+ s, exit code 0\n",
         plain,
     )

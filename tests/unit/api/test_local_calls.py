@@ -369,6 +369,21 @@ def test_call_checks_arguments_by_their_types() -> None:
         launcher.call(power, 2, power=3)  # type: ignore[call-arg]
 
 
+def test_the_cause_of_a_failed_job_is_raised_and_not_printed_too(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(hvlaunch.JobFailed, match=r"nohost\.invalid can't be resolved"):
+        hvlaunch.run(rank, hosts="nohost.invalid:1")
+    assert capfd.readouterr().err == ""
+    # The first message is news: an elastic job waits for other hosts.
+    with pytest.raises(hvlaunch.JobFailed, match="can't be resolved"):
+        hvlaunch.run(rank, hosts="nohost.invalid:1", min_np=1, elastic_timeout=0.5)
+    news, waiting = capfd.readouterr().err.splitlines()
+    assert "can't be resolved" in news
+    assert "waiting for 1 slot" in waiting
+    # wait() raises nothing.
+    assert hvlaunch.Launcher(hosts="nohost.invalid:1").start(rank, show=True).wait(60) == 69
+    assert "can't be resolved" in capfd.readouterr().err
+
+
 def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
     with pytest.raises(BadUsage, match="np=0: 0 is not between 1"):
         hvlaunch.run(rank, np=0)

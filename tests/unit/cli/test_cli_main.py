@@ -27,7 +27,7 @@ class FakeDriver:
         self.error = error
         self.specs = []
 
-    def __call__(self, spec, *, stdout, stderr, on_detached=None):
+    def __call__(self, spec, *, stdout, stderr, on_detached=None, advise=str):
         self.specs.append(spec)
         if self.words is not None:
             stdout.write(self.words)
@@ -37,7 +37,7 @@ class FakeDriver:
         return JobResult(exit_code=self.code, elapsed=0.0)
 
 
-def never(spec, *, stdout, stderr, on_detached=None):
+def never(spec, *, stdout, stderr, on_detached=None, advise=str):
     pytest.fail("a job was started")
 
 

@@ -1,12 +1,19 @@
 """Lines to paste, and a command that is no program but looks like a word of hvlaunch."""
 
+import os
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.line import whole_line, with_python
+import hvlaunch
+from hvlaunch.cli.line import whole_line, with_python, with_whole_lines
 from hvlaunch.cli.main import main
 from hvlaunch.job import JobResult
+
+ROOT = Path(hvlaunch.__file__).parents[1]
 
 
 class Jobs:
@@ -15,7 +22,7 @@ class Jobs:
     def __init__(self):
         self.specs = []
 
-    def __call__(self, spec, *, stdout, stderr, on_detached=None):
+    def __call__(self, spec, *, stdout, stderr, on_detached=None, advise=str):
         self.specs.append(spec)
         return JobResult(exit_code=0, elapsed=0.0)
 
@@ -37,7 +44,12 @@ def make_program(path):
 
 
 ANSWERS = [
+    ("run", "hvlaunch -np 2 python train.py"),
     ("run train.py", "hvlaunch train.py"),
+    ("-np 2 A=b/c python train.py", "hvlaunch -np 2 -x A=b/c python train.py"),
+    ("-np 2 TOKEN=f4c1 python train.py", "hvlaunch -np 2 -x 'TOKEN=****' python train.py"),
+    ("-np 2 'python train.py --lr 0.1'", "hvlaunch -np 2 python train.py --lr 0.1"),
+    ("'python train/it.py' x", "hvlaunch python train/it.py x"),
     ("-np 2 launch python train.py --np 3", "hvlaunch -np 2 python train.py --np 3"),
     ("status", "hvlaunch jobs"),
     ("list", "hvlaunch jobs"),
@@ -64,7 +76,9 @@ def test_a_word_meant_for_hvlaunch_starts_no_job(line, answer, capsys):
     assert err.endswith(f"; try: {answer}\n")
 
 
-@pytest.mark.parametrize("line", ["train", "-- jbos", "./status", "x", "-H h1 true"])
+@pytest.mark.parametrize(
+    "line", ["train", "-- jbos", "./status", "x", "-H h1 true", "-- A=1 true", "'my train'", "./a=b"]
+)
 @pytest.mark.usefixtures("bin_directory")
 def test_other_words_are_commands(line):
     jobs = Jobs()
@@ -130,7 +144,7 @@ def test_a_script_is_looked_for_in_the_workers_directory(tmp_path):
     [
         ("-np 4", "-v true -np 3", "hvlaunch -v -np 4 true -np 3"),
         ("-np 4", "-np 9 -x A=1 -- -odd", "hvlaunch -x A=1 -np 4 -- -odd"),
-        ("-np 2, or more slots (host:N)", "-H a true", "hvlaunch -H a -np 2 true, or more slots (host:N)"),
+        ("-np 2, or more slots (host:N)", "-H a true", "hvlaunch -H a -np 2 true  # or more slots (host:N)"),
         ("-x A=1", "-x B=2 --grace=3 true", "hvlaunch -x B=2 --grace=3 -x A=1 true"),
         ("--output-filename DIR", "true", "--output-filename DIR"),
         ("-x PATH=…", "true", "-x PATH=…"),
@@ -139,15 +153,46 @@ def test_a_script_is_looked_for_in_the_workers_directory(tmp_path):
         ("-np 4", "--bogus true", "-np 4"),
         ("without --min-np", "true", "without --min-np"),
         ("it's here", "true", "it's here"),
+        ("-x A=1, which helps", "-np 2 true", "hvlaunch -np 2 -x A=1 true  # which helps"),
+        ("-x A=1; or dmesg", "-np 2 true", "hvlaunch -np 2 -x A=1 true  # or dmesg"),
+        ("-H a:1,b:1", "-H a true", "hvlaunch -H a:1,b:1 true"),
+        ("-x 'A=b, c'", "true", "hvlaunch -x 'A=b, c' true"),
+        ("./train", "-np 2 train -x 3", "hvlaunch -np 2 ./train -x 3"),
+        ("python a.py, if it is there", "-- a.py b", "hvlaunch -- python a.py b  # if it is there"),
+        ("python evil.py", "-np 2 a.py", "python evil.py"),
+        ("-x A=1 evil", "-np 2 true", "-x A=1 evil"),
     ],
 )
 def test_advice_of_options_is_a_whole_line(hint, line, whole):
     assert whole_line(hint, line.split()) == whole
 
 
+def test_advice_in_messages_and_reports_is_a_whole_line():
+    text = "host a has no GPU; try: -np 4, for more\nrank 1: exit code 3\n    Try: it\n  Try: -x A=1\n"
+    assert with_whole_lines(text, ["-np", "2", "true"]).splitlines() == [
+        "host a has no GPU; try: hvlaunch -np 4 true  # for more",
+        "rank 1: exit code 3",
+        "    Try: it",
+        "  Try: hvlaunch -np 2 -x A=1 true",
+    ]
+
+
+def test_a_running_job_has_advice_to_paste(tmp_path):
+    (tmp_path / "train").write_text("#!/bin/sh\n")
+    (tmp_path / "train").chmod(0o755)
+    command = [sys.executable, "-m", "hvlaunch", "-np", "2", "train", "a b"]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (127, "  Try: hvlaunch -np 2 ./train 'a b'")
+    done = subprocess.run([*command[:3], "true"], env=env, capture_output=True, text=True, check=True)
+    cpus = len(os.sched_getaffinity(0))
+    if cpus > 1 and "no GPU" in done.stderr:
+        assert f"; try: hvlaunch -np {cpus} true  # for a worker on each processor" in done.stderr
+
+
 def test_an_error_has_the_whole_line(capsys):
     assert main(["--dry-run", "-np", "3", "-H", "localhost:2", "true"]) == 2
-    assert "try: hvlaunch --dry-run -H localhost:2 -np 2 true, or more slots" in capsys.readouterr().err
+    assert "try: hvlaunch --dry-run -H localhost:2 -np 2 true  # or more slots" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ import json, sys
 from hvlaunch.cli.main import main
 from hvlaunch.job import JobResult
 sys.stdout = open("/dev/null", "w")
-main(sys.argv[1:], run=lambda spec, *, stdout, stderr, on_detached: JobResult(exit_code=0, elapsed=0.0))
+main(sys.argv[1:], run=lambda spec, *, stdout, stderr, on_detached, advise: JobResult(exit_code=0, elapsed=0.0))
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.__stdout__)
 """
 

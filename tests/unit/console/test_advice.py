@@ -106,8 +106,12 @@ def test_a_command_that_the_kernel_does_not_start():
 @pytest.mark.parametrize(
     ("cause", "word"),
     [
-        ("train: command not found (PATH=/usr/bin)", "./train"),
-        ("./train.py: command not found", "python ./train.py"),
+        (
+            "train: command not found (PATH=/usr/bin)",
+            "check the spelling; a program outside PATH needs its path",
+        ),
+        ("tool: command not found (PATH=/usr/bin)", "./tool"),
+        ("./train.py: command not found", "python ./train.py, if that host has the file"),
         ("FOO=1: command not found (PATH=/usr/bin)", "-x FOO=1"),
         (
             "python: command not found (PATH=/usr/bin)",
@@ -120,7 +124,7 @@ def test_a_command_that_the_kernel_does_not_start():
     ],
 )
 def test_a_command_that_is_not_found(cause, word):
-    here = dict.fromkeys(("python", "/opt/train/bin/python"), "/opt/train/bin/python")
+    here = dict.fromkeys(("python", "/opt/train/bin/python", "./tool"), "/opt/train/bin/python")
     worker = WorkerExit(rank=0, host="b", code=127, not_started=cause)
     assert word in (start_advice(worker, here.get) or "")
 

@@ -82,9 +82,9 @@ def test_folding():
     assert fold_ranks([7, 0, 1, 2, 3, 6, 10]) == "ranks 0-3,6-7,10"
     assert fold_hosts(["b"]) == "host b"
     assert fold_hosts(["b", "b"]) == "host b"
-    assert fold_hosts(["gpu03", "gpu01", "gpu02", "login"]) == "hosts gpu[01-03],login"
-    assert fold_hosts(["10.0.0.1", "10.0.0.2"]) == "hosts 10.0.0.[1-2]"
-    assert fold_hosts(["odd[", "b"]) == "hosts odd[,b"
+    assert fold_hosts(["gpu03", "gpu01", "gpu02", "login"]) == "4 hosts (gpu[01-03],login)"
+    assert fold_hosts(["10.0.0.1", "10.0.0.2"]) == "hosts 10.0.0.1 and 10.0.0.2"
+    assert fold_hosts(["odd[", "b"]) == "hosts odd[ and b"
 
 
 def test_a_successful_job_loads_no_report():

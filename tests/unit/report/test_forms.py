@@ -105,7 +105,7 @@ def test_memory_and_missing_files_are_reported_if_they_explain_the_failure():
         told = (
             "GPU 0 of host a had 79.0 of 80.0 GiB in use, 0.5 s earlier."
             if has_memory
-            else "host a lacks the module foo; hosts b,c have it."
+            else "host a lacks the module foo; hosts b and c have it."
         )
         assert f"\n  {told}\n" in found["text"]
 

@@ -146,8 +146,8 @@ def test_a_command_missing_on_all_hosts():
         ended(*(worker(rank, host, code=127, not_started=cause) for rank, host in enumerate("aabb"))),
         4,
         """
-        hvlaunch: hosts a,b: trainer: command not found
-          Try: its full path (./train if it is in the working directory), or a PATH that has it (-x PATH=…)
+        hvlaunch: hosts a and b: trainer: command not found
+          Try: check the spelling; a program outside PATH needs its path (./train in the working directory)
         """,
     )
 
@@ -236,7 +236,7 @@ def test_only_lost_connections():
             Connection reset by peer
           The others:
             rank 1 on host b: exit code 1, at the same time
-          Try: -x NCCL_DEBUG=INFO or -x TORCH_CPP_LOG_LEVEL=INFO to see its connections; and check the network between the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)
+          Try: -x NCCL_DEBUG=INFO, or -x TORCH_CPP_LOG_LEVEL=INFO, to see its connections; and check the network between the hosts (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, a firewall)
         """,
         {0: b"Connection reset by peer\n", 1: b"Connection reset by peer\n"},
     )

@@ -14,6 +14,8 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.job import JobResult
+from hvlaunch.report.failure_report import make_report
+from hvlaunch.report.text import as_text
 from tests.unit.report.reports import ENDS, check, ended, not_begun, stopped, worker
 
 
@@ -93,7 +95,7 @@ def test_equal_failures_of_all_hosts_share_a_line():
     check(
         not_begun(*(denied(f"gpu0{n}") for n in range(1, 8))),
         0,
-        f"hvlaunch: hosts gpu[01-07]: permission denied (publickey); tried 2 keys\n  Try: ssh -p 22 HOST\n{ENDS}",
+        f"hvlaunch: 7 hosts (gpu[01-07]): permission denied (publickey); tried 2 keys\n  Try: ssh -p 22 HOST\n{ENDS}",
     )
 
 
@@ -111,7 +113,7 @@ def test_unknown_host_keys_are_one_table():
         not_begun(*errors),
         0,
         """
-        hvlaunch: hosts a,b,login: their host keys are not known (looked for HOST in /root/.ssh/known_hosts)
+        hvlaunch: hosts a, login and b: their host keys are not known (looked for HOST in /root/.ssh/known_hosts)
           a      ssh-ed25519  SHA256:a
           login  ssh-ed25519  SHA256:login
           b      ssh-ed25519  SHA256:b
@@ -119,6 +121,20 @@ def test_unknown_host_keys_are_one_table():
           The job ends: no worker was started.
         """,
     )
+
+
+def test_an_error_that_is_raised_is_not_printed_too():
+    report = make_report(not_begun(UnknownHost("no address", host="b")), {}, 0)
+    assert as_text(report, is_raised=True) == ""
+    lost = HostLost("lost: silent", host="b").problem
+    report = make_report(JobResult(exit_code=69, elapsed=3.0, exits=tuple(stopped(0)), error=lost), {}, 1)
+    assert as_text(report, is_raised=True).splitlines()[:2] == [
+        "hvlaunch: the job ends; the exception has the cause",
+        "  The workers, after 3.0 s:",
+    ]
+    assert "lost: silent" in as_text(report)
+    report = make_report(JobResult(exit_code=130, elapsed=0.0, error=lost, interrupted=2), {}, 0)
+    assert "lost: silent" in as_text(report, is_raised=True)
 
 
 def test_an_unknown_host_key_among_other_errors_keeps_its_cause():
@@ -163,9 +179,9 @@ def test_hosts_fail_for_several_reasons():
         0,
         """
         hvlaunch: 5 hosts failed:
-          hosts a,b: permission denied (publickey); tried 2 keys
+          hosts a and b: permission denied (publickey); tried 2 keys
             Try: ssh -p 22 HOST
-          hosts a2,c: is no host for a job
+          hosts c and a2: is no host for a job
           host gpu03: no address
           The job ends: no worker was started.
         """,
@@ -180,7 +196,5 @@ def test_errors_that_differ_only_in_name_and_address_share_a_line(addresses):
         ConnectFailed(f"no connection to gpu{n} port 22: {one}: refused", host=f"gpu{n}", hint=f"ping gpu{n}")
         for n, one in enumerate(addresses)
     ]
-    expected = (
-        f"hvlaunch: hosts gpu[0-1]: no connection to HOST port 22: ADDRESS: refused\n  Try: ping HOST\n{ENDS}"
-    )
+    expected = f"hvlaunch: hosts gpu0 and gpu1: no connection to HOST port 22: ADDRESS: refused\n  Try: ping HOST\n{ENDS}"
     check(not_begun(*errors), 2, expected)

@@ -107,13 +107,13 @@ def job(
 
 
 def test_both_ends_of_a_dead_connection_are_named() -> None:
-    text = "no answer between hosts b,c"
+    text = "no answer between hosts b and c"
     for cut in ({"c": ["b"]}, {"b": ["c"], "c": ["b"]}):
         assert notes(job(cut)) == dict.fromkeys((2, 3, 4, 5), text)
 
 
 def test_a_host_with_several_dead_connections_is_to_blame() -> None:
-    expected = dict.fromkeys((4, 5), "no answer between host c and hosts a,b,d")
+    expected = dict.fromkeys((4, 5), "no answer between host c and hosts a, b and d")
     assert notes(job({"a": ["c"], "b": ["c"], "d": ["c"]})) == expected
     assert notes(job({"c": ["a", "b", "d"]})) == expected
 
