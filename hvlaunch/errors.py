@@ -309,6 +309,10 @@ class AgentFailed(HostError):
     """The agent did not start, or printed something else; `cause` quotes the host's output."""
 
 
+class CopyFailed(HostError):
+    """A host could not get its copy of the working tree (--sync)."""
+
+
 class HostFault(HostError):
     """A fault of hvlaunch itself that concerns one host."""
 

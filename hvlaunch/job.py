@@ -123,6 +123,17 @@ class SSHOptions(_Data):
     """Program that runs a command on a host in place of ssh: `PROGRAM HOST COMMAND`."""
 
 
+class SyncOptions(NamedTuple):
+    """The working tree that hosts get a copy of."""
+
+    root: str
+    """Its directory on this machine."""
+    below: str
+    """Where workers start, from the root on."""
+    limit: int
+    """Most bytes that it may have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MPIOptions(_Data):
     """Settings for a job that another launcher starts."""
@@ -236,6 +247,8 @@ class JobSpec(_Data):
     """Hosts in the order of ranks."""
     cwd: str
     """Working directory of the workers, on every host."""
+    sync: SyncOptions | None = None
+    """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
     call: Call | None = None
     """Function that `command` calls, if any."""
     name: str | None = None

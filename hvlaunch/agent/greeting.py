@@ -12,7 +12,7 @@ from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.agent.worker import find
+from hvlaunch.agent.worker import enter, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Greeting:
             "scratch": self._scratch,
             "beacon_port": beacon_port,
             "master_port": master_port,
-            "cwd_error": _cannot_enter(hello["cwd"]),
+            "cwd_error": enter(hello["cwd"]),
             "trouble": self._trouble and plain(self._trouble, LONGEST_TEXT),
         }
         if hello["gpus"]:
@@ -199,17 +199,6 @@ def _raiser(error: Exception) -> Callable[[], None]:
         raise error
 
     return fail
-
-
-def _cannot_enter(path: str) -> Optional[str]:
-    """Enter the directory and stay there; return the error, None for success."""
-    try:
-        os.chdir(path)
-    except OSError as error:
-        return os.strerror(error.errno or 0)
-    # Shells and programs show PWD rather than the resolved path; it must not be the login shell's.
-    os.environ["PWD"] = path
-    return None
 
 
 def _gpus() -> int:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "exit_of", "find", "spawn", "start"]
+__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "enter", "exit_of", "find", "spawn", "start"]
 
 _STREAMS = ("stdout", "stderr", "result")
 """Descriptors 1, 2 and 3 of a worker; only a worker that calls a function has the last."""
@@ -71,6 +71,17 @@ class WorkerProcess:
             return ""
         finally:
             os.close(fd)
+
+
+def enter(path: str) -> Optional[str]:
+    """Enter the directory, where workers start from now on; return the error, None for success."""
+    try:
+        os.chdir(path)
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    # Shells and programs show PWD rather than the resolved path; it must not be the login shell's.
+    os.environ["PWD"] = path
+    return None
 
 
 def _kill(pid: int, number: int) -> None:

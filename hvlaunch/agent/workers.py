@@ -245,6 +245,8 @@ class HostWorkers:
         """Start the workers of a `start` frame; send `started` or `not_started` for each. Raises BadFrame."""
         plan = _plan(body)
         self._clear([item["slot"] for item in plan["workers"]])
+        # Before the orders, which name it.
+        trouble = plan["cwd"] and process.enter(plan["cwd"])
         # All orders go out first, so that the launcher's processes start their workers at the same time.
         for item in plan["workers"]:
             if self.ranks is not None and item["slot"] in self.ranks:
@@ -254,7 +256,7 @@ class HostWorkers:
             job_env = {**plan["env"], **item["env"]}
             about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
             try:
-                worker = self._begin(item, plan, job_env)
+                worker = self._begin(item, plan, job_env, trouble)
             except process.CannotStart as error:
                 end = {"code": error.code, "cause": plain(error.cause, LONGEST_TEXT)}
                 self._channel.send({"type": "not_started", **end, **about})
@@ -271,10 +273,12 @@ class HostWorkers:
             self.ranks.catch_up()
 
     def _begin(
-        self, item: Dict[str, Any], plan: Dict[str, Any], job_env: Dict[str, str]
+        self, item: Dict[str, Any], plan: Dict[str, Any], job_env: Dict[str, str], trouble: Optional[str]
     ) -> process.WorkerProcess:
-        """Start a worker, or wait for a launcher's process to start the worker. Raises CannotStart."""
+        """Start a worker, or wait for a launcher's process to start the worker. Raises CannotStart, as for `trouble`."""
         number: int = item["slot"]
+        if trouble is not None:
+            raise process.CannotStart(126, "%s: %s" % (plan["cwd"], trouble))
         if self.ranks is not None and number in self.ranks:
             return self.ranks.started(number, job_env.get("TORCHELASTIC_ERROR_FILE", ""))
         # The host's own variables win over hvlaunch's defaults, and the job's over the host's.

@@ -40,6 +40,12 @@ class LauncherOptions:
     """Number of workers. Default: one in every slot."""
     cwd: str | PathLike[str] | None = None
     """Working directory of the workers. Default: this directory."""
+    sync: bool | None = None
+    """Copy the project to the hosts, and start workers in the copy."""
+    sync_dir: str | PathLike[str] | None = None
+    """Directory to copy in place of the project; implies `--sync`."""
+    sync_limit: int | str | None = None
+    """Most that a copy may have. Default: 1 GB."""
     env: Mapping[str, str | int | float] | Sequence[str] | None = None
     """Environment variable for the workers. Such as `{"NAME": "value"}`, or `["NAME"]` for one that is set here."""
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
@@ -225,6 +231,9 @@ class GivenOptions(TypedDict, total=False):
     worker_port_range: str | tuple[int, int] | None
     np: int | None
     cwd: str | PathLike[str] | None
+    sync: bool | None
+    sync_dir: str | PathLike[str] | None
+    sync_limit: int | str | None
     env: Mapping[str, str | int | float] | Sequence[str] | None
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     forward_env: Literal["all"] | None

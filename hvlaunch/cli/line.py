@@ -28,7 +28,7 @@ _NEEDLESS = frozenset(["exec", "launch", "run", "start", "submit"])
 _MEANT = {
     "cancel": "stop",
     "dashboard": "top --web",
-    "diagnose": "doctor",
+    "doctor": "--check-build",
     "list": "jobs",
     "monitor": "top",
     "output": "logs",

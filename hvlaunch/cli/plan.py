@@ -57,7 +57,7 @@ def plan(
     blocks = [
         _block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)),
         _block("command", [command_line(spec.command, show_secrets=show_secrets)]),
-        _block("working directory", [quoted(spec.cwd)]),
+        _block("working directory", [_directory(spec)]),
         launcher,
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
         _left_out(left_out, is_verbose=spec.verbose),
@@ -72,6 +72,12 @@ def _left_out(names: Sequence[str], *, is_verbose: bool) -> str:
     if is_verbose or not names:
         return _block(f"set here, and not passed on ({advice})", textwrap.wrap(", ".join(names), _WIDTH))
     return f"variables set here, and not passed on: {len(names)} ({advice}; --verbose lists them)"
+
+
+def _directory(spec: JobSpec) -> str:
+    if spec.sync is None:
+        return quoted(spec.cwd)
+    return f"{quoted(spec.sync.below or '.')} in each host's copy of {quoted(spec.sync.root)}"
 
 
 def _block(title: str, lines: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.placement import in_quota, slots_of, unlikely
-from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptions, SSHOptions, SyncOptions
 
 __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
@@ -83,6 +83,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         force_slots=_force_slots(options, hosts, per_host),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=cwd,
+        sync=_sync(options, cwd),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,
@@ -128,6 +129,14 @@ def current_directory(environ: Mapping[str, str]) -> str:
     except (OSError, ValueError):
         is_same = False
     return by_shell if is_same else actual
+
+
+def _sync(options: Options, cwd: str) -> SyncOptions | None:
+    if "sync" not in options.given and "sync_dir" not in options.given and "sync_limit" not in options.given:
+        return None
+    from hvlaunch.sync.tree import tree_at  # noqa: PLC0415 (few lines have it)
+
+    return tree_at(cwd, options.given.get("sync_dir"), options.given.get("sync_limit"))
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

@@ -31,6 +31,7 @@ from hvlaunch.watch.rounds import Ranks
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
     from hvlaunch.driver.job_record import JobRecord, Takeover, TurnRecord
+    from hvlaunch.driver.links.host_link import Prepare
     from hvlaunch.driver.output_files import RoundFiles
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
@@ -67,7 +68,7 @@ class Driver:
     """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
 
     `write_event` takes records for --events; `watchers` see each turn before the driver's own; `record` has the files for
-    a takeover of the job; `directory` is the job's. `wall` is the time in seconds since 1970.
+    a takeover of the job; `directory` is the job's; `prepare` makes hosts ready for workers. `wall` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Driver:
         watchers: Sequence[Watcher] = (),
         record: "JobRecord | None" = None,
         directory: Path | None = None,
+        prepare: "Prepare | None" = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -111,7 +113,16 @@ class Driver:
         )
         self._discovery = None if spec.elastic is None else _host_discovery(spec.elastic, events.put)
         self._links = HostLinks(
-            spec, keys, printer, rendezvous, self.ranks, connect, events.put, clock=clock, record=record
+            spec,
+            keys,
+            printer,
+            rendezvous,
+            self.ranks,
+            connect,
+            events.put,
+            clock=clock,
+            record=record,
+            prepare=prepare,
         )
         self._stdin = StdinFeed(stdin, printer)
         self.observing = Observing(

@@ -297,6 +297,8 @@ class Engine:
                 return Decision(actions)
             case on.HostConnected():
                 host.is_connected = True
+            case on.HostPreparing() if host.state is HostState.CONNECTING:
+                self._pool.prepares(host, now)
             case _:
                 pass
         return Decision(then=Then.NOTHING)

@@ -26,6 +26,7 @@ __all__ = [
     "HostGone",
     "HostNoise",
     "HostParting",
+    "HostPreparing",
     "HostProbed",
     "HostQuiet",
     "HostReady",
@@ -76,6 +77,8 @@ class HostFacts(NamedTuple):
     """What the host's kernel lacks."""
     boot_id: str | None = None
     """The kernel's name for its current boot."""
+    directory: str | None = None
+    """Where workers start in the host's copy of the working tree; None without one."""
 
 
 class Began(NamedTuple):
@@ -104,6 +107,12 @@ class HostStage(NamedTuple):
 
 class HostConnected(NamedTuple):
     """SSH is connected, and the agent was sent."""
+
+    host: str
+
+
+class HostPreparing(NamedTuple):
+    """The agent has said hello, and the host gets its copy of the working tree; posted again while that makes progress."""
 
     host: str
 
@@ -379,6 +388,7 @@ Event = (
     | DiscoveryFailed
     | HostStage
     | HostConnected
+    | HostPreparing
     | HostReady
     | HostFailed
     | HostGone

@@ -32,6 +32,8 @@ __all__ = [
     "unfit",
 ]
 
+_PREPARING = 60.0
+"""Seconds without progress after which a host that gets its files is given up."""
 _MOST_DOUBLINGS = 30
 
 
@@ -209,6 +211,11 @@ class Pool:
         host.take_step("connect")
         self._waits.begin(Wait.CONNECTING, host.name, due)
         self.open[host.name] = None
+
+    def prepares(self, host: PoolHost, now: float) -> None:
+        """The host's agent is there, and its files make progress."""
+        due = max(now + _PREPARING, self._waits[Wait.CONNECTING, host.name])
+        self._waits.begin(Wait.CONNECTING, host.name, due)
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.take_step("ready")

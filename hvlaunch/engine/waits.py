@@ -18,9 +18,9 @@ class Wait(Enum):
         "the job ends",
     )
     CONNECTING = (
-        "a host's agent",
-        "its hello",
-        "`--start-timeout` + 0.5 s",
+        "a host's agent, and its copy of the project",
+        "its hello; the copy is complete",
+        "`--start-timeout` + 0.5 s; 60 s after the copy's last progress",
         "the host is excluded; a static job ends, or skips it",
     )
     PARTING = "an agent that ends on its own account", "it closes", "grace + 25 s", "it is abandoned"

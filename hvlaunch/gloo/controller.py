@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.history import History
     from hvlaunch.driver.job_record import JobRecord, Past, Takeover
+    from hvlaunch.driver.links.host_link import Prepare
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.outside import JobDirectory
@@ -79,10 +80,6 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
         plain = HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
-        first = next((host for host in spec.hosts if not is_local(host)), None)
-        if spec.pool is None and first is not None:
-            # The answer of `ssh -G` comes while this process loads its loop.
-            ways.prepare(first)
         yield plain if spec.pool is None else _by_pool(spec, keys, plain, ways.connect)
 
 
@@ -229,6 +226,7 @@ def _run(
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,
         _server(job, job_record, printer.say) as server,
+        _delivery(job) as prepare,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
@@ -260,6 +258,7 @@ def _run(
             watchers=watchers,
             record=job_record,
             directory=None if directory is None else directory.path,
+            prepare=prepare,
             clock=clock,
             wall=wall,
         )
@@ -275,6 +274,26 @@ def _run(
             reporting.announce_end(result)
             history.close()
     return result
+
+
+@contextmanager
+def _delivery(job: _Job) -> "Iterator[Prepare | None]":
+    """Take the snapshot of a job's tree, for as long as hosts may want it. Raises BadUsage."""
+    sync = job.spec.sync
+    if sync is None:
+        yield None
+        return
+    from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
+    from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
+
+    if job.past is not None and job.directory is not None:
+        snapshot = load_snapshot(sync.root, job.directory.path)
+    else:
+        snapshot = take_snapshot(sync.root, cache_directory(os.environ), sync.limit)
+    with closing(snapshot):
+        if job.past is None and job.directory is not None:
+            snapshot.save(job.directory.path)
+        yield Delivery(snapshot, sync.below).prepare
 
 
 @contextmanager

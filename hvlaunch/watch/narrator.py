@@ -162,7 +162,9 @@ class Narrator:
         if not stages:
             rows = [f"connected {so_far}: finding addresses by which the hosts reach each other"]
         else:
-            by_stage = (f"{stage}: {host_set(stages[stage])}" for stage in _STAGES if stage in stages)
+            # Stages of files have a percentage, and come last.
+            in_order = [*(stage for stage in _STAGES if stage in stages), *sorted(stages.keys() - {*_STAGES})]
+            by_stage = (f"{stage}: {host_set(stages[stage])}" for stage in in_order)
             rows = [f"connecting {so_far}", *by_stage]
         return Status("\n".join(rows), ready, self._hosts)
 

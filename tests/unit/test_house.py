@@ -58,8 +58,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "children": set(),
     "cli": {
-        # The doctor tries the kernel's features as an agent does.
-        "agent",
         "children",
         "console",
         "driver",
@@ -72,9 +70,9 @@ ALLOWED: dict[str, set[str]] = {
         "outside",
         "owners",
         "pool",
-        "practise_training",
         "rendezvous",
         "report",
+        "sync",
         "telemetry",
         "view",
     },
@@ -111,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous",
         "report",
         "ssh",
+        "sync",
         "telemetry",
         "watch",
     },
@@ -119,8 +118,6 @@ ALLOWED: dict[str, set[str]] = {
     "mpi": {"agent", "driver", "engine", "errors", "gloo", "hosts", "job", "rendezvous", "ssh"},
     "outside": {"errors", "owners"},
     "owners": set(),
-    # Workers run it, with torch or without.
-    "practise_training": {"rendezvous", "torch"},
     "pool": {
         "agent",
         "console",
@@ -138,6 +135,7 @@ ALLOWED: dict[str, set[str]] = {
     "rendezvous": {"errors", "owners", "record"},
     "report": {"console", "errors", "hosts", "job", "telemetry"},
     "ssh": {"children", "errors", "job", "owners"},
+    "sync": {"driver", "errors", "job", "owners"},
     "telemetry": {"agent", "hosts"},
     "torch": {"errors", "rendezvous"},
     "torchrun": {"torch"},
@@ -249,7 +247,7 @@ def test_a_package_imports_only_what_it_may(package):
         outside = {name.split(".")[0] for name in names} - {HVLAUNCH}
         if package in ALLOWED_ELSEWHERE:
             assert outside <= ALLOWED_ELSEWHERE[package], path
-        if package not in ("torch", "practise_training"):
+        if package != "torch":
             assert outside & NEVER == set(), path
 
 

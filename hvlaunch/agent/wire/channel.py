@@ -123,6 +123,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
 PLAN = record(
     {
         "argv": several(_WORDS, 1 << 22),
+        "cwd": or_null(_WORDS),
         "defaults": _VARIABLES,
         "env": _VARIABLES,
         "result": flag,

@@ -421,6 +421,27 @@ _WORKERS = OptionGroup(
             is_everyday=True,
         ),
         Option(
+            "sync",
+            ("--sync",),
+            "copy the project to the hosts, and start workers in the copy",
+            more="The project is the git work tree around this directory, else this directory. What `.gitignore` and "
+            "`.hvlaunchignore` name stays here, and so do `.git`, `__pycache__` and virtual environments. Only what a host lacks is sent.",
+            example="hvlaunch --sync -np 8 -H a:4,b:4 python train.py",
+        ),
+        Option(
+            "sync_dir",
+            ("--sync-dir",),
+            "directory to copy in place of the project; implies `--sync`",
+            Value(("DIR",), values.not_empty, completion="directory", path="here"),
+        ),
+        Option(
+            "sync_limit",
+            ("--sync-limit",),
+            "most that a copy may have",
+            values.SIZE,
+            default="1 GB",
+        ),
+        Option(
             "stdin",
             ("--stdin",),
             "ranks that read hvlaunch's standard input",
@@ -569,10 +590,7 @@ _OUTPUT = OptionGroup(
 
 _ENDING = OptionGroup(
     "ending",
-    pages=(
-        ("Exit codes", "exit-codes.md"),
-        ("When a job fails", "../guides/failures.md#what-ends-a-job-and-what-ctrl-c-leaves"),
-    ),
+    pages=(("Exit codes", "exit-codes.md"), ("When a job fails", "../guides/failures.md#what-ends-a-job")),
     options=(
         Option(
             "grace",

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from hvlaunch.agent.wire.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
 from hvlaunch.agent.wire.shapes import plain
@@ -24,7 +25,7 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.job import Host, Look, PortHolder
-from hvlaunch.ssh import Stage, listen
+from hvlaunch.ssh import listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["HostLink", "HostOutput", "Opening", "OutputPrinter", "host_facts"]
+__all__ = ["HostLink", "HostOutput", "Opening", "OutputPrinter", "Prepare", "host_facts"]
 
 
 class OutputPrinter(Protocol):
@@ -171,10 +172,16 @@ _NOISE_KEPT = 4096
 _NOISE_QUOTED = 80
 _MOST_PARTINGS = 4
 """Announcements of its end to post, from an agent with any number of them."""
+_PREPARING_TOLD = 10.0
+"""Seconds between two events of a host that gets its files: each is an entry of the journal."""
 _UNREAD = 5.0
 """Seconds that a parting agent waits for unread output of its workers."""
 # One lock for all links: errands are made once for each host, and rarely.
 _MAKING_ERRANDS = threading.Lock()
+
+
+Prepare: TypeAlias = Callable[["HostLink", Callable[[str], None], Callable[[HostError], None]], None]
+"""Called with the link; calls the first function with the workers' directory, or the second, in any thread."""
 
 
 class Opening(NamedTuple):
@@ -200,6 +207,8 @@ class Opening(NamedTuple):
     """The files for the function's results."""
     frame_record: "FrameRecord | None" = None
     """The record of acked and printed frames; None for a job without a successor."""
+    prepare: "Prepare | None" = None
+    """Makes the host's copy of the working tree before it counts as ready; None without --sync."""
 
 
 class _Noise:
@@ -281,6 +290,7 @@ class HostLink:
         self._acked_before: list[int] = []
         """Frames recorded by a killed driver."""
         self._is_taken_up = False
+        self._preparing_told = -inf
         record = opening.frame_record
         note = (lambda _number: None) if record is None else record.acknowledge
         self.session = HostSession(host, opening.program, self, post, clock, opening.reconnect, note)
@@ -423,14 +433,9 @@ class HostLink:
             return self._broken(error)
         return self._ending()
 
-    def _report_stage(self, stage: Stage) -> None:
-        if stage == "log in":
-            self._opening.program.prepare()
-        self._post(on.HostStage(self.host.name, stage))
-
     def _begin(self) -> None:
         """Start the agent. Raises HostError."""
-        listen(self._report_stage)
+        listen(lambda stage: self._post(on.HostStage(self.host.name, stage)))
         connection = self._opening.connect(self.host)
         self.session.begin(connection)
         self._post(on.HostConnected(self.host.name))
@@ -529,7 +534,30 @@ class HostLink:
         if header["master_port"] is None:
             raise NoFreePort(host=self.host.name)
         self.session.scratch = header["scratch"]
-        self._post_event(on.HostReady(self.host.name, host_facts(header, self._peer_address)))
+        facts = host_facts(header, self._peer_address)
+        ready = partial(self._post_ready, facts, self.session.number)
+        if self._opening.prepare is None:
+            ready(None)
+        else:
+            self.tell_preparing("files")
+            self._opening.prepare(self, ready, self._fail)
+
+    def _post_ready(self, facts: HostFacts, frame: int, directory: str | None) -> None:
+        """Post that the host can start workers; for any thread. `frame` is the number of its hello."""
+        event = on.HostReady(self.host.name, facts._replace(directory=directory))
+        self._post(event if self._opening.frame_record is None else Arrival(event, self, frame))
+
+    def _fail(self, error: HostError) -> None:
+        """Give the host up before it was ready; for any thread."""
+        self._post(on.HostFailed(self.host.name, error.problem))
+        self.close()
+
+    def tell_preparing(self, stage: str) -> None:
+        """Show how far the host's files are, and tell the engine now and then that they make progress; for any thread."""
+        self._post(on.HostStage(self.host.name, stage))
+        if self._clock() >= self._preparing_told + _PREPARING_TOLD:
+            self._preparing_told = self._clock()
+            self._post(on.HostPreparing(self.host.name))
 
     def _pass_on_relayed(self, header: Mapping[str, Any], body: bytes) -> None:
         if self._relay is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import PROTOCOL
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter
+from hvlaunch.driver.links.host_link import HostLink, Opening, OutputPrinter, Prepare
 from hvlaunch.driver.links.lease import Lease, agents_lease, patience_alone
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.program.keys import Keys
@@ -52,6 +52,7 @@ class HostLinks:
         *,
         clock: Callable[[], float],
         record: "JobRecord | None",
+        prepare: Prepare | None = None,
     ) -> None:
         self._spec = spec
         self._keys = keys
@@ -62,6 +63,7 @@ class HostLinks:
         self._post = post
         self._clock = clock
         self._record = record
+        self._prepare = prepare
         self._links: dict[str, HostLink] = {}
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
@@ -141,6 +143,7 @@ class HostLinks:
             call=self._call,
             results=self._results,
             frame_record=None if self._record is None else self._record.frames(number),
+            prepare=self._prepare,
         )
 
         def post(event: on.Event | Arrival) -> None:
@@ -176,7 +179,8 @@ class HostLinks:
             "name": host.name,
             "key": self._beacon_keys[host.name],
             "known_as": connection.remote_address or None,
-            "cwd": self._spec.cwd,
+            # The directory of a copy is known only when the copy is there.
+            "cwd": self._spec.cwd if self._prepare is None else "/",
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
             "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,

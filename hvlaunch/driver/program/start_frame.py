@@ -48,6 +48,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
     body = {
         "argv": spec.command,
+        "cwd": start.facts.directory,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
         "env": shared,
         "result": spec.call is not None,

@@ -54,7 +54,14 @@ _HELLO = {
 def _start(number: int) -> Valid:
     env = {"HVLAUNCH_RANK": "0", "MASTER_PORT": "20001", "HVLAUNCH_WORKER": f"a/0/{number}"}
     workers = [{"slot": slot, "start": number, "env": env, "stdin": slot == 0} for slot in range(2)]
-    plan = {"argv": ["/bin/true"], "defaults": {"A": "1"}, "env": {}, "result": False, "workers": workers}
+    plan = {
+        "argv": ["/bin/true"],
+        "cwd": None,
+        "defaults": {"A": "1"},
+        "env": {},
+        "result": False,
+        "workers": workers,
+    }
     return {"type": "start", "round": number}, json.dumps(plan).encode("ascii")
 
 

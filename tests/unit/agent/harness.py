@@ -213,10 +213,12 @@ class AgentProcess:
         round_number: int = 0,
         slots: Sequence[int] | None = None,
         result: bool = False,
+        cwd: str | None = None,
     ) -> None:
         """Start workers in slots 0, 1, …, or in those of `slots`; `own` is each worker's own environment."""
         body = {
             "argv": list(argv),
+            "cwd": cwd,
             "defaults": dict(defaults or {}),
             "result": result,
             "env": dict(env or {}),

@@ -199,8 +199,9 @@ def test_output_waits_in_a_file_without_a_driver(meet: Callable[..., Met], tmp_p
     with closing(met.again()) as driver:
         driver.resume(met.have)
         body = COUNT + f"open({str(mark)!r}, 'w')\n"
-        plan = {
+        plan: dict[str, Any] = {
             "argv": python(body, "60000"),
+            "cwd": None,
             "defaults": {},
             "result": False,
             "env": {},

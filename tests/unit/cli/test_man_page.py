@@ -58,7 +58,7 @@ def test_every_option_is_in_it_with_all_that_help_says():
         "SYNOPSIS",
         "DESCRIPTION",
         "OPTIONS",
-        "OTHER COMMANDS",
+        "JOBS THAT ARE THERE ALREADY",
         "EXIT STATUS",
         "ENVIRONMENT",
         "FILES",

@@ -70,7 +70,14 @@ class Agent:
         """A worker; its pid."""
         worker = {"slot": 0, "start": 0, "env": {}, "stdin": False}
         command = [sys.executable, "-c", code]
-        body = {"argv": command, "defaults": {}, "env": {}, "result": False, "workers": [worker]}
+        body: dict[str, Any] = {
+            "argv": command,
+            "cwd": None,
+            "defaults": {},
+            "env": {},
+            "result": False,
+            "workers": [worker],
+        }
         self.channel.send(({"type": "start", "round": 0}, json.dumps(body).encode()))
         return int(self.expect("started")["pid"])
 

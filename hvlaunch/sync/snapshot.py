@@ -1,0 +1,359 @@
+"""A snapshot of the working tree: a manifest, and the content in pack files, which outlive changes of the tree.
+
+Each root has a directory in the user's cache. The index there has the content of each path: its place in the packs.
+Packs are append-only. A path with an unchanged status is not read again.
+
+A snapshot is consistent: the tree did not change from the first read of a file until the last, nor in the tenth of a
+second before. If a program writes two files together, hosts get both or neither.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from hvlaunch.errors import BadUsage
+from hvlaunch.owners import make_own_directory, reason
+from hvlaunch.sync.tree import Directory, Stat, Tree
+
+__all__ = ["PART", "Part", "TreeSnapshot", "take_snapshot"]
+
+PART = 4 << 20
+"""Bytes: content travels, and is checked, in parts of this size."""
+_QUIET = 0.1
+"""Seconds for which nothing may have changed."""
+_PATIENCE = 10.0
+"""Seconds for which a tree may go on changing."""
+_FORMAT = 1
+_MANIFEST, _SAVED = "manifest", "snapshot.json"
+_LARGEST = 10
+_GB = 1e9
+_KEPT = 30 * 86400.0
+"""Seconds for which the content of a tree is kept without being used."""
+_SPARE = 64 << 20
+"""Bytes of old content that packs may have beside twice the tree's."""
+
+
+class Part(NamedTuple):
+    """Where a part of a file's content is."""
+
+    hash: str
+    """SHA-256, in hexadecimal."""
+    size: int
+    pack: str
+    offset: int
+
+
+_Entry: TypeAlias = list[Any]
+"""A file or link as it was read: the five fields of its Stat, the target of a link, and the fields of its parts.
+
+Plain lists: named tuples for 20,000 files would take longer than all else, if nothing has changed.
+"""
+_TARGET = len(Stat._fields)
+_FIRST_PART = _TARGET + 1
+
+
+def _parts(entry: _Entry) -> list[Part]:
+    size = len(Part._fields)
+    return [Part(*entry[first : first + size]) for first in range(_FIRST_PART, len(entry), size)]
+
+
+class TreeSnapshot:
+    """A tree at one moment."""
+
+    def __init__(
+        self, root: str, folder: Path, tree_hash: str, manifest: bytes, entries: Iterable[_Entry]
+    ) -> None:
+        self.root = root
+        """Its directory on this machine."""
+        self.hash = tree_hash
+        """SHA-256 of the manifest, in hexadecimal."""
+        self.manifest = manifest
+        """JSON as agent/errands/sync.py reads it, compressed by zlib."""
+        self._entries = entries
+        self._folder = folder
+        # Open from now on: another job's snapshot may remove the packs.
+        self._packs = {path.name: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in folder.glob("*.pack")}
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Part]:
+        return {part.hash: part for entry in self._entries for part in _parts(entry)}
+
+    def size_of(self, number: int) -> int:
+        """Return the bytes of a part."""
+        return self._parts[self.numbered[number]].size
+
+    def read(self, number: int) -> bytes:
+        """Return the content of a part. Raises OSError."""
+        part = self._parts[self.numbered[number]]
+        return os.pread(self._packs[part.pack], part.size, part.offset)
+
+    @property
+    def name(self) -> str:
+        """The project's name on hosts, derived from this machine's name and the root."""
+        key = sha256(f"{os.uname().nodename}:{self.root}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return re.sub(r"[^A-Za-z0-9]+", "-", Path(self.root).name).strip("-")[:40].lower() + f"-{key}"
+
+    @cached_property
+    def numbered(self) -> Sequence[str]:
+        """The hashes of all parts in the manifest's order; hosts ask for parts by index in this list."""
+        return list(self._parts)
+
+    def save(self, directory: Path) -> None:
+        """Save the snapshot in the job's directory for a successor; packs are linked. Raises OSError."""
+        for name in self._packs:
+            _link(self._folder / name, directory / name)
+        (directory / _MANIFEST).write_bytes(self.manifest)
+        words = {"hash": self.hash, "entries": list(self._entries)}
+        (directory / _SAVED).write_text(json.dumps(words), encoding="ascii")
+
+    def close(self) -> None:
+        for descriptor in self._packs.values():
+            os.close(descriptor)
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """Return the directory for the content of trees on this machine."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hvlaunch", "snapshots")
+
+
+def load_snapshot(root: str, directory: Path) -> TreeSnapshot:
+    """Return the snapshot in the directory of a killed driver's job. Raises BadUsage."""
+    try:
+        words = json.loads((directory / _SAVED).read_bytes())
+        return TreeSnapshot(
+            root, directory, words["hash"], (directory / _MANIFEST).read_bytes(), words["entries"]
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise BadUsage(f"the job's copy of {root} is gone: {error}") from None
+
+
+def take_snapshot(root: str, cache: Path, limit: int, clock: Callable[[], float] = time.time) -> TreeSnapshot:
+    """Return a snapshot of the tree at `root`, of at most `limit` bytes. `cache` is hvlaunch's directory for trees.
+
+    Raises BadUsage for a tree that can't be copied: too large, unreadable, changing, or with links that lead out of it.
+    """
+    folder = cache / sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    try:
+        make_own_directory(str(folder))
+        _drop_old(cache, clock())
+        with _locked(folder / "lock"):
+            return _Reader(root, folder, limit, clock).snapshot()
+    except OSError as error:
+        raise BadUsage(f"{root} can't be copied: {error.filename or folder}: {reason(error)}") from None
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _drop_old(cache: Path, now: float) -> None:
+    """Remove the content of trees without use for a month."""
+    for folder in cache.iterdir():
+        lock = folder / "lock"
+        with suppress(OSError):
+            if lock.stat().st_mtime < now - _KEPT:
+                shutil.rmtree(folder)
+
+
+def _link(path: Path, new: Path) -> None:
+    try:
+        os.link(path, new)
+    except OSError:  # another file system
+        shutil.copyfile(path, new)
+
+
+class _Pack:
+    """A new file with content. An empty pack is removed at the end."""
+
+    def __init__(self, folder: Path, parts: dict[str, Part]) -> None:
+        self._path = folder / f"{time.time_ns():x}.pack"
+        self._file = self._path.open("xb", buffering=0)
+        self._parts = parts
+
+    def close(self) -> None:
+        if not self._file.tell():
+            self._path.unlink()
+        self._file.close()
+
+    def keep(self, data: bytes) -> Part:
+        """Return the part with this content; add the content unless a pack has it."""
+        name = sha256(data).hexdigest()
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = Part(name, len(data), self._path.name, self._file.tell())
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+        return part
+
+
+class _Reader:
+    """Reads changes of a tree since the last index. The lock of `folder` is held."""
+
+    def __init__(self, root: str, folder: Path, limit: int, clock: Callable[[], float]) -> None:
+        self._root = root
+        self._folder = folder
+        self._limit = limit
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._hash = ""
+        directories: dict[str, Directory] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            words = json.loads((folder / "index.json").read_bytes())
+            if words["format"] == _FORMAT:
+                directories = {path: Directory(*entry) for path, entry in words["directories"].items()}
+                self._entries, self._hash = words["entries"], words["hash"]
+        self._tree = Tree(root, directories)
+
+    def snapshot(self) -> TreeSnapshot:
+        manifest = self._folder / _MANIFEST
+        statuses = self._tree.look()
+        self._check_size(statuses)
+        if len(statuses) != len(self._entries) or self._changed(statuses) or not manifest.exists():
+            with closing(self._open_pack()) as pack:
+                statuses = self._read_until_quiet(statuses, pack)
+            self._entries = {path: self._entries[path] for path in sorted(statuses)}
+            words = json.dumps(list(self._listed()), separators=(",", ":")).encode("ascii")
+            self._hash = sha256(words).hexdigest()
+            self._write(_MANIFEST, zlib.compress(words, 1))
+            # Last: the other files count by this one.
+            self._write("index.json", self._index())
+        os.utime(self._folder / "lock")
+        return TreeSnapshot(
+            self._root, self._folder, self._hash, manifest.read_bytes(), self._entries.values()
+        )
+
+    def _read_until_quiet(self, statuses: dict[str, Stat], pack: "_Pack") -> dict[str, Stat]:
+        """Read changed files until the tree was still during a whole read."""
+        deadline = self._clock() + _PATIENCE
+        while True:
+            changed = self._changed(statuses)
+            self._wait_for_quiet(statuses[path].ctime / 1e9 for path in changed)
+            read = {path: self._read(path, statuses[path], pack) for path in changed}
+            again = self._tree.look()
+            if again == statuses and None not in read.values():
+                self._entries.update({path: entry for path, entry in read.items() if entry is not None})
+                return statuses
+            if self._clock() > deadline:
+                moving = [path for path in statuses if statuses[path] != again.get(path)] or changed
+                raise BadUsage(
+                    f"{self._root} keeps changing, so no copy of it would be whole: {moving[0]}",
+                    hint="stop the program that writes there, or name the file in .hvlaunchignore",
+                )
+            statuses = again
+            self._check_size(statuses)
+
+    def _wait_for_quiet(self, times: Iterable[float]) -> None:
+        # Time stamps of another machine's clock may be in the future; ignore them.
+        age = self._clock() - max(times, default=0.0)
+        if 0 <= age < _QUIET:
+            time.sleep(_QUIET - age)
+
+    def _changed(self, statuses: Mapping[str, Stat]) -> list[str]:
+        """Return paths without an equal entry in the index."""
+        entries = self._entries
+        return [
+            path
+            for path, status in statuses.items()
+            if (entry := entries.get(path)) is None or entry[:_TARGET] != [*status]
+        ]
+
+    def _read(self, path: str, status: Stat, pack: "_Pack") -> _Entry | None:
+        """Return the entry of a path; None if its status has changed."""
+        if stat.S_ISDIR(status.mode):
+            return [*status, ""]
+        whole = self._tree.path(path)
+        try:
+            if stat.S_ISLNK(status.mode):
+                return [*status, self._target(path, str(Path(whole).readlink()))]
+            descriptor = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 (a descriptor)
+            parts = [pack.keep(data) for data in iter(lambda: file.read(PART), b"")]
+            is_same = Stat.from_kernel(os.fstat(descriptor)) == status
+        return [*status, "", *(value for part in parts for value in part)] if is_same else None
+
+    def _open_pack(self) -> "_Pack":
+        """Open a new pack. Begin anew if most content of the other packs is old."""
+        packs = list(self._folder.glob("*.pack"))
+        parts_by_hash = {part.hash: part for entry in self._entries.values() for part in _parts(entry)}
+        used = sum(part.size for part in parts_by_hash.values())
+        if sum(pack.stat().st_size for pack in packs) > 2 * used + _SPARE:
+            for pack in packs:
+                pack.unlink()
+            self._entries, parts_by_hash = {}, {}
+        return _Pack(self._folder, parts_by_hash)
+
+    def _target(self, path: str, target: str) -> str:
+        """Return the relative target of a link. Raises BadUsage for a target out of the tree."""
+        here = path.rpartition("/")[0]
+        if target.startswith("/"):
+            target = os.path.relpath(target, f"{self._root}/{here}")
+        end = os.path.normpath(f"{here}/{target}" if here else target)
+        if end == ".." or end.startswith(("../", "/")):
+            raise BadUsage(
+                f"{path} is a link that leads out of {self._root}, to {target}",
+                hint="copy what it leads to, or name the link in .hvlaunchignore",
+            )
+        return target
+
+    def _check_size(self, statuses: Mapping[str, Stat]) -> None:
+        """Raises BadUsage for too large a tree; the error names the largest entries."""
+        size = sum(status.size for status in statuses.values())
+        if size <= self._limit:
+            return
+        sizes: dict[str, int] = {}
+        for path, status in statuses.items():
+            head, slash, _ = path.partition("/")
+            sizes[head + slash] = sizes.get(head + slash, 0) + status.size
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
+        named = ", ".join(f"{path} {_megabytes(entry)}" for path, entry in largest if entry)
+        raise BadUsage(
+            f"{self._root} has {_megabytes(size)}, and --sync-limit is {_megabytes(self._limit)}; "
+            f"its largest entries: {named}",
+            hint="name what hosts do not need in .gitignore or .hvlaunchignore, or raise --sync-limit",
+        )
+
+    def _listed(self) -> Iterator[list[Any]]:
+        """Yield the manifest: directories, links and files by path, so that parents come first."""
+        for path, entry in self._entries.items():
+            mode, size = entry[0], entry[1]
+            if stat.S_ISDIR(mode):
+                yield ["d", path]
+            elif stat.S_ISLNK(mode):
+                yield ["l", path, entry[_TARGET]]
+            else:
+                yield ["f", path, int(bool(mode & stat.S_IXUSR)), size, [part.hash for part in _parts(entry)]]
+
+    def _index(self) -> bytes:
+        words = {
+            "format": _FORMAT,
+            "hash": self._hash,
+            "entries": self._entries,
+            "directories": self._tree.directories,
+        }
+        return json.dumps(words, separators=(",", ":")).encode("ascii")
+
+    def _write(self, name: str, data: bytes) -> None:
+        new = self._folder / f"{name}.new"
+        new.write_bytes(data)
+        new.replace(self._folder / name)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / _GB:.1f} GB" if size >= _GB else f"{size / 1e6:.1f} MB"

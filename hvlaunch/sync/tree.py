@@ -1,0 +1,210 @@
+"""The working tree: its root, its files by git's rules, and the status of each file."""
+
+import os
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import SyncOptions
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+__all__ = ["Directory", "Stat", "Tree", "tree_at"]
+
+IGNORE_FILES = (".gitignore", ".hvlaunchignore")
+"""The second file wins over the first."""
+_NEVER = frozenset([".git", ".hg", ".svn", "__pycache__"])
+_LIMIT = 1_000_000_000
+"""Bytes."""
+_ENVIRONMENT = "pyvenv.cfg"
+"""A directory with this file is a virtual environment, whose paths are this machine's."""
+
+
+class Stat(NamedTuple):
+    """Status of a file or link. An equal status means equal content."""
+
+    mode: int
+    size: int
+    """Bytes."""
+    mtime: int
+    """Nanoseconds, as the next one."""
+    ctime: int
+    inode: int
+
+    @classmethod
+    def from_kernel(cls, status: os.stat_result) -> "Stat":
+        return cls(status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+class Directory(NamedTuple):
+    """The names in a directory without ignored names, valid for this time and these rules."""
+
+    mtime: int
+    rules: str
+    files: Sequence[str]
+    directories: Sequence[str]
+    has_rules: bool
+    """True for a directory with ignore files, whose content is part of the rules."""
+
+
+class _Rules(NamedTuple):
+    """The ignore files for a directory, the nearest last."""
+
+    files: tuple[tuple[str, str], ...]
+    """Prefix of paths below its directory, and text."""
+
+    @property
+    def key(self) -> str:
+        return sha256(repr(self.files).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def tree_at(cwd: str, directory: str | None = None, limit: int | None = None) -> SyncOptions:
+    """Return the tree of a job in `cwd`: `directory`, or the git work tree around `cwd`, or `cwd` itself.
+
+    Raises BadUsage for `/`, the home directory, and what is no directory.
+    """
+    path = Path(cwd).resolve()
+    if directory is None:
+        root = next((parent for parent in (path, *path.parents) if (parent / ".git").exists()), path)
+    else:
+        root = Path(cwd, directory).resolve()
+        path = path if path.is_relative_to(root) else root
+    if not root.is_dir():
+        raise BadUsage(f"--sync: {root} is no directory")
+    if root in (Path("/"), Path.home()):
+        raise BadUsage(f"--sync: {root} is no project; all of it would be copied", hint="--sync-dir DIR")
+    below = path.relative_to(root).as_posix()
+    return SyncOptions(str(root), "" if below == "." else below, _LIMIT if limit is None else limit)
+
+
+class Tree:
+    """A tree on this machine. `directories` is an earlier result of look(), by path below the root."""
+
+    def __init__(self, root: str, directories: Mapping[str, Directory]) -> None:
+        self.root = root
+        self._before = directories
+        self.directories: dict[str, Directory] = {}
+        """The directories that look() has read."""
+        self._specs: dict[tuple[str, str], GitIgnoreSpec] = {}
+
+    def look(self) -> dict[str, Stat]:
+        """Return all files, links and directories, by path below the root. Raises OSError."""
+        statuses: dict[str, Stat] = {}
+        self.directories = {}
+        pending = [("", _Rules(tuple(self._rules_of_all())))]
+        while pending:
+            path, rules = pending.pop()
+            listed, rules = self._list(path, rules)
+            prefix = f"{path}/" if path else ""
+            for name in listed.files:
+                status = self._status(prefix + name)
+                if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                    statuses[prefix + name] = Stat.from_kernel(status)
+            for name in listed.directories:
+                status = self._status(prefix + name)
+                if status is not None and stat.S_ISDIR(status.st_mode):
+                    # Ignored files change the times of their directory, and are no change of the tree.
+                    statuses[prefix + name] = Stat(stat.S_IFDIR, 0, 0, 0, 0)
+                    pending.append((prefix + name, rules))
+        self._add_tracked(statuses)
+        return statuses
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _status(self, name: str) -> os.stat_result | None:
+        try:
+            return os.lstat(f"{self.root}/{name}")
+        except FileNotFoundError:
+            return None  # removed meanwhile
+
+    def _rules_of_all(self) -> Iterator[tuple[str, str]]:
+        """Yield the rules of the user and of the clone."""
+        config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+        for path in (f"{config}/git/ignore", f"{self.root}/.git/info/exclude"):
+            text = _text(path)
+            if text:
+                yield "", text
+
+    def _list(self, path: str, rules: _Rules) -> tuple[Directory, _Rules]:
+        """Return the names in a directory without ignored names, and the rules below the directory."""
+        whole = f"{self.root}/{path}" if path else self.root
+        mtime = Path(whole).stat().st_mtime_ns
+        before = self._before.get(path)
+        if before is None or before.mtime != mtime or before.has_rules:
+            names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in os.scandir(whole)}
+            rules, has_rules = self._with_own(path, whole, rules, names)
+        else:
+            names, has_rules = {}, False
+        key = rules.key
+        if before is None or before.mtime != mtime or before.rules != key:
+            if not names:
+                names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in os.scandir(whole)}
+            before = self._choose(path, mtime, rules, names, has_rules=has_rules)
+        self.directories[path] = before
+        return before, rules
+
+    def _with_own(self, path: str, whole: str, rules: _Rules, names: Iterable[str]) -> tuple[_Rules, bool]:
+        prefix = f"{path}/" if path else ""
+        rules_here = [(prefix, _text(f"{whole}/{name}")) for name in IGNORE_FILES if name in names]
+        return _Rules((*rules.files, *rules_here)), bool(rules_here)
+
+    def _choose(
+        self, path: str, mtime: int, rules: _Rules, names: Mapping[str, bool], *, has_rules: bool
+    ) -> Directory:
+        if _ENVIRONMENT in names and path:
+            return Directory(mtime, rules.key, (), (), has_rules)
+        prefix = f"{path}/" if path else ""
+        kept = [
+            name
+            for name, is_directory in sorted(names.items())
+            if name not in _NEVER and not self._is_ignored(prefix + name + "/" * is_directory, rules)
+        ]
+        files = tuple(name for name in kept if not names[name])
+        directories = tuple(name for name in kept if names[name])
+        return Directory(mtime, rules.key, files, directories, has_rules)
+
+    def _is_ignored(self, name: str, rules: _Rules) -> bool:
+        # As in git, the last matching line of the nearest file decides.
+        for prefix, text in reversed(rules.files):
+            answer = self._spec(prefix, text).check_file(name[len(prefix) :]).include
+            if answer is not None:
+                return answer
+        return False
+
+    def _spec(self, prefix: str, text: str) -> "GitIgnoreSpec":
+        from pathspec import GitIgnoreSpec  # noqa: PLC0415 (only directories that have changed need it)
+
+        spec = self._specs.get((prefix, text))
+        if spec is None:
+            spec = self._specs[prefix, text] = GitIgnoreSpec.from_lines(text.splitlines())
+        return spec
+
+    def _add_tracked(self, statuses: dict[str, Stat]) -> None:
+        """Add ignored files that git tracks."""
+        if not Path(self.root, ".git").exists():
+            return
+        words = ["git", "-C", self.root, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+        try:
+            listed = subprocess.run(words, capture_output=True, check=False).stdout
+        except OSError:
+            return  # no git here: its rules alone count
+        for name in filter(None, os.fsdecode(listed).split("\0")):
+            status = self._status(name)
+            if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                continue
+            statuses[name] = Stat.from_kernel(status)
+            while (name := name.rpartition("/")[0]) and name not in statuses:
+                statuses[name] = Stat(stat.S_IFDIR, 0, 0, 0, 0)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""

@@ -1,0 +1,169 @@
+"""The working tree on real hosts, which have none of it: copied, updated, pinned to the job's start, and whole or not used."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.heirs import Heir
+from tests.cluster.jobs import Job
+from tests.testhosts.hosts import TestHosts, wait_until
+
+LIMIT = 90.0
+SHOW = (
+    "import os, train; print(f\"{os.environ['RANK']}: {train.VERSION} in {os.path.basename(os.getcwd())}\")\n"
+)
+
+
+@pytest.fixture
+def project(tmp_path: Path, cluster: TestHosts) -> Path:
+    """A work tree that hosts can't see, since their /tmp is their own; no host has a copy of any."""
+    for host in cluster:
+        host.run(["sh", "-c", "rm -rf ~/.cache/hvlaunch"])
+    path = tmp_path / "proj"
+    (path / "sub").mkdir(parents=True)
+    (path / "sub/train.py").write_text("VERSION = 1\n")
+    (path / "sub/show.py").write_text(SHOW)
+    (path / ".gitignore").write_text("*.secret\n")
+    (path / "my.secret").write_text("stays here")
+    subprocess.run(["git", "init", "-q", path], check=True)
+    return path
+
+
+class SyncJob(Job):
+    """A job in the project's directory `sub`."""
+
+    def __init__(self, cluster: TestHosts, project: Path, *words: object) -> None:
+        env = {"PWD": str(project / "sub"), "PYTHONDONTWRITEBYTECODE": "1"}
+        super().__init__(cluster, ["--sync", "--cwd", project / "sub", *words], env)
+
+
+def on_host(cluster: TestHosts, host: str, command: str) -> str:
+    return str(cluster[host].run(["sh", "-c", command], check=True).stdout)
+
+
+def kill_script(cluster: TestHosts, host: str) -> None:
+    """Whatever of it runs there, if anything."""
+    cluster[host].run(["pkill", "-9", "-f", "show.py"])
+
+
+TREE = "/run/home/root/.cache/hvlaunch/trees/proj-*/0/tree"
+
+
+def test_hosts_get_the_tree_and_then_what_changed(cluster: TestHosts, project: Path) -> None:
+    words = ("-np", 3, "-H", "a:2,b:1", "python3", "show.py")
+    job = SyncJob(cluster, project, *words)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert [line.split(">: ")[1] for line in sorted(job.stdout.splitlines())] == [
+        f"{rank}: 1 in sub" for rank in range(3)
+    ]
+    assert on_host(cluster, "b", f"cd {TREE} && find . -type f | sort").split() == [
+        "./.gitignore",
+        "./sub/show.py",
+        "./sub/train.py",
+    ]
+    assert on_host(cluster, "a", "stat -c %a ~/.cache/hvlaunch/trees").strip() == "700"
+    (project / "sub/train.py").write_text("VERSION = 22\n")
+    job = SyncJob(cluster, project, *words)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert job.stdout.count(": 22 in sub") == 3
+
+
+def test_a_restarted_worker_runs_the_tree_of_the_jobs_start(cluster: TestHosts, project: Path) -> None:
+    """The tree changes here while the job runs; the first worker fails after that, and the job begins another round."""
+    (project / "sub/show.py").write_text(
+        SHOW + "import time\nif os.environ['HVLAUNCH_ROUND'] == '0':\n    time.sleep(1e3)\n"
+    )
+    job = SyncJob(
+        cluster,
+        project,
+        "-np",
+        1,
+        "--min-np",
+        1,
+        "--max-restarts",
+        3,
+        "-H",
+        "a:1,b:1",
+        "python3",
+        "-u",
+        "show.py",
+    )
+    job.saw("0: 1 in sub")
+    (project / "sub/train.py").write_text("VERSION = 2\n")
+    for host in "ab":
+        kill_script(cluster, host)
+    job.saw("0: 1 in sub", times=2)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert ": 2 in sub" not in job.stdout
+
+
+def test_a_tree_that_can_not_be_copied_starts_nothing(cluster: TestHosts, project: Path) -> None:
+    (project / "out").symlink_to("/etc")
+    job = SyncJob(cluster, project, "-H", "a:1", "true")
+    assert job.code(LIMIT) == 2
+    assert "out is a link that leads out of" in job.stderr
+    (project / "out").unlink()
+    (project / "big").write_bytes(bytes(1 << 20))
+    job = SyncJob(cluster, project, "--sync-limit", "512K", "-H", "a:1", "true")
+    assert job.code(LIMIT) == 2
+    assert "its largest entries: big 1.0 MB" in job.stderr
+
+
+def test_a_host_that_can_not_keep_it_is_named(cluster: TestHosts, project: Path) -> None:
+    on_host(cluster, "b", "mkdir -p ~/.cache && touch ~/.cache/hvlaunch")
+    job = SyncJob(cluster, project, "-H", "a:1,b:1", "true")
+    assert job.code(LIMIT) == 69
+    assert "host b: " in job.stderr
+    assert "/.cache/hvlaunch" in job.stderr
+    on_host(cluster, "b", "rm ~/.cache/hvlaunch")
+
+
+@pytest.mark.parametrize("moment", [0.3, 0.6, 0.9])
+def test_a_copy_does_not_count_if_its_driver_was_killed(
+    cluster: TestHosts, project: Path, moment: float
+) -> None:
+    """64 MB are on their way; the next job is right whatever came."""
+    (project / "data").write_bytes(os.urandom(64 << 20))
+    job = SyncJob(cluster, project, "-H", "c:1", "sh", "-c", "sha256sum ../data")
+    time.sleep(moment)
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    wait_until(lambda: not cluster["c"].user_processes(), "nothing runs on c", LIMIT)
+    job = SyncJob(cluster, project, "-H", "c:1", "sh", "-c", "sha256sum ../data")
+    assert job.code(LIMIT) == 0, job.stderr
+    here = subprocess.run(["sha256sum", project / "data"], capture_output=True, text=True, check=True).stdout
+    assert here.split()[0] in job.stdout
+
+
+def test_a_host_that_joins_a_taken_over_job_gets_the_tree_of_its_start(
+    cluster: TestHosts, project: Path, tmp_path: Path
+) -> None:
+    """The tree has changed here, its cache is gone, and the driver that had it open was killed."""
+    (project / "sub/show.py").write_text(
+        SHOW + "import time\nif os.environ['HVLAUNCH_ROUND'] == '0':\n    time.sleep(1e3)\n"
+    )
+    pool = tmp_path / "pool"
+    pool.write_text("a:1\n")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {pool}\n")
+    script.chmod(0o755)
+    job = SyncJob(
+        cluster, project, "-np", 1, "--min-np", 1, "--max-np", 1, "--host-discovery-script", script,
+        "--reconnect-timeout", 30, "--lease", 30, "python3", "-u", "show.py",
+    )  # fmt: skip
+    job.saw("0: 1 in sub")
+    heir = Heir(cluster, job.process)
+    (project / "sub/train.py").write_text("VERSION = 2\n")
+    heir.kill()
+    shutil.rmtree(cluster.driver.home / ".cache/hvlaunch/snapshots")
+    successor = heir.succeed()
+    pool.write_text("b:1\n")
+    kill_script(cluster, "a")
+    assert successor.wait(LIMIT) == 0
+    assert "0: 1 in sub" in heir.stored
+    assert on_host(cluster, "b", f"cat {TREE}/sub/train.py") == "VERSION = 1\n"

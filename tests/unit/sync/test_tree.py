@@ -1,0 +1,156 @@
+"""Which files of a working tree count: git's rules, in git's own order."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.errors import BadUsage
+from hvlaunch.sync.tree import Tree, tree_at
+
+
+@pytest.fixture(autouse=True)
+def own_home(monkeypatch, tmp_path):
+    """No rules of the user who runs the tests."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "project"
+    path.mkdir()
+    return path
+
+
+def make(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def names(root: Path) -> set[str]:
+    return set(Tree(str(root), {}).look())
+
+
+IGNORED = {
+    ".gitignore": "*.log\n/data\nbuild/\n!keep.log\ndocs/*.txt\n**/cache/*\n# a comment\n\\#odd\ntrailing \n",
+    "a.log": "",
+    "keep.log": "",
+    "data/x": "",
+    "sub/data/x": "",
+    "build/x": "",
+    "sub/build/x": "",
+    "builder/x": "",
+    "docs/a.txt": "",
+    "docs/b/a.txt": "",
+    "x/cache/y": "",
+    "#odd": "",
+    "trailing": "",
+    "sub/.gitignore": "!a.log\nsecret*\n",
+    "sub/a.log": "",
+    "sub/secret.txt": "",
+    "sub/deep/secret.txt": "",
+    "sub/deep/.gitignore": "!secret.txt\n",
+    "name with spaces and ü": "",
+}
+
+
+def test_what_is_ignored_is_what_git_ignores(root):
+    make(root, **IGNORED)
+    subprocess.run(["git", "init", "-q", root], check=True)
+    words = ["git", "-C", root, "ls-files", "-z", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, check=True, capture_output=True).stdout
+    files = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    assert {name for name in names(root) if not (root / name).is_dir()} == files
+    assert "keep.log" in files
+    assert "a.log" not in files
+
+
+def test_a_file_that_git_tracks_counts_although_a_rule_ignores_it(root):
+    make(root, **{".gitignore": "weights/\n", "weights/small.pt": "", "weights/large.pt": ""})
+    subprocess.run(["git", "init", "-q", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "-f", "weights/small.pt"], check=True)
+    assert names(root) == {".gitignore", "weights", "weights/small.pt"}
+
+
+def test_rules_of_the_clone_and_the_user_count_too(root, tmp_path):
+    make(root, **{"a.out": "", "b.tmp": "", ".git/info/exclude": "*.out\n"})
+    make(tmp_path, **{"home/.config/git/ignore": "*.tmp\n"})
+    assert names(root) == set()
+
+
+def test_hvlaunchs_own_rules_come_after_gits(root):
+    make(
+        root,
+        **{
+            ".gitignore": "*.bin\n",
+            ".hvlaunchignore": "!model.bin\nnotes\n",
+            "model.bin": "",
+            "x.bin": "",
+            "notes": "",
+        },
+    )
+    assert names(root) == {".gitignore", ".hvlaunchignore", "model.bin"}
+
+
+def test_some_directories_never_travel(root):
+    make(
+        root,
+        **{
+            ".git/HEAD": "",
+            "m/__pycache__/m.pyc": "",
+            ".hg/x": "",
+            "env/pyvenv.cfg": "",
+            "env/bin/python": "",
+        },
+    )
+    assert names(root) == {"m", "env"}
+
+
+def test_empty_directories_odd_names_and_links_count_and_sockets_do_not(root):
+    (root / "empty").mkdir()
+    os.mkfifo(root / "fifo")
+    (root / "link").symlink_to("empty")
+    (root / "dangling").symlink_to("nothing")
+    (root / os.fsdecode(b"\xff\n")).touch()
+    assert names(root) == {"empty", "link", "dangling", "\udcff\n"}
+
+
+def test_a_later_look_sees_each_change(root):
+    make(root, **{"a/x": "1", "b/x": "1"})
+    tree = Tree(str(root), {})
+    first = tree.look()
+    assert Tree(str(root), tree.directories).look() == first
+    make(root, **{"a/new": ""})
+    assert Tree(str(root), tree.directories).look().keys() - first.keys() == {"a/new"}
+    (root / "a/new").unlink()
+    make(root, **{"b/x": "22"})
+    assert Tree(str(root), tree.directories).look()["b/x"] != first["b/x"]
+    # New rules in a file whose directory has the same time: what was listed before does not count any more.
+    make(root, **{".gitignore": "a\n"})
+    before = Tree(str(root), tree.directories)
+    assert "a" not in before.look()
+    make(root, **{".gitignore": "b\n"})
+    assert Tree(str(root), before.directories).look().keys() == {".gitignore", "a", "a/x"}
+    shutil.rmtree(root / "a")
+    assert Tree(str(root), before.directories).look().keys() == {".gitignore"}
+
+
+def test_the_tree_is_the_work_tree_around_the_directory(root, tmp_path):
+    make(root, **{"sub/deep/x": "", ".git/HEAD": ""})
+    assert tree_at(str(root / "sub/deep"))[:2] == (str(root), "sub/deep")
+    assert tree_at(str(root))[:2] == (str(root), "")
+    assert tree_at(str(root / "sub"), "deep")[:2] == (str(root / "sub/deep"), "")
+    assert tree_at(str(root / "sub/deep"), "..", 7) == (str(root / "sub"), "deep", 7)
+    assert tree_at(str(tmp_path))[:2] == (str(tmp_path), "")
+
+
+@pytest.mark.parametrize("directory", ["/", "~", "nowhere"])
+def test_the_root_and_the_home_directory_are_refused(root, directory, tmp_path):
+    (tmp_path / "home").mkdir()
+    with pytest.raises(BadUsage, match=r"--sync: .* is no "):
+        tree_at(str(root), directory.replace("~", str(tmp_path / "home")))
