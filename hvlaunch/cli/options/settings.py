@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup
 from hvlaunch.cli.options.table import COMMAND
-from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
@@ -67,6 +66,8 @@ def unknown_option(
     cause = f"unknown option {name!r}" + (", and options can't be cut short" if longer else "")
     if len(close) != 1:
         return BadUsage(cause, hint=", ".join([*close, f"or {help_hint}"]) if close else help_hint)
+    from hvlaunch.console.masking import masked_words  # noqa: PLC0415 (its expressions take 1 ms; for errors alone)
+
     words = [close[0] + other[len(name) :] if other == word else other for other in masked_words(line)]
     return BadUsage(cause, hint=f"{shlex.join(words)}, or {help_hint}")
 
