@@ -149,6 +149,19 @@ def test_a_stopped_worker_is_replaced(trainings: Trainings) -> None:
     job.finish()
 
 
+def test_workers_leave_a_collective_that_takes_longer_than_its_timeout(trainings: Trainings) -> None:
+    job = trainings.start("elastic.py", "-x", "COLLECTIVE_SECONDS=15")
+    number = job.goes_on_with("a:1,b:1,c:1")
+    job.order("b", "step hold")
+    job.saw("held b")
+    broken = job.event("round_broken")
+    job.withdraw("b")
+    job.goes_on_with("a:1,b:1,c:1", after=number)
+    job.finish()
+    assert "longer than its timeout" in str(broken)
+    assert len(job.events("worker_started")) == 3, "no worker is started anew"
+
+
 @pytest.mark.parametrize("kind", ["asleep", "stopped", "left-early", "skips"])
 def test_a_hang_is_named(cluster: TestHosts, kind: str) -> None:
     lines = (PROGRAMS / "hangs.py").read_text().splitlines()

@@ -1,9 +1,11 @@
 """An elastic training on GPUs; it obeys and reports as tests/cluster/programs/elastic_sums.py does.
 
-elastic.py DIR: most of the time of a step its ranks wait on the GPU for a sum over all of them.
+elastic.py DIR: most of the time of a step its ranks wait on the GPU for a sum over all of them. With COLLECTIVE_SECONDS a
+collective may take no longer than that.
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cluster" / "programs"))
 from orders import Orders
 
-from hvlaunch.torch import current, elastic
+from hvlaunch.torch import current, elastic, init
 
 COMMIT_EVERY = 4
 orders = Orders(Path(sys.argv[1]))
@@ -61,6 +63,8 @@ def train(state: elastic.TorchState) -> None:
         print("done " + json.dumps(report), flush=True)
 
 
+if seconds := os.environ.get("COLLECTIVE_SECONDS"):
+    init(timeout=float(seconds))
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1)).cuda()
 train(
