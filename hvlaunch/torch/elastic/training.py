@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
@@ -172,10 +173,12 @@ class Training:
                     _see_whole(self._escape)
                     if not self._is_wanted:
                         current.shutdown()
-            except WorkersChanged:  # noqa: PERF203 (a round each)
+            except WorkersChanged as change:  # noqa: PERF203 (a round each)
                 cause = None
+                _empty_frames(change)
             except CollectiveFailed as failed:
                 cause = str(failed)
+                _empty_frames(failed)
                 state.restore()
             else:
                 return result
@@ -365,6 +368,17 @@ class _RoundPost:
             if time.monotonic() >= deadline:
                 raise RankZeroMissing(timeout)
         raise CollectiveFailed("the round broke before rank 0 published its address")
+
+
+def _empty_frames(error: BaseException) -> None:
+    """Release the local variables of the round that this error has ended.
+
+    From Python 3.12 on contextlib keeps a handled error in a circle until the garbage collector runs. The round's
+    DistributedDataParallel would live on: its hooks stay on the model's parameters, and fail the next round's backward pass.
+    """
+    for link in (error, error.__cause__):
+        if link is not None:
+            traceback.clear_frames(link.__traceback__)
 
 
 def _end_collectives(sockets: GroupSockets) -> None:

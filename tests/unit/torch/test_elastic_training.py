@@ -115,6 +115,40 @@ def test_a_collective_timeout_breaks_the_round(job, monkeypatch):
     assert results == {number: (number, 12.0, [3, 3, 2, 2, 2], 12) for number in range(2)}
 
 
+def test_a_pass_that_fails_half_way_leaves_no_hooks_on_the_model(job):
+    """An aborted communicator of NCCL fails the pass where it begins a collective; hooks of that round's DDP would fail the next."""
+    kept = []  # as contextlib keeps the error from Python 3.12 on
+
+    def fail(state, bucket):
+        raise dist.DistBackendError("NCCL communicator was aborted on rank 0.")
+
+    def main():
+        model = torch.nn.Linear(2, 2)
+        state = TorchState(model=model, rounds=0)
+
+        @run
+        def train(state):
+            parallel = torch.nn.parallel.DistributedDataParallel(state.model)
+            state.rounds += 1
+            if state.rounds == 1:
+                state.commit()
+                parallel.register_comm_hook(None, fail)
+            try:
+                parallel(torch.ones(1, 2)).mean().backward()
+            except dist.DistBackendError as error:
+                kept.append(error)
+                raise
+            return state.rounds
+
+        return train(state)
+
+    started = job(main, 1)
+    started.grant(0)
+    [ask] = started.grant(0)
+    assert "was aborted" in ask.cause
+    assert started.result() == (0, 2)
+
+
 def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
     """A message is half sent when its receiver hangs: Gloo never tells the sender's thread that it failed."""
     received = mmap.mmap(-1, forgotten.SIZE)
