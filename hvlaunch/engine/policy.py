@@ -273,7 +273,6 @@ class Policy:
             return Decision()
         if current.state is RoundState.RUNNING and event.cause is None:
             self._waits.begin(Wait.LEAVING, None, now + self._elastic.exit_grace)
-            worker.restart(event.commit)
             return Decision(self._rounds.change(why.NewTraining(), now))
         if current.state is RoundState.RUNNING:
             words = (event.cause or "")[:_QUOTED]

@@ -273,10 +273,6 @@ class Worker:
         self.commit = max(self.commit, commit)
         return is_news
 
-    def restart(self, commit: int) -> None:
-        """Count commits anew for another training."""
-        self.commit = commit
-
     def ended(self, event: WorkerExited | WorkerNotStarted, since: float, now: float) -> WorkerExit:
         """Describe the worker's end, in seconds from `since`."""
         if isinstance(event, WorkerNotStarted):
@@ -394,8 +390,9 @@ class Workers:
         """Note that the worker left its round, if any, and waits for a later place."""
         self.go(worker, WorkerTrigger.ASKED, now)
         worker.round, worker.is_done = None, False
-        worker.last_round = max(worker.last_round, last_round)
-        worker.commit = max(worker.commit, commit)
+        # The newest request has the worker's true commit: another training counts from its beginning.
+        if last_round >= worker.last_round:
+            worker.last_round, worker.commit = last_round, commit
 
     def take_back(self, now: float) -> None:
         """Take the workers out of their first round, which is still to come."""

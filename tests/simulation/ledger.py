@@ -326,8 +326,8 @@ class Ledger:
         if worker.round is not None and event.round != worker.round:
             return  # an old request, repeated by the network, is no sign of life
         worker.round, worker.has_asked, worker.beat_at = None, True, self.now
-        worker.last_round = max(worker.last_round, event.round)
-        worker.commit = max(worker.commit, event.commit)
+        if event.round >= worker.last_round:
+            worker.last_round, worker.commit = event.round, event.commit
         if event.round in self.rounds:
             last = self.rounds[event.round]
             last.best = max(last.best, event.commit)
