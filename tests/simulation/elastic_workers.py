@@ -74,6 +74,8 @@ class Workers:
         self.stalled = -1
         """Number of a round that does not train any more."""
         self.kills_while_placing = 0
+        self.strays = 0
+        """Number of the next rounds of which a worker gets stuck."""
         self.late_starts = 0
         """Number of the next workers that take long to start."""
         self.codes: set[int] = set()
@@ -196,6 +198,8 @@ class Workers:
             return
         self.rounds.setdefault(action.round, []).append(process)
         process.place, process.last_round = action.launch.place, action.round
+        if self.strays and process.place.rank == process.place.size - 1:
+            process.is_stray, self.strays = True, self.strays - 1
 
         def deliver(process: Process) -> None:
             if process.last_round == action.round and process.is_waiting and not process.is_stray:

@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from hvlaunch.engine import events as on
+from hvlaunch.engine.round import FRUITLESS_IN_A_ROW
 from hvlaunch.errors import HostLost
 
 if TYPE_CHECKING:
@@ -55,11 +56,18 @@ def _plan_rare(world: "ElasticWorld") -> None:
     if world.options.discovers and world.kind == "in-process":
         rare["replacement"] = replace_hosts
         rare["growth"] = lose_state_while_growing
+    if world.options.cooldown is None and len(world.hosts) > 2:
+        rare["losses"] = lose_hosts_in_turn
+    if world.kind == "in-process":
+        rare["strays"] = stray_again_and_again
     for name, fault in rare.items():
         apart = Random(f"{world.seed} {name}")
         # Few worlds have hosts to spare for the last two.
         if apart.random() < (0.3 if name in ("replacement", "growth") else 0.1):
             world.at(apart.random() * HEALED, lambda fault=fault: note(world, fault))  # type: ignore[misc]
+    apart = Random(f"{world.seed} order")
+    if world.options.discovers and apart.random() < 0.2:
+        world.at(apart.random(), lambda: note(world, reorder))
     apart = Random(f"{world.seed} impatience")
     if apart.random() < 0.03:
         world.at(apart.random() * HEALED, lambda: note(world, lose_patience))
@@ -154,8 +162,29 @@ def stray(world: "ElasticWorld") -> bool:
     return True
 
 
+def stray_again_and_again(world: "ElasticWorld") -> bool:
+    """Let a worker of each round get stuck before it meets the others, and each new worker take long to start."""
+    world.faults_detail = ""
+    world.faults += ["stray"] * FRUITLESS_IN_A_ROW
+    world.workers.strays = world.workers.late_starts = FRUITLESS_IN_A_ROW + 2
+    world.workers.codes.add(128 + signal.SIGKILL)
+    return True
+
+
 def lose_agent(world: "ElasticWorld") -> bool:
-    host = a_host(world)
+    _lose_agent(world, a_host(world))
+    return True
+
+
+def lose_hosts_in_turn(world: "ElasticWorld") -> bool:
+    """Lose all hosts, each when the next ones were enough without it, so that only the last one is missed at once."""
+    world.faults_detail = ""
+    for number, host in enumerate(world.hosts.values()):
+        world.at(2.0 * number, lambda host=host: _lose_agent(world, host))  # type: ignore[misc]
+    return True
+
+
+def _lose_agent(world: "ElasticWorld", host: "SimHost") -> None:
     world.faulty.add(host.name)
     world.all_die(host)
     agent = host.killed = host.agent
@@ -165,7 +194,6 @@ def lose_agent(world: "ElasticWorld") -> bool:
         world.gone(host, agent)
 
     world.at(world.delay(), noticed)
-    return True
 
 
 def part(world: "ElasticWorld") -> bool:

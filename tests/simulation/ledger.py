@@ -1,6 +1,7 @@
 """An account of the driver's news and orders for the laws, independent of the engine's records."""
 
 import math
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +109,8 @@ class End:
     heard_at: float
     is_failure: bool
     was_member: bool
-    told_at: float = math.inf
+    rank: int
+    told_at: float
     """Time of the first signal to it; infinite if it hung."""
 
 
@@ -129,6 +131,8 @@ class Ledger:
         self.began_at: float | None = None
         self.ends: list[End] = []
         self.slot_waits: dict[Seat, float] = {}
+        self._kills: set[str] = set()
+        """Hosts of the workers that are killed in this turn because they hang."""
         self._hearers: dict[type, Callable[[Any], None]] = {
             on.HostsDiscovered: self._discovered,
             on.HostReady: self._ready,
@@ -186,6 +190,7 @@ class Ledger:
             hearer(event)
 
     def note(self, actions: Sequence[do.Action]) -> None:
+        self._kills.clear()
         for action in actions:
             noter = self._noters.get(type(action))
             if noter is not None:
@@ -292,7 +297,7 @@ class Ledger:
         if worker is None or worker.born != event.round:
             return
         del self.workers[event.host, event.slot]
-        signal = event.signal if isinstance(event, on.WorkerExited) else None
+        by_signal = event.signal if isinstance(event, on.WorkerExited) else None
         at = event.at if isinstance(event, on.WorkerExited) else self.now
         is_failure = event.code != 0 and not worker.is_told
         was_member = worker.round is not None
@@ -303,11 +308,12 @@ class Ledger:
                 event.slot,
                 event.start,
                 event.code,
-                signal,
+                by_signal,
                 at,
                 self.now,
                 is_failure,
                 was_member,
+                worker.rank,
                 told_at,
             )
         )
@@ -381,6 +387,8 @@ class Ledger:
     def _stop(self, action: do.Stop) -> None:
         for worker in self.workers.values():
             if worker.host == action.host and (action.slots is None or worker.slot in action.slots):
+                is_kill = action.steps[0].signal == signal.SIGKILL and worker.host in self._kills
+                worker.has_hung = worker.has_hung or (is_kill and not worker.is_told)
                 worker.is_told = True
                 worker.told_at = min(worker.told_at, self.now + action.steps[0].after)
 
@@ -421,6 +429,4 @@ class Ledger:
 
     def _killed(self, fact: tell.WorkerKilled) -> None:
         self.host(fact.cause.host).failures += 1
-        for worker in self.workers.values():
-            if (worker.host, worker.rank) == (fact.cause.host, fact.cause.rank) and not worker.is_told:
-                worker.has_hung = True
+        self._kills.add(fact.cause.host)

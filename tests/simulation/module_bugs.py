@@ -19,7 +19,7 @@ from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
 from hvlaunch.engine.pool import Pool, PoolHost
-from hvlaunch.engine.round import Hold, Restarts
+from hvlaunch.engine.round import FRUITFUL, Hold, Restarts, Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import (
@@ -345,6 +345,19 @@ def the_third_failure_excludes_a_host(patch: Patch) -> None:
     patch.setattr(policy, "_STRIKES", 3)
 
 
+def one_lost_host_is_pardoned(patch: Patch) -> None:
+    def wrong(right, self, now):
+        lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
+        for host in lost[1:]:
+            host.was_lost = False
+        actions = right(self, now)
+        for host in lost[1:]:
+            host.was_lost = True
+        return actions
+
+    instead(patch, Policy, "pardon", wrong)
+
+
 def the_host_to_keep_is_left_out(patch: Patch) -> None:
     patch.setattr(policy, "min", max, raising=False)
 
@@ -359,6 +372,15 @@ def a_host_that_comes_back_keeps_its_rendezvous(patch: Patch) -> None:
         self.rendezvous, self.has_tried_rendezvous = before
 
     instead(patch, PoolHost, "disconnect", wrong)
+
+
+def a_new_order_of_the_list_is_ignored(patch: Patch) -> None:
+    def wrong(right, self, hosts):
+        before = list(self._hosts)
+        right(self, hosts)
+        self._hosts = {name: self._hosts[name] for name in (*before, *self._hosts)}
+
+    instead(patch, Pool, "update", wrong)
 
 
 def a_ready_host_keeps_its_old_failure(patch: Patch) -> None:
@@ -376,6 +398,13 @@ def a_ready_host_keeps_its_old_failure(patch: Patch) -> None:
 
 def old_failures_are_never_forgotten(patch: Patch) -> None:
     afterwards(patch, Restarts, "__init__", lambda _, self, _options: setattr(self, "_window", inf))
+
+
+def a_broken_round_goes_on_counting_its_time(patch: Patch) -> None:
+    def wrong(self, now):
+        return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
+
+    patch.setattr(Round, "is_fruitful", wrong)
 
 
 def a_victim_is_as_good_a_cause_as_any(patch: Patch) -> None:
@@ -519,10 +548,13 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("network", a_host_has_the_address_of_its_neighbour, "nobody has reached", 0),
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
+    ModuleBug("policy", one_lost_host_is_pardoned, "is needed, and excluded for good", 11),
     ModuleBug("policy", the_host_to_keep_is_left_out, "only a has the state", 355, "takeovers"),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
+    ModuleBug("pool", a_new_order_of_the_list_is_ignored, "and listed as", 5),
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
+    ModuleBug("round", a_broken_round_goes_on_counting_its_time, "in a row made no progress", 108),
     ModuleBug(
         "round", a_victim_is_as_good_a_cause_as_any, "a victim is named, and there was a cause", 14, "static"
     ),

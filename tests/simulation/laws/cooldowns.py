@@ -25,8 +25,11 @@ class Cooldowns(Law):
         super().__init__(world)
         self._last: dict[str, tuple[float, float]] = {}
         """End and length of each host's newest cool-down."""
+        self._has_lost = False
+        """True if this turn has lost a host."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
+        self._has_lost = isinstance(event, on.HostGone)
         for action in actions:
             if isinstance(action, do.Connect):
                 until = self.ledger.host(action.host.name).until
@@ -51,10 +54,12 @@ class Cooldowns(Law):
         self._last[name] = (self.ledger.now + seconds, seconds)
 
     def _check_lost(self) -> None:
-        """Check that a lost host is not excluded for good while the job needs it."""
+        """Check that a lost host is not excluded for good while the job needs it, and that all are tried when the last one is lost."""
         listed = [host for host in self.ledger.hosts.values() if host.is_listed]
         lost = [host.name for host in listed if host.is_lost_for_good]
-        slots = sum(host.slots for host in listed if host.until < math.inf)
+        able = self.ledger.usable() if self._has_lost else [host for host in listed if host.until < math.inf]
+        self._has_lost = False
+        slots = sum(host.slots for host in able)
         assert not lost or slots >= self.world.options.min_np, f"{lost[0]} is needed, and excluded for good"
 
     def after(self) -> None:

@@ -7,6 +7,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
+from hvlaunch.engine.round import FRUITLESS_IN_A_ROW
 from tests.simulation.laws.law import Law
 
 if TYPE_CHECKING:
@@ -34,14 +35,25 @@ class Restarts(Law):
         """Times when the last worker of a round ended or was lost."""
         self._unclear: set[int] = set()
         self._ended: set[int] = set()
+        self._lost: set[int] = set()
+        """Rounds that lost a host, which says nothing of their workers."""
+        self._fruitless = 0
+        """Failed rounds in a row without progress."""
+        self._has_excluded = False
+        """True if a host was excluded since the newest round began, so that the next one may go better."""
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         limit = self.world.options.max_restarts
         for action in actions:
+            if isinstance(action, tell.RoundStarting | tell.RoundFormed):
+                self._check_progress()
+            self._has_excluded = self._has_excluded or isinstance(action, tell.HostExcluded)
             if isinstance(action, do.Break | tell.RoundEnding):
                 self._ended.add(action.round)
                 if isinstance(action.cause, _FAILURES):
                     self._failed[action.round] = self.ledger.now
+                if isinstance(action.cause, why.HostProblem):
+                    self._lost.add(action.round)
                 elif action.round not in self._failed:
                     self._unclear.add(action.round)
             elif isinstance(action, tell.RoundStarting) and self.ledger.current is not None:
@@ -63,6 +75,18 @@ class Restarts(Law):
         if limit is not None:
             failed = self._recent(self._failed)
             assert len(failed) <= limit, f"{len(failed)} failures are made up for, of {limit}"
+
+    def _check_progress(self) -> None:
+        """Check that no other round begins after too many in a row that failed without progress."""
+        last = self.ledger.current
+        if last is not None and (self._has_excluded or last.is_fruitful(self.ledger.now)):
+            self._fruitless = 0
+        elif last is not None and last.number in self._failed and last.number not in self._lost:
+            self._fruitless += 1
+        self._has_excluded = False
+        assert self._fruitless < FRUITLESS_IN_A_ROW, (
+            f"{self._fruitless} rounds in a row made no progress, and another follows"
+        )
 
     def after(self) -> None:
         current = self.ledger.current

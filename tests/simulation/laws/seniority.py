@@ -15,10 +15,15 @@ class Seniority(Law):
         for action in actions:
             if isinstance(action, tell.RoundStarting):
                 self._check_newcomers(action.hosts)
+        formed = next((action for action in actions if isinstance(action, tell.RoundFormed)), None)
         places = sorted(
             (action for action in actions if isinstance(action, do.Assign)),
             key=lambda action: action.launch.place.rank,
         )
+        if formed is not None and all(
+            self.ledger.workers[place.launch.seat].last_round < 0 for place in places
+        ):
+            self._check_newcomers(formed.hosts)
         last = self.ledger.current
         if not places or last is None:
             return
