@@ -549,7 +549,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
     ModuleBug("policy", one_lost_host_is_pardoned, "is needed, and excluded for good", 11),
-    ModuleBug("policy", the_host_to_keep_is_left_out, "only a has the state", 355, "takeovers"),
+    ModuleBug("policy", the_host_to_keep_is_left_out, "has the state", 425, "takeovers"),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
     ModuleBug("pool", a_new_order_of_the_list_is_ignored, "and listed as", 5),
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
@@ -561,15 +561,15 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("round", a_flapping_pool_is_not_held, "workers are stopped for a change after", 125),
     ModuleBug("rounds", a_shortage_of_slots_goes_on_in_a_round, "the engine wants ticks without end", 3),
     ModuleBug("rounds", the_second_shortage_is_not_reported, "slots, and nobody is told", 16),
-    ModuleBug("rounds", waits_of_a_round_outlive_it, "the job never ends", 4),
+    ModuleBug("rounds", waits_of_a_round_outlive_it, "the job never ends", 9),
     ModuleBug(
         "rounds", the_last_holders_of_the_state_gather_like_others, "the state is not handed over", 165
     ),
     ModuleBug("rounds", a_broken_round_goes_on_gathering, "the first round does not wait for", 378),
-    ModuleBug("waits", a_wait_that_begins_again_keeps_its_time, "the round had no time for a commit", 11),
+    ModuleBug("waits", a_wait_that_begins_again_keeps_its_time, "the round had no time for a commit", 8),
     ModuleBug("workers", dismissed_workers_have_no_time_to_end_well, "and stopped at once", 4),
     ModuleBug("workers", starts_of_a_slot_are_not_counted, "is called 0", 4),
     ModuleBug("workers", a_hanging_worker_that_is_stopped_counts_as_stopped, "not told to end", 609),
-    ModuleBug("workers", a_later_order_hides_the_first, "was told to end", 913),
+    ModuleBug("workers", a_later_order_hides_the_first, "was told to end", 1431),
     ModuleBug("workers", an_interrupt_kills_before_it_ends_gently, "does not end with SIGKILL", 0),
 )
