@@ -11,9 +11,8 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from hvlaunch.cli.line import is_options, paste
 from hvlaunch.cli.options import Option, by_name, split, words_of
-from hvlaunch.cli.options.settings import unknown_option
+from hvlaunch.cli.options.settings import is_options, paste, unknown_option
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage

@@ -4,18 +4,17 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from hvlaunch.cli.options import Option, Typed, UnknownOption, by_name, split
+from hvlaunch.cli.options import Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.settings import Options, check_words
+from hvlaunch.cli.options.settings import Options, is_options, paste
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_hosts
 
-__all__ = ["check_program", "is_options", "paste", "whole_line", "with_python", "with_whole_lines"]
+__all__ = ["check_program", "whole_line", "with_python", "with_whole_lines"]
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*(?:[:=,.]+[A-Z.]*)*|.*…")
 """Placeholders in advice: FILE, N:M, NAME=VALUE."""
@@ -39,22 +38,6 @@ _MEANT = {
     "ui": "top --web",
 }
 """Words of other programs' command lines, and hvlaunch's."""
-
-
-def paste(words: Sequence[str]) -> str:
-    """Return a line of hvlaunch for a shell, with probable secrets masked."""
-    return shlex.join(["hvlaunch", *masked_words(words)])
-
-
-def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
-    """Return whether the words are only options of hvlaunch with their values."""
-    try:
-        typed, command = split(words, options, lambda _: False)
-        for option in typed:
-            check_words(options[option.name], option.values, is_joined=option.is_joined)
-    except (UnknownOption, BadUsage):
-        return False
-    return bool(typed) and not command
 
 
 def whole_line(hint: str, argv: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hvlaunch.cli.options import BadValue, Option, OptionGroup
+from hvlaunch.cli.options import BadValue, Option, OptionGroup, UnknownOption, split
 from hvlaunch.cli.options.table import COMMAND
+from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
@@ -17,7 +18,9 @@ __all__ = [
     "Setting",
     "check_words",
     "default_of",
+    "is_options",
     "merged",
+    "paste",
     "place_of",
     "read_value",
     "typed_setting",
@@ -287,3 +290,19 @@ def default_of(option: Option) -> Any:
     name = option.field.rpartition(".")[2]
     (field,) = (field for field in dataclasses.fields(_PARTS[option.part]) if field.name == name)
     return None if field.default is dataclasses.MISSING else field.default
+
+
+def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
+    """Return whether the words are only options of hvlaunch with their values."""
+    try:
+        typed, command = split(words, options, lambda _: False)
+        for option in typed:
+            check_words(options[option.name], option.values, is_joined=option.is_joined)
+    except (UnknownOption, BadUsage):
+        return False
+    return bool(typed) and not command
+
+
+def paste(words: Sequence[str]) -> str:
+    """Return a line of hvlaunch for a shell, with probable secrets masked."""
+    return shlex.join(["hvlaunch", *masked_words(words)])
