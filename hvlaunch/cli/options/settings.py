@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, UnknownOption, split
 from hvlaunch.cli.options.table import COMMAND
-from hvlaunch.console.masking import masked_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
 
@@ -305,4 +304,6 @@ def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
 
 def paste(words: Sequence[str]) -> str:
     """Return a line of hvlaunch for a shell, with probable secrets masked."""
+    from hvlaunch.console.masking import masked_words  # noqa: PLC0415 (for errors alone)
+
     return shlex.join(["hvlaunch", *masked_words(words)])
