@@ -3,7 +3,7 @@
 argparse can't split a line: words of the command that look like options would be its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from hvlaunch.cli.config import other_sources
 from hvlaunch.cli.options import Option, OptionGroup, Typed, UnknownOption, by_name, split
@@ -11,7 +11,7 @@ from hvlaunch.cli.options.settings import HELP_HINT, Options, Setting, check_wor
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage
 
-__all__ = ["Answered", "parse"]
+__all__ = ["Answered", "options_of_word", "parse"]
 
 
 class Answered(Exception):
@@ -63,6 +63,33 @@ def parse(
         version = "hvlaunch -V for the version, " if options.given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")
     return options
+
+
+def options_of_word(
+    word: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None,
+    taken: Container[str],
+    taken_if_typed: Container[str] = (),
+    warn: Callable[[str], object] = str,
+) -> Options:
+    """Return the options behind a word. `taken` has the names of accepted options of jobs, also from other sources.
+
+    Raises BadUsage, and Answered for a question.
+    """
+    hint = f"hvlaunch {word.partition(' ')[0]} --help"
+    # A command makes the line complete; the word has none.
+    options = parse([*argv, "--", "true"], environ=environ, warn=warn)
+    if options.command != ("true",):
+        raise BadUsage(f"{word}: {options.command[0]!r} is no option", hint=hint)
+    kept: dict[str, Sequence[Setting]] = {}
+    for name, settings in options.settings.items():
+        typed = [setting for setting in settings if not setting.origin]
+        if name in taken or (typed and name in taken_if_typed):
+            kept[name] = settings
+        elif typed:
+            raise BadUsage(f"{word}: {typed[0].called} is for jobs", hint=hint)
+    return Options(kept, GROUPS, is_marked=True)
 
 
 def _is_foreign(name: str) -> bool:

@@ -1,5 +1,6 @@
 """The report of `--check-build`: parts of this installation, for bug reports."""
 
+import itertools
 import platform
 import re
 import shutil
@@ -7,14 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from typing import NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.errors import HvlaunchError
 
-__all__ = ["check_build", "launcher_version", "package_version", "ssh_version"]
+__all__ = ["Part", "check_build", "launcher_version", "package_version", "parts", "ssh_version"]
 
 # Seconds: the binary may be on a slow network disk.
 _SSH_PATIENCE = 10.0
+_EXTRA = "pip install 'hvlaunch[{}]'"
 
 
 def package_version(name: str) -> str | None:
@@ -55,40 +58,62 @@ def launcher_version(name: str) -> str | None:
         return None
 
 
-def check_build(
+class Part(NamedTuple):
+    """A part of an installation."""
+
+    group: str
+    name: str
+    version: str | None
+    """Version, or path; None if it is missing."""
+    note: str
+    hint: str | None = None
+    """The next step without this part, unless few users need the part."""
+
+
+def parts(
     # Arguments, so that tests decide what is installed.
     version_of: Callable[[str], str | None] = package_version,
     ssh: Callable[[], str | None] = ssh_version,
     launcher: Callable[[str], str | None] = launcher_version,
+) -> list[Part]:
+    """Return the parts, by group."""
+    return [
+        Part("controllers", "gloo", __version__, "hvlaunch itself starts the workers"),
+        Part("controllers", "mpirun", launcher("mpirun"), "for --mpi"),
+        Part("controllers", "srun", launcher("srun"), "for --srun, in a job of Slurm"),
+        Part("controllers", "jsrun", launcher("jsrun"), "for --jsrun, in a job of LSF"),
+        Part("ssh", "paramiko", version_of("paramiko"), "the client in use"),
+        Part("ssh", "ssh", ssh(), "reads ~/.ssh/config for paramiko", "install OpenSSH's client"),
+        Part("rendezvous", "httptools", version_of("httptools"), "reads requests"),
+        Part("rendezvous", "uvloop", version_of("uvloop"), "a faster event loop", _EXTRA.format("uvloop")),
+        Part("rendezvous", "prometheus", version_of("prometheus-client"), "the rendezvous' metrics"),
+        Part("files of options", "PyYAML", version_of("PyYAML"), "reads YAML", _EXTRA.format("yaml")),
+        Part("watching", "textual", version_of("textual"), "hvlaunch top, full screen", _EXTRA.format("top")),
+        Part(
+            "watching",
+            "py-spy",
+            version_of("py-spy"),
+            "stacks with frames of C and C++",
+            _EXTRA.format("stacks"),
+        ),
+        Part("training", "torch", version_of("torch"), "on this machine; the hosts use their own"),
+    ]
+
+
+def check_build(
+    version_of: Callable[[str], str | None] = package_version,
+    ssh: Callable[[], str | None] = ssh_version,
+    launcher: Callable[[str], str | None] = launcher_version,
 ) -> str:
-    """Return the report, with [X] before each installed part."""
-    return "\n".join(
-        [
-            f"hvlaunch {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}",
-            "",
-            "controllers:",
-            _line("gloo", __version__, "hvlaunch itself starts the workers"),
-            _line("mpirun", launcher("mpirun"), "for --mpi"),
-            _line("srun", launcher("srun"), "for --srun, in a job of Slurm"),
-            _line("jsrun", launcher("jsrun"), "for --jsrun, in a job of LSF"),
-            "",
-            "ssh:",
-            _line("paramiko", version_of("paramiko"), "the client in use"),
-            _line("ssh", ssh(), "reads ~/.ssh/config for paramiko"),
-            "",
-            "rendezvous:",
-            _line("httptools", version_of("httptools"), "reads requests"),
-            _line("uvloop", version_of("uvloop"), "a faster event loop; pip install 'hvlaunch[uvloop]'"),
-            _line("prometheus", version_of("prometheus-client"), "the rendezvous' metrics"),
-            "",
-            "files of options:",
-            _line("PyYAML", version_of("PyYAML"), "reads YAML; pip install 'hvlaunch[yaml]'"),
-            "",
-            "training:",
-            _line("torch", version_of("torch"), "on this machine; the hosts use their own"),
-        ]
-    )
+    """Return the report, with [X] before each installed part. The arguments are as in parts()."""
+    lines = [
+        f"hvlaunch {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
+    ]
+    for group, members in itertools.groupby(parts(version_of, ssh, launcher), lambda part: part.group):
+        lines += ["", f"{group}:", *map(_line, members)]
+    return "\n".join(lines)
 
 
-def _line(name: str, version: str | None, note: str) -> str:
-    return f"  [{'X' if version else ' '}] {name:<10} {version or 'not found':<18} {note}"
+def _line(part: Part) -> str:
+    note = part.note if part.version or part.hint is None else f"{part.note}; {part.hint}"
+    return f"  [{'X' if part.version else ' '}] {part.name:<10} {part.version or 'not found':<18} {note}"

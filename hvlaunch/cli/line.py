@@ -27,7 +27,7 @@ _NEEDLESS = frozenset(["exec", "launch", "run", "start", "submit"])
 _MEANT = {
     "cancel": "stop",
     "dashboard": "top --web",
-    "doctor": "--check-build",
+    "diagnose": "doctor",
     "list": "jobs",
     "monitor": "top",
     "output": "logs",

@@ -204,7 +204,7 @@ def _explain(error: Exception, *, verbose: bool) -> None:
 
     traceback.print_exception(error)
     complain(
-        f"internal error: {description}; please report it, with the above and the output of hvlaunch --check-build"
+        f"internal error: {description}; please report it, with the above and the output of hvlaunch doctor"
     )
 
 

@@ -80,6 +80,10 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
         plain = HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
+        first = next((host for host in spec.hosts if not is_local(host)), None)
+        if spec.pool is None and first is not None:
+            # The answer of `ssh -G` comes while this process loads its loop.
+            ways.prepare(first)
         yield plain if spec.pool is None else _by_pool(spec, keys, plain, ways.connect)
 
 

@@ -1,4 +1,4 @@
-"""The failure report as JSON; docs/guides/failures.md lists the fields. Secrets are masked: users pass reports on."""
+"""The failure report as JSON; docs/interfaces/report.md lists the fields. Secrets are masked: users pass reports on."""
 
 from collections.abc import Iterator
 from dataclasses import asdict

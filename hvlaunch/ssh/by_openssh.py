@@ -17,7 +17,7 @@ from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
 from hvlaunch.ssh import Channel, stage
 from hvlaunch.ssh.complaints import FAILED, explain, lost
-from hvlaunch.ssh.config import HostSettings, by_hand, resolve, ssh_words
+from hvlaunch.ssh.config import HostSettings, by_hand, resolve, resolve_early, ssh_words
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hops
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
@@ -73,6 +73,10 @@ class OpenSSHClient:
         self._sweeper = Sweeper()
         self._ask = Questions(self._asker)
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
+
+    def prepare(self, host: Host) -> None:
+        """Ask ssh about the host in another thread."""
+        resolve_early(host, self._options, timeout=self._timeout, ask=self._ask.ask_early)
 
     def connect(self, host: Host, timeout: float | None = None) -> "OpenSSHConnection":
         """Return a connection. Each of its commands is an ssh process, and so the first command connects.

@@ -53,7 +53,14 @@ class HookedTransport(Transport):
             key=lambda name: "-etm@" not in name,
         )
     )
-    _preferred_kex = tuple(name for name in Transport._preferred_kex if not name.endswith("-sha1"))
+    # sshd's own curve25519 takes 1.6 ms of each host's processor more than OpenSSL's nistp256. The hybrid that withstands
+    # quantum computers stays first.
+    _preferred_kex = tuple(
+        sorted(
+            (name for name in Transport._preferred_kex if not name.endswith("-sha1")),
+            key=lambda name: ("mlkem" not in name, name != "ecdh-sha2-nistp256"),
+        )
+    )
     _preferred_keys = tuple(name for name in Transport._preferred_keys if name not in _SHA1_KEYS)
     _preferred_pubkeys = tuple(name for name in Transport._preferred_pubkeys if name not in _SHA1_KEYS)
 
@@ -79,6 +86,9 @@ class HookedTransport(Transport):
 
     def on_disconnect(self, reason: str) -> None:
         """Handle the host's disconnect message."""
+
+    def _parse_debug(self, message: Message) -> None:
+        """Drop the host's debug messages: paramiko formats each of them for a log that nobody reads."""
 
     def _parse_disconnect(self, message: Message) -> None:
         message.get_int()

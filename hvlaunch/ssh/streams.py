@@ -1,7 +1,6 @@
 """Byte streams below an SSH connection, other than TCP: a ProxyCommand's stdio, and a borrowed descriptor."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -176,6 +175,8 @@ def borrow(pid: int) -> socket.socket | None:
 
 
 def _get(process: int, number: int) -> int:
+    import ctypes  # noqa: PLC0415 (1 ms before any connection; paramiko needs none of it)
+
     fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, number, 0))
     if fd < 0:
         raise OSError(ctypes.get_errno(), "pidfd_getfd")

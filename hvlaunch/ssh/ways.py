@@ -19,6 +19,8 @@ __all__ = ["Ways", "agent_words", "connect_by_agent"]
 
 
 class _Client(Protocol):
+    def prepare(self, host: Host) -> None: ...
+
     def connect(self, host: Host, timeout: float | None = None) -> Connection: ...
 
     def close(self) -> None: ...
@@ -38,12 +40,13 @@ class Ways:
         self._keyring: Keyring | None = None
         self._client: _Client | None = None
 
+    def prepare(self, host: Host) -> None:
+        """Begin what a connection to the host will wait for. Does not block, and raises nothing."""
+        self._shared_client().prepare(host)
+
     def connect(self, host: Host, timeout: float | None = None) -> Connection:
         """Return an open connection to the host. `timeout` replaces the common timeout. Blocks. Raises HostError."""
-        with self._lock:
-            if self._client is None:
-                self._client = self._make_client()
-        return self._client.connect(host, timeout)
+        return self._shared_client().connect(host, timeout)
 
     def close(self) -> None:
         """Close the shared resources, after the connections; may be repeated."""
@@ -52,6 +55,12 @@ class Ways:
                 self._client.close()
             if self._keyring is not None:
                 self._keyring.close()
+
+    def _shared_client(self) -> _Client:
+        with self._lock:
+            if self._client is None:
+                self._client = self._make_client()
+        return self._client
 
     def _make_client(self) -> _Client:
         from hvlaunch.ssh.tcp import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)

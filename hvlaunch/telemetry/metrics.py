@@ -1,4 +1,4 @@
-"""Metrics of jobs in Prometheus' text format. docs/reference/metrics.md lists them for users. Pure."""
+"""Metrics of jobs in Prometheus' text format. docs/interfaces/metrics.md lists them for users. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate

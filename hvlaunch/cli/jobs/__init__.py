@@ -59,12 +59,20 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
         return run_pool_command(argv[1:], environ)
+    if argv[0] == "doctor":
+        from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
+
+        return run_doctor_command(argv[1:], environ)
     if argv[0] == "translate":
         return _translate(argv[1:])
     try:
         options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
+    if argv[0] == "practise":
+        from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
+
+        return run_practise_command(options.fault)
     root = jobs_directory(environ)
     # Directories of ended jobs are removed by whoever comes by: no daemon does it.
     prune(root)
@@ -83,7 +91,7 @@ class _AskHelp(argparse.Action):
 
 
 def parser_of(name: str) -> Parser:
-    """Return the parser of the words behind this word, except `pool`."""
+    """Return the parser of the words behind this word, except `pool` and `doctor`."""
     word = JOB_WORDS[name]
     parser = Parser(
         prog=f"hvlaunch {name}",
@@ -99,6 +107,13 @@ def parser_of(name: str) -> Parser:
     if name == "translate":
         parser.add_argument(
             "line", metavar="LINE", help="the line, such as 'torchrun --nproc-per-node 2 train.py'"
+        )
+    elif name == "practise":
+        parser.add_argument(
+            "fault",
+            metavar="FAULT",
+            nargs="?",
+            help="play this fault or all of them, and end; else type them",
         )
     elif name != "jobs":
         count = None if name == "forget" else "?"

@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.cli.arguments import Answered, parse
+from hvlaunch.cli.arguments import Answered, options_of_word
 from hvlaunch.cli.options.parser import Parser
-from hvlaunch.cli.options.settings import Options, Setting
-from hvlaunch.cli.options.table import GROUPS, SSH
+from hvlaunch.cli.options.table import SSH
 from hvlaunch.cli.process import complain, print_answer, run_detached
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.status import duration
@@ -82,7 +81,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--foreground", action="store_true")
     pool_options, words = parser.parse_known_args(argv[1:])
     try:
-        options = _options(words, environ)
+        options = options_of_word("pool up", words, environ, _TAKEN, _TAKEN_IF_TYPED, complain)
     except Answered as answer:
         return print_answer(answer.text)
     for file, names in options.found().items():
@@ -104,22 +103,6 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     # A pool outlives its terminal; in the foreground it ends with stdin, for service managers.
     return hold(None) if pool_options.foreground else run_detached(hold)
-
-
-def _options(words: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Return the typed options, and those of other sources that a pool takes. Raises BadUsage, and Answered for a question."""
-    # A command makes the line complete; a pool has none.
-    options = parse([*words, "--", "true"], environ=environ, warn=complain)
-    if options.command != ("true",):
-        raise BadUsage(f"pool up: {options.command[0]!r} is no option", hint=_HINT)
-    taken: dict[str, Sequence[Setting]] = {}
-    for name, settings in options.settings.items():
-        typed = [setting for setting in settings if not setting.origin]
-        if name in _TAKEN or (typed and name in _TAKEN_IF_TYPED):
-            taken[name] = settings
-        elif typed:
-            raise BadUsage(f"pool up: {typed[0].called} is for jobs", hint=_HINT)
-    return Options(taken, GROUPS, is_marked=True)
 
 
 def _hold(

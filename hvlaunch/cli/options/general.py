@@ -1,4 +1,4 @@
-"""Options about hvlaunch itself (the job's name, detaching, files of options, questions), and words that start no job."""
+"""Options about hvlaunch itself (the job's name, detaching, files of options, questions), and its other commands."""
 
 from typing import NamedTuple
 
@@ -176,6 +176,16 @@ JOB_WORDS = {
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
         JobWord(
             "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"
+        ),
+        JobWord(
+            "doctor",
+            "[-H HOSTS | --hostfile FILE] [--json]",
+            "check this installation and the hosts; the first thing to run, and to add to a bug report",
+        ),
+        JobWord(
+            "practise",
+            "[kill | cut | freeze | slow | host | all]",
+            "train on pretended hosts, and cause faults to see how hvlaunch recovers",
         ),
     )
 }

@@ -590,7 +590,10 @@ _OUTPUT = OptionGroup(
 
 _ENDING = OptionGroup(
     "ending",
-    pages=(("Exit codes", "exit-codes.md"), ("When a job fails", "../guides/failures.md#what-ends-a-job")),
+    pages=(
+        ("Exit codes", "exit-codes.md"),
+        ("When a job fails", "../guides/failures.md#what-ends-a-job-and-what-ctrl-c-leaves"),
+    ),
     options=(
         Option(
             "grace",

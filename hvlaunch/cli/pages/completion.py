@@ -25,7 +25,8 @@ _LIST = (
 
 def after(word: JobWord) -> str:
     """Return a command for any shell that prints words to follow the job word."""
-    flags = " ".join(re.findall(r"(?<![\w-])--?[a-z]+", word.usage))
+    # Words in lower case are typed as they are; NAME and HOSTS are the user's.
+    flags = " ".join(re.findall(r"(?<![\w-])(?:--[a-z-]+|-[a-zA-Z]|[a-z]+)(?![\w-])", word.usage))
     signals = f"{_SIGNALS} " if "SIGNAL" in word.usage else ""
     echo = f"echo {signals}{flags} --help"
     return f"sh -c {shlex.quote(f'{echo}; {_LIST}')}" if "JOB" in word.usage else echo

@@ -62,7 +62,7 @@ def man_page(groups: Sequence[OptionGroup]) -> str:
         f".SH DESCRIPTION\n{_text(DESCRIPTION)}\n",
         f".SH OPTIONS\n{_OPTIONS}",
         *(part for group in groups for part in _group(group)),
-        ".SH JOBS THAT ARE THERE ALREADY\nThese words have this meaning as the first of a command line alone.\n",
+        ".SH OTHER COMMANDS\nThese words have this meaning as the first of a command line alone.\n",
         *(
             f".TP\n\\fBhvlaunch {word.name}\\fR {_text(word.usage)}\n{_text(word.help)}\n"
             for word in JOB_WORDS.values()

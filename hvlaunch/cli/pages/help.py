@@ -40,7 +40,7 @@ def _epilog() -> str:
     codes = [f"  {code:<10}{meaning}" for code, meaning in EXIT_CODES]
     examples = [f"  {title}\n" + textwrap.indent(line, " " * 4) for title, line in EXAMPLES]
     words = [f"  hvlaunch {word.name} {word.usage}\n      {_plain(word.help)}" for word in JOB_WORDS.values()]
-    jobs = ["jobs that are there already:", *words, ""]
+    jobs = ["other commands:", *words, ""]
     return "\n".join([*jobs, "exit codes:", *codes, "", "examples:", "\n\n".join(examples), ""])
 
 

@@ -25,7 +25,7 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.job import Host, Look, PortHolder
-from hvlaunch.ssh import listen
+from hvlaunch.ssh import Stage, listen
 
 if TYPE_CHECKING:
     from hvlaunch.console.recent import Origin
@@ -433,9 +433,14 @@ class HostLink:
             return self._broken(error)
         return self._ending()
 
+    def _report_stage(self, stage: Stage) -> None:
+        if stage == "log in":
+            self._opening.program.prepare()
+        self._post(on.HostStage(self.host.name, stage))
+
     def _begin(self) -> None:
         """Start the agent. Raises HostError."""
-        listen(lambda stage: self._post(on.HostStage(self.host.name, stage)))
+        listen(self._report_stage)
         connection = self._opening.connect(self.host)
         self.session.begin(connection)
         self._post(on.HostConnected(self.host.name))

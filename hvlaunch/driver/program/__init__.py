@@ -5,11 +5,12 @@ import re
 import sys
 import zlib
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from itertools import takewhile
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from types import CodeType
 from typing import Any
 
@@ -49,6 +50,7 @@ class AgentProgram:
         self._making = Lock()
         self._packed: dict[tuple[bool, bool], bytes] = {}
         self._rare = b""
+        self._is_prepared = False
 
     def packed(self, *, is_near: bool, with_ranks: bool = False) -> bytes:
         """Return the program, as bundle() makes it."""
@@ -57,6 +59,13 @@ class AgentProgram:
             if kind not in self._packed:
                 self._packed[kind] = bundle(self.config, is_near=is_near, with_ranks=with_ranks)
             return self._packed[kind]
+
+    def prepare(self) -> None:
+        """Make the program for near hosts in another thread: meanwhile the first host proves its identity."""
+        # Far hosts have another program; for them a few milliseconds of waiting are wasted.
+        if not self._is_prepared:
+            self._is_prepared = True
+            Thread(target=partial(self.packed, is_near=True), name="pack the agent", daemon=True).start()
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
         """Return the command for the host's login shell, and the program for its stdin.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hvlaunch.errors import ConnectFailed, HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve
+from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve, resolve_early
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
 from hvlaunch.ssh.streams import ProxySocket, Stream, start_proxy
@@ -56,6 +56,10 @@ class ParamikoClient:
         # Weak, so that ended connections do not accumulate.
         self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
         self._closed = False
+
+    def prepare(self, host: Host) -> None:
+        """Ask ssh about the host in another thread."""
+        resolve_early(host, self._options, timeout=self._timeout, ask=self._ask.ask_early)
 
     def connect(self, host: Host, timeout: float | None = None) -> "ParamikoConnection":
         """Connect to `host`, check its key and authenticate with a key. Blocks.

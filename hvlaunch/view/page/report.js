@@ -1,4 +1,4 @@
-// The failure report, of the same JSON as --report writes: docs/guides/failures.md.
+// The failure report, of the same JSON as --report writes: docs/interfaces/report.md.
 
 import { make } from "./dom.js";
 import { duration } from "./figures.js";

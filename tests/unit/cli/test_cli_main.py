@@ -147,7 +147,7 @@ def test_with_verbose_a_defect_shows_its_traceback(capsys):
     assert main(["--verbose", "true"], run=FakeDriver(error=RuntimeError("oh no"))) == 70
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err
-    assert "--check-build" in err.splitlines()[-1]
+    assert "hvlaunch doctor" in err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("module", ["hvlaunch.cli.main", "hvlaunch.errors", "hvlaunch.gloo.controller"])

@@ -58,7 +58,7 @@ def test_every_option_is_in_it_with_all_that_help_says():
         "SYNOPSIS",
         "DESCRIPTION",
         "OPTIONS",
-        "JOBS THAT ARE THERE ALREADY",
+        "OTHER COMMANDS",
         "EXIT STATUS",
         "ENVIRONMENT",
         "FILES",

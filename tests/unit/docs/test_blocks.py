@@ -99,6 +99,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
     try:
         if list(words[:2]) == ["pool", "up"]:  # which would connect
             job([*words[3:], "true"], environ)
+        elif words[0] == "doctor":  # as above
+            job([*(word for word in words[1:] if word != "--json"), "true"], environ)
         elif words[0] == "pool":
             run_pool_command(words[1:], environ)
         elif words[0] in JOB_WORDS:

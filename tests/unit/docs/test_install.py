@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.docs.blocks import ROOT
-from tests.unit.docs.test_site import site  # noqa: F401 (a fixture)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,7 +53,7 @@ def test_the_supported_versions_match_the_package_and_the_tests() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_assistants_get_every_page_for_users(site: Path) -> None:  # noqa: F811 (the fixture)
+def test_assistants_get_every_page_for_users(site: Path) -> None:
     listed = (site / "llms.txt").read_text()
     whole = (site / "llms-full.txt").read_text()
     links = re.findall(r"^- \[.+]\(https://docs\.example\.org/hvlaunch/(.*)\): \S", listed, re.MULTILINE)

@@ -1,20 +1,14 @@
 """The site that `make docs` builds: without a warning, without a broken link, and in a browser."""
 
-import fcntl
-import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +19,7 @@ from docs.site_pages import PAGES, REFERENCE, REPOSITORY, whole_path
 from tests.browser import Browser, needs_chromium
 from tests.testhosts.hosts import wait_until
 from tests.unit.docs.blocks import ROOT
+from tests.unit.docs.conftest import ADDRESS, search
 
 LIMIT = 100.0
 # A tracer would follow a parser of HTML through each page, and hvlaunch itself does not run here.
@@ -33,39 +28,11 @@ LINKS = {"a": "href", "link": "href", "img": "src", "script": "src", "iframe": "
 LEAD_ELSEWHERE = {"a", "link canonical"}
 """What may lead to other sites: readers follow it, or nobody does. All else is loaded with the page."""
 ANCHORS = ("id", "name")
-ADDRESS = "https://docs.example.org/hvlaunch/"
 ENDLESS = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 """What HTML does not end."""
 HEADING = re.compile("h[1-6]")
 IN_LINES = {"a", "b", "code", "em", "i", "kbd", "span", "strong"}
 """What begins no line of text."""
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it is; built once for all processes that run tests."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    path = folder / "site"
-    with (folder / "site.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            words = [
-                sys.executable,
-                "-m",
-                "mkdocs",
-                "build",
-                "--strict",
-                "--quiet",
-                "--site-dir",
-                f"{path}.made",
-            ]
-            environ = {**os.environ, "SITE_URL": ADDRESS}
-            built = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-            assert (built.returncode, built.stdout) == (0, ""), built.stdout + built.stderr
-            Path(f"{path}.made").rename(path)
-    return path
 
 
 @dataclass
@@ -240,34 +207,7 @@ def test_each_public_name_is_in_the_reference(site: Path, module: str) -> None:
     assert wrong == [], "no docstring, or not on the page"
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name)
-        pass
-
-
-@pytest.fixture
-def address(site: Path, tmp_path: Path) -> Iterator[str]:
-    """Of the newest of its versions, in folders as mike has them."""
-    names = ("latest", "0.1")
-    for name in names:
-        (tmp_path / name).symlink_to(site)
-    versions = json.dumps([{"version": name, "title": name, "aliases": []} for name in names])
-    (tmp_path / "versions.json").write_text(versions)
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/latest/"
-        server.shutdown()
-        thread.join()
-
-
 COLOR = "return document.body.getAttribute('data-md-color-scheme')"
-SEARCHED = """\
-const input = document.querySelector("input.md-search__input");
-input.focus();
-input.value = arguments[0];
-input.dispatchEvent(new Event("keyup", {bubbles: true}));
-"""
 
 
 @needs_chromium
@@ -277,7 +217,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         browser.web.get(address)
         browser.shows("h1", "hvlaunch")
         browser.shows(".md-version", "latest")
-        browser.web.execute_script(SEARCHED, "host-discovery-script")
+        search(browser, "host-discovery-script")
         browser.shows(".md-search-result__list", "--host-discovery-script")
         colors = set()
         for _ in range(3):

@@ -14,7 +14,7 @@ ERRORS = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("
 ROWS = dict(re.findall(r'^\| <a id="(\w+)"></a>`\1` \| (.+) \|$', ERRORS, re.MULTILINE))
 PACKAGE = ROOT / "hvlaunch"
 ROOTS = {"HvlaunchError"}
-FOR_PYTHON = ("api", "torch")
+FOR_PYTHON = ("api/", "rendezvous/membership.py", "torch/")
 """What programs import: whatever is raised there is seen by users, of whatever kind it is."""
 PLACEHOLDER = re.compile(r"\b[A-Z]+(?:[:][A-Z]+)*\b|…")
 """Of a quoted message: NAME, FILE:LINE."""
@@ -37,8 +37,8 @@ def errors() -> set[str]:
         found |= more
         known |= more
     for path, node, bases in every:
-        part = path.relative_to(PACKAGE).parts[0]
-        if part in FOR_PYTHON and any(base.endswith(("Error", "Exception")) for base in bases):
+        is_imported = path.relative_to(PACKAGE).as_posix().startswith(FOR_PYTHON)
+        if is_imported and any(base.endswith(("Error", "Exception")) for base in bases):
             found.add(node.name)
     return {name for name in found if not name.startswith("_")}
 

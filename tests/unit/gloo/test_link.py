@@ -1,13 +1,18 @@
 """A link: from the bytes of a host to events and output."""
 
 from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from hvlaunch.agent.wire.frames import FRAME_COST, START, encode
+from hvlaunch.driver.links.agent_channel import CommandConnection
+from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import events as on
-from tests.unit.gloo.fakes import FACTS
+from hvlaunch.job import Host
+from hvlaunch.ssh import stage
+from tests.unit.gloo.fakes import FACTS, FakeConnection
 from tests.unit.gloo.link_rig import BUNDLE, Rig
 
 
@@ -23,6 +28,29 @@ def test_bundle_and_hello_go_first(rig: Rig) -> None:
     assert rig.sent(2) == [rig.hello | {"cwd": "10.0.0.100"}, {"type": "ping"}]
     assert rig.channel.written.startswith(BUNDLE)
     assert rig.connection.command == "start the agent"
+
+
+def test_the_program_is_packed_during_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: SimpleQueue[bool] = SimpleQueue()
+    monkeypatch.setattr(AgentProgram, "packed", lambda _self, *, is_near: packed.put(is_near))
+    connection = FakeConnection()
+
+    def connect(_host: Host) -> CommandConnection:
+        stage("connect")
+        assert packed.empty()
+        stage("log in")
+        assert packed.get(timeout=60)
+        stage("log in")
+        return CommandConnection(connection)
+
+    rig = Rig(connect)
+    assert [rig.event() for _ in range(4)] == [
+        *(on.HostStage("a", name) for name in ("connect", "log in", "log in")),
+        on.HostConnected("a"),
+    ]
+    rig.link.close()
+    # Once for all hosts.
+    assert packed.empty()
 
 
 def test_facts() -> None:

@@ -108,6 +108,13 @@ def test_a_cipher_with_its_own_mac_comes_first_and_host_keys_are_what_was_set(pa
     assert client.preferred_keys == ("ssh-ed25519",)
 
 
+def test_the_cheapest_key_exchange_comes_behind_the_hybrid_and_before_all_others():
+    usual = [name for name in private(Transport, "_preferred_kex") if not name.endswith("-sha1")]
+    first, second, *others = HookedTransport._preferred_kex
+    assert (first, second) == ("mlkem768x25519-sha256", "ecdh-sha2-nistp256")
+    assert others == [name for name in usual if name not in (first, second)]
+
+
 def test_reading_waits_for_bytes_without_end():
     ours, theirs = socket.socketpair()
     with closing(ours), closing(theirs), closing(Transport(ours)), closing(HookedTransport(theirs)):

@@ -132,7 +132,7 @@ def test_the_dashboard_and_the_page_name_existing_metrics():
     dashboard = json.loads((DOCS / "grafana.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     assert len(queries) > 10
-    page = (DOCS / "reference" / "metrics.md").read_text()
+    page = (DOCS / "interfaces" / "metrics.md").read_text()
     named = set(re.findall(r"hvlaunch_[a-z_]+", "\n".join([*queries, page])))
     existing = set(METRICS) | {f"hvlaunch_recovery_seconds_{part}" for part in ("bucket", "sum", "count")}
     assert named - existing == set()
