@@ -28,6 +28,13 @@ MOST_WORDS_OF_A_SENTENCE = 25
 """On average."""
 MOST_PAGES = 60
 
+FOREIGN = re.compile(
+    r"\bas ever\b|(?:is|are) told|comes? to|(?:go|goes|got|gets|looks?) on|but for|and (?:its|the) like|by intent|nobody knows"
+    r"|(?:^|[.:;] )(?:Who|Whoever|What is|Of the)\b",
+    re.MULTILINE,
+)
+"""Turns of phrase that are no technical English; house_limits.json counts others."""
+
 _SENTENCE = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z\"*])")
 _PARAGRAPH = re.compile(r"\n\s*\n|\n\s*(?:- |\d+\. )")
 
@@ -48,10 +55,15 @@ def words(text: str) -> int:
     return sum(any(sign.isalnum() for sign in word) for word in text.split())
 
 
+def prose_of(text: str) -> str:
+    """Return what is no code, and where links lead."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`]*`", "code", text))
+
+
 def sentences(text: str) -> list[int]:
-    """Return the lengths of sentences, without code and tables."""
-    prose = re.sub(r"```.*?```|^[|#<!].*?$", "", text, flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`]*`", "code", prose))
+    """Return the lengths of sentences outside of tables and headings."""
+    prose = re.sub(r"^[|#<!].*$", "", prose_of(text), flags=re.MULTILINE)
     lengths = [
         words(sentence) for part in _PARAGRAPH.split(prose) for sentence in _SENTENCE.split(part.strip())
     ]
@@ -65,6 +77,11 @@ def test_a_page_is_short_and_so_are_its_sentences(page: Path) -> None:
     assert words(text) <= most
     lengths = sentences(text)
     assert sum(lengths) / len(lengths) <= MOST_WORDS_OF_A_SENTENCE
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "index.md"], ids=name_of)
+def test_a_page_has_no_foreign_phrases(page: Path) -> None:
+    assert [phrase[0] for phrase in FOREIGN.finditer(prose_of(page.read_text()))] == []
 
 
 def test_no_section_grows_beyond_its_budget() -> None:
@@ -86,6 +103,8 @@ def test_readme_can_be_read_in_a_minute_or_three() -> None:
 
 def test_a_long_page_and_a_long_sentence_are_noticed() -> None:
     assert words("| a | b |\n|---|---|\n| c | `d e` |") == 5
+    assert FOREIGN.search(prose_of("The job goes on."))
+    assert not FOREIGN.search(prose_of("Run `hvlaunch goes on` now."))
     assert sentences("One two three. Four five: Six\n\n- seven `eight nine` [ten](x.md)\n\n| a | b |") == [
         3,
         2,

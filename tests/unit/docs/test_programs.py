@@ -16,6 +16,13 @@ HERE = {'hosts="gpu01:4,gpu02:4"': 'hosts="localhost:2"', "np=8": "np=2", "range
 """What a page says, and what is said on one small machine."""
 OUTSIDE = re.compile("RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|HVLAUNCH_|OMP_NUM")
 
+FAILS = """
+try:
+    test_two_workers_meet()
+except AssertionError:
+    print("FAILED")
+"""
+
 
 def program(page: str, *begin: str) -> str:
     """The page's blocks of Python that begin so; all without a word, one after the other."""
@@ -50,6 +57,12 @@ def as_workers(home: Path, text: str) -> list[str]:
 def test_functions_are_called_as_python_md_says(tmp_path):
     printed = run(tmp_path, program("guides/python.md")).splitlines()
     assert printed == ["{'rank': 0, 'epochs': 3}", "[{'rank': 0, 'epochs': 3}, {'rank': 1, 'epochs': 3}]"]
+
+
+def test_a_function_is_tested_as_ci_md_says(tmp_path):
+    text = program("guides/ci.md", "import os\n\nimport hvlaunch")
+    run(tmp_path, f"{text}\ntest_two_workers_meet()\n")
+    assert "FAILED" in run(tmp_path, text.replace("== [0, 1]", "== [1, 0]") + FAILS)
 
 
 def test_tensorflow_would_find_its_workers(tmp_path):
