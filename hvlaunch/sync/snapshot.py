@@ -26,7 +26,7 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree
 
-__all__ = ["PART", "Part", "TreeSnapshot", "take_snapshot"]
+__all__ = ["PART", "PackedPart", "TreeSnapshot", "take_snapshot"]
 
 PART = 4 << 20
 """Bytes: content travels, and is checked, in parts of this size."""
@@ -44,7 +44,7 @@ _SPARE = 64 << 20
 """Bytes of old content that packs may have beside twice the tree's."""
 
 
-class Part(NamedTuple):
+class PackedPart(NamedTuple):
     """Where a part of a file's content is."""
 
     hash: str
@@ -63,9 +63,9 @@ _TARGET = len(Stat._fields)
 _FIRST_PART = _TARGET + 1
 
 
-def _parts(entry: _Entry) -> list[Part]:
-    size = len(Part._fields)
-    return [Part(*entry[first : first + size]) for first in range(_FIRST_PART, len(entry), size)]
+def _parts(entry: _Entry) -> list[PackedPart]:
+    size = len(PackedPart._fields)
+    return [PackedPart(*entry[first : first + size]) for first in range(_FIRST_PART, len(entry), size)]
 
 
 class TreeSnapshot:
@@ -86,7 +86,7 @@ class TreeSnapshot:
         self._packs = {path.name: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in folder.glob("*.pack")}
 
     @cached_property
-    def _parts(self) -> Mapping[str, Part]:
+    def _parts(self) -> Mapping[str, PackedPart]:
         return {part.hash: part for entry in self._entries for part in _parts(entry)}
 
     def size_of(self, number: int) -> int:
@@ -179,7 +179,7 @@ def _link(path: Path, new: Path) -> None:
 class _Pack:
     """A new file with content. An empty pack is removed at the end."""
 
-    def __init__(self, folder: Path, parts: dict[str, Part]) -> None:
+    def __init__(self, folder: Path, parts: dict[str, PackedPart]) -> None:
         self._path = folder / f"{time.time_ns():x}.pack"
         self._file = self._path.open("xb", buffering=0)
         self._parts = parts
@@ -189,12 +189,12 @@ class _Pack:
             self._path.unlink()
         self._file.close()
 
-    def keep(self, data: bytes) -> Part:
+    def keep(self, data: bytes) -> PackedPart:
         """Return the part with this content; add the content unless a pack has it."""
         name = sha256(data).hexdigest()
         part = self._parts.get(name)
         if part is None:
-            part = self._parts[name] = Part(name, len(data), self._path.name, self._file.tell())
+            part = self._parts[name] = PackedPart(name, len(data), self._path.name, self._file.tell())
             view = memoryview(data)
             while view:
                 view = view[self._file.write(view) :]
