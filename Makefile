@@ -22,6 +22,10 @@ CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 TORCH := 2.13.0
 # docs/reference/torch.md says what was tried: these too, the oldest that pyproject.toml allows first.
 OTHER_TORCHS ?= 2.6.0 2.14.1 2.15.0
+# DDP on hosts, torchrun's agents on our rendezvous, and an elastic job in the process whose workers are killed.
+TORCH_HOST_TESTS := tests/cluster/test_torch.py tests/cluster/test_torchrun.py \
+    tests/cluster/test_training.py::test_digits_are_learned_as_well_as_by_one_process \
+    'tests/cluster/test_elastic.py::test_workers_fail_one_by_one[elastic_training-in-process]'
 # Its builds for processors alone: the default index has those for NVIDIA GPUs, which are ten times as large.
 CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 HAS_GPU := command -v nvidia-smi >/dev/null || test -e /proc/driver/nvidia/version
@@ -107,6 +111,7 @@ torch-tests: $(VENV)/.extras-test $(VENV)/.wheel
 	$(PYTEST) -n $(TEST_JOBS) --dist worksteal tests/unit/torch tests/unit/cli/test_foreign_options.py
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 python examples/ddp_digits.py
 	PATH="$(abspath $(BIN)):$$PATH" hvlaunch -np 2 --min-np 1 python examples/elastic_digits.py
+	$(BIN)/pytest -m '' -n $(TEST_JOBS) --dist loadgroup $(TORCH_HOST_TESTS)
 
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
