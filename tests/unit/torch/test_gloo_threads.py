@@ -84,7 +84,7 @@ def test_a_thread_that_never_rests_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.skipif(
-    torch.__version__ < "2.7", reason="this torch's threads have no names: docs/reference/torch.md"
+    torch.__version__ < "2.9", reason="this torch's threads have no names: docs/reference/torch.md"
 )
 def test_gloos_threads_have_the_name_that_is_looked_for() -> None:
     def work(_rank: int) -> tuple[bool, bool]:
