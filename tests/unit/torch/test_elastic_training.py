@@ -188,7 +188,7 @@ def test_a_worker_that_gloo_forgets_starts_over_with_its_last_commit(job):
 
 
 @pytest.mark.skipif(
-    torch.__version__ < "2.9", reason="this torch waits with Python's lock: docs/reference/torch.md"
+    torch.__version__ < "2.8", reason="this torch waits with Python's lock: docs/reference/torch.md"
 )
 def test_a_stuck_thread_does_not_delay_the_others(job):
     """The message is never received, and nothing ends it; the next round begins all the same."""
