@@ -1,6 +1,6 @@
 """The view of a job at one moment, made of the driver's answers, samples, events and output. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ __all__ = [
     "RankRow",
     "View",
     "ViewEnding",
+    "ViewHang",
     "as_json",
     "host_rows",
     "slowest_rank",
@@ -29,7 +30,7 @@ _TOLD_WITHIN = 1.5
 """Seconds between two reports of a rank: ranks at the same point may differ by the steps of this time."""
 _WORST = ("hanging", "stopping", "dismissed", "waiting", "starting", "ended", "working")
 """States of ranks, the worst first."""
-_WORST_HOSTS = ("none", "parting", "closing", "connecting", "ready")
+_WORST_HOSTS = ("none", "excluded", "away", "parting", "closing", "connecting", "ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class RankProgress:
     step: int
     total: int | None = None
     rate: float | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class RankRow:
     step: int | None
     total: int | None
     rate: float | None
+    loss: float | None
     cpu: float | None
     """Cores in use, including the worker's children."""
     memory: int | None
@@ -70,10 +73,14 @@ class RankRow:
     is_slowest: bool
 
     @property
+    def is_stopped(self) -> bool:
+        """True if a signal stopped the process."""
+        return self.activity is not None and self.activity.startswith("stopped")
+
+    @property
     def severity(self) -> int:
         """Return a number for sorting; 0 is the worst."""
-        stopped = self.activity is not None and self.activity.startswith("stopped")
-        return 0 if stopped else _place(_WORST, self.state)
+        return 0 if self.is_stopped else _place(_WORST, self.state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +115,23 @@ def host_rows(
     job: Mapping[str, Any],
     samples: Iterable[Mapping[str, Any]],
     last: Mapping[int, tuple[str, int]],
+    away: Collection[str] = (),
 ) -> list[HostRow]:
     """Return the rows of a job, the worst first.
 
-    `job` is the answer to GET /job, `samples` that to GET /samples; `last` has the last line and the bytes printed, by rank.
+    `job` is the answer to GET /job, `samples` that to GET /samples; `last` has the last line and the bytes printed, by rank;
+    `away` has hosts whose connection is made again.
     """
+    hung = set((job.get("hang") or {}).get("ranks", ()))
     sample_of = {sample["host"]: sample for sample in samples}
     workers: dict[str, list[Mapping[str, Any]]] = {}
     for worker in job["workers"]:
         workers.setdefault(worker["host"], []).append(worker)
     # Of a rank with two workers, during a change of rounds, the later one counts.
     progress = {
-        worker["rank"]: RankProgress(*(report[name] for name in ("step", "total", "rate")))
+        worker["rank"]: RankProgress(
+            report["step"], report["total"], report["rate"], (report.get("metrics") or {}).get("loss")
+        )
         for worker in job["workers"]
         if (report := worker.get("progress")) is not None
     }
@@ -138,12 +150,13 @@ def host_rows(
                 progress.get(worker["rank"]),
                 *last.get(worker["rank"], ("", 0)),
                 is_slowest=worker["rank"] == slowest,
+                is_hung=worker["rank"] in hung,
             )
             for worker in workers.get(name, ())
         ]
         ranks.sort(key=lambda row: (row.severity, not row.is_slowest, row.rank))
         # An excluded host may still be connected while its workers end.
-        state = "excluded" if host["is_excluded"] else host["state"]
+        state = "excluded" if host["is_excluded"] else "away" if name in away else host["state"]
         # A host that was never used, or is excluded and empty, is of no interest.
         if ranks or host["is_listed"] or state not in ("none", "excluded"):
             rows.append(_host_row(name, state, sample, list(gpus.values()), ranks))
@@ -179,17 +192,19 @@ def _rank_row(
     printed: int,
     *,
     is_slowest: bool,
+    is_hung: bool,
 ) -> RankRow:
     sample = sample or {}
     used = [gpus[index] for index in sample.get("gpus", ()) if index in gpus]
     return RankRow(
         rank=worker["rank"],
         host=worker["host"],
-        state=worker["state"],
+        state="hanging" if is_hung else worker["state"],
         pid=sample.get("pid"),
         step=None if progress is None else progress.step,
         total=None if progress is None else progress.total,
         rate=None if progress is None else progress.rate,
+        loss=None if progress is None else progress.loss,
         cpu=sample.get("cpu"),
         memory=sample.get("memory"),
         gpu=_mean(used, "utilization"),
@@ -257,11 +272,24 @@ class ViewEnding:
     """The end of a job, with the last lines of the guilty rank."""
 
     exit_code: int
+    interrupted: str | None
+    """The signal that ended the job."""
     cause: str | None
     hint: str | None
     host: str | None
     rank: int | None
     lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewHang:
+    """A hang of the whole job."""
+
+    seconds: float
+    """Time since the last progress of any rank."""
+    ranks: tuple[int, ...]
+    """Ranks that the others wait for."""
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +314,7 @@ class View:
     hosts: tuple[HostRow, ...]
     moments: tuple[Moment, ...]
     rounds: tuple[RoundSpan, ...]
+    hang: ViewHang | None
     ending: ViewEnding | None
 
     @property
@@ -308,7 +337,7 @@ class Model:
             return None
         rank = record.get("rank")
         lines = () if rank is None else tuple(self._tails.lines(rank))
-        fields = {name: record.get(name) for name in ("cause", "hint", "host")}
+        fields = {name: record.get(name) for name in ("interrupted", "cause", "hint", "host")}
         return ViewEnding(exit_code=record["exit_code"], rank=rank, lines=lines, **fields)
 
     def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -347,11 +376,21 @@ class Model:
             round_state=shown.get("state"),
             size=current.get("size", 0),
             is_sampled=bool(samples),
-            hosts=tuple(host_rows(job, samples or (), last)),
+            hosts=tuple(host_rows(job, samples or (), last, self._timeline.away)),
             moments=tuple(self._timeline.moments),
             rounds=tuple(self._timeline.rounds),
+            hang=self._hang(job, now),
             ending=self.ending,
         )
+
+    def _hang(self, job: Mapping[str, Any], now: float) -> ViewHang | None:
+        record = job.get("hang")
+        if record is None or self.ending is not None:
+            return None
+        # The driver's figure is that of the moment at which it noticed.
+        since = self._timeline.hung_since
+        seconds = record["seconds"] if since is None else max(record["seconds"], now - since)
+        return ViewHang(seconds, tuple(record["ranks"]), visible_line(record["text"]))
 
 
 def as_json(view: View) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class RoundSpan:
     end: float | None = None
     cause: str | None = None
     """Cause of its end."""
+    failure: str | None = None
+    """Cause of its end in three words; None if its end was planned."""
 
 
 class Timeline:
@@ -51,6 +53,10 @@ class Timeline:
         self._rounds: deque[RoundSpan] = deque(maxlen=_KEPT)
         self.ending: Record | None = None
         """The job's last event."""
+        self.away: set[str] = set()
+        """Hosts whose connection is lost, and is made again."""
+        self.hung_since: float | None = None
+        """Time of the last progress of a job that is hung."""
 
     @property
     def moments(self) -> list[Moment]:
@@ -70,9 +76,15 @@ class Timeline:
         if kind in _BEGIN and isinstance(number, int):
             self._begin(number, when)
         if kind in _END:
-            self._end(when, record.get("cause") or record.get("text"))
+            self._end(when, record.get("cause") or record.get("text"), _failure(record.get("reason")))
         if kind == "job_ended":
             self.ending = record
+        if kind == "host_away":
+            self.away.add(record["host"])
+        elif kind in ("host_back", "host_lost", "host_lost_at_end"):
+            self.away.discard(record["host"])
+        if kind == "job_hanging":
+            self.hung_since = when - record["seconds"]
         if kind in ("workers_starting", "worker_placed"):
             self._place(record, when)
         if kind == "worker_exited" and self._rounds and self._rounds[-1].end is not None:
@@ -85,14 +97,15 @@ class Timeline:
     def _begin(self, number: int, when: float) -> None:
         # A late event of an earlier round must not begin it again.
         if not self._rounds or self._rounds[-1].number < number:
-            self._end(when, None)
+            self._end(when, None, None)
             self._rounds.append(RoundSpan(number, when))
 
-    def _end(self, when: float, cause: str | None) -> None:
+    def _end(self, when: float, cause: str | None, failure: str | None) -> None:
         if self._rounds and self._rounds[-1].end is None:
             self._rounds[-1].end = when
             # Causes may have text from hosts, with control characters that a terminal would obey.
             self._rounds[-1].cause = None if cause is None else visible(cause)
+            self._rounds[-1].failure = None if failure is None else visible(failure)
 
     def _place(self, record: Record, when: float) -> None:
         self._begin(record["round"], when)
@@ -101,6 +114,26 @@ class Timeline:
             count = len(record["ranks"]) if "ranks" in record else 1
             # Elastic jobs place workers of a host one by one.
             last.hosts[record["host"]] = last.hosts.get(record["host"], 0) + count
+
+
+_FAILURES = {
+    "worker_ended": "rank {rank} failed",
+    "worker_hangs": "rank {rank} was hung",
+    "worker_left": "rank {rank} left its round",
+    "no_commit": "no worker committed",
+    "job_hung": "the job was hung",
+    "not_met": "the workers did not meet",
+    "workers_fail": "workers failed again and again",
+}
+
+
+def _failure(reason: Record | None) -> str | None:
+    """Describe a failure in three words; None for planned ends (docs/events.md has the kinds of reasons)."""
+    if reason is None:
+        return None
+    if reason["kind"] == "host_problem":
+        return f"host {reason['host']} {'is lost' if reason.get('error') == 'HostLost' else 'failed'}"
+    return _FAILURES[reason["kind"]].format_map(reason) if reason["kind"] in _FAILURES else None
 
 
 def _because(record: Record) -> str:

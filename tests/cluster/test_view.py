@@ -236,12 +236,14 @@ def test_the_page(job, tmp_path):
     browser = Browser(tmp_path)
     try:
         browser.web.get(f"{url[:-4]}0000")
-        browser.shows("#link", "this token is wrong")
+        browser.shows("#verdict-detail", "this token is wrong")
         assert not browser.web.find_element("css selector", "#main").is_displayed()
         browser.web.get("about:blank")
         browser.web.get(url)
+        browser.shows("#verdict-text", "Training: 3 of 3 ranks")
         browser.shows("#summary", "3 of 3 workers on 1 host")
         assert "<b>rank 2</b>" in browser.shows("#table", "of <b>rank 2</b>")
+        browser.click("#use summary")
         wait_until(lambda: browser.web.execute_script(DRAWN), "a plot", LIMIT)
         first = browser.shows("#lines", "step ")
         wait_until(lambda: browser.text("#lines") != first, "output that goes on by itself", LIMIT)
@@ -252,6 +254,7 @@ def test_the_page(job, tmp_path):
         browser.shows("#stacks-note", "ranks 0-2 in ")
         job.kill_worker(2)
         browser.shows("#moments", "was killed by SIGKILL")
+        browser.shows("#verdict-text", "Rank 2 failed; round ")
         wait_until(
             lambda: browser.web.find_elements("css selector", "#timeline rect.round-1") or None,
             "round 1",
@@ -264,8 +267,17 @@ def test_the_page(job, tmp_path):
         browser.shows("#table", "working")
         browser.shows("#table", "/1000000")
         wait_until(
-            lambda: (browser.text("#table") not in ("", printed) and browser.text("#link") == "") or None,
+            lambda: browser.text("#table") not in ("", printed) or None,
             "news",
+            LIMIT,
+        )
+        # A successor connects to the hosts again, which is the verdict in the meantime.
+        wait_until(
+            lambda: (
+                browser.text("#verdict-text").startswith(("Training: 3 of 3", "Rank 2 failed; round "))
+                or None
+            ),
+            "the hosts are back",
             LIMIT,
         )
         browser.shows("#moments", "round 0 begins")
@@ -277,6 +289,7 @@ def test_the_page(job, tmp_path):
         assert f"{here}view" in browser.requests()
         browser.click("#stop")
         browser.click("#ask-yes")
+        browser.shows("#verdict-text", "Stopped by SIGTERM")
         assert "Exit code 143" in browser.shows("#report", "Exit code")
         assert server.code() == 143
     finally:
@@ -306,6 +319,7 @@ def test_the_report_of_a_failure_on_the_page(tmp_path):
         browser.shows("#summary", "3 of 3 workers on 1 host")
         assert not browser.web.find_element("css selector", "#report").is_displayed()
         (tmp_path / "go").touch()
+        browser.shows("#verdict-text", "Failed: rank 1 on host localhost")
         browser.shows("#report", "Exit code 1. rank 1 of 3 on host localhost failed first")
         facts = browser.web.execute_script(FACTS)
         assert {name: facts[name] for name in ("rank", "host", "end", "kind")} == {

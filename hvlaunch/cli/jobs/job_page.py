@@ -18,6 +18,7 @@ from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.view.model import as_json
 from hvlaunch.view.output import newest_lines_with, shown_stacks
+from hvlaunch.view.verdict import verdict
 
 __all__ = ["JobPage"]
 
@@ -139,7 +140,7 @@ class JobPage:
         newest = self._feed.next()
         if newest is None:
             raise DriverGone("the job is over")
-        record = as_json(newest)
+        record = {**as_json(newest), "verdict": verdict(newest)._asdict()}
         if newest.ending is not None:
             record["report"] = self._report()
             self._has_last_view = True

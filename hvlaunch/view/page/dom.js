@@ -4,9 +4,19 @@ export const find = (id) => document.getElementById(id);
 
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
-  Object.assign(element, properties);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
   element.append(...children);
   return element;
+}
+
+// Replace the children of a box. The focus stays on the element with the same key.
+export function refill(box, ...children) {
+  const key = box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  box.replaceChildren(...children);
+  if (key !== undefined) [...box.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key)?.focus({ preventScroll: true });
 }
 
 const SVG = "http://www.w3.org/2000/svg";

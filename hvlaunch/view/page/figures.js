@@ -1,4 +1,4 @@
-// Figures in few letters, as hvlaunch/view/figures.py has them for the terminal.
+// Figures in few letters, as hvlaunch/view/table.py has them for the terminal.
 
 const UNITS = ["B", "K", "M", "G", "T", "P"];
 
@@ -28,7 +28,7 @@ export function duration(seconds) {
 
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false });
 
-// 0-3,6 of a list of numbers, and back.
+// 0-3,6 of a list of numbers.
 export function folded(numbers) {
   const parts = [];
   for (const number of [...numbers].sort((one, other) => one - other)) {
@@ -37,11 +37,4 @@ export function folded(numbers) {
     else parts.push([number, number]);
   }
   return parts.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(",");
-}
-
-export function unfolded(text) {
-  return text.split(",").filter(Boolean).flatMap((part) => {
-    const [first, last = first] = part.split("-").map(Number);
-    return Array.from({ length: Math.min(last - first + 1, 100000) }, (_, number) => first + number);
-  });
 }

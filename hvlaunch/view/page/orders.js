@@ -12,27 +12,33 @@ function confirmed(text, withInput) {
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
-function say(text) {
+function say(text, lines = []) {
+  find("stacks").hidden = false;
   find("stacks-note").textContent = text;
+  find("stacks-body").textContent = lines.join("\n");
+  find("stacks-body").hidden = !lines.length;
+  find("stacks").scrollIntoView();
+}
+
+async function order(path, body) {
+  try {
+    return await ask(path, body);
+  } catch (error) {
+    say(`${path.slice(1)}: ${error.message}`);
+    return null;
+  }
 }
 
 export async function takeStacks() {
   say("asking all ranks …");
-  find("stacks").scrollIntoView({ behavior: "smooth" });
-  try {
-    const found = await ask("/stacks", { ranks: null, native: false });
-    say(`${found.summary ?? ""} (${new Date().toLocaleTimeString([], { hour12: false })})`);
-    find("stacks-body").textContent = (found.lines ?? []).join("\n");
-    find("stacks-body").hidden = false;
-  } catch (error) {
-    say(`no stacks: ${error.message}`);
-  }
+  const stacks = await order("/stacks", { ranks: null, native: false });
+  if (stacks) say(`${stacks.summary} (${new Date().toLocaleTimeString([], { hour12: false })})`, stacks.lines);
 }
 
 export async function sendSignal() {
-  if (await confirmed("Send a signal to all workers?", true)) await ask("/signal", { signal: find("ask-input").value });
+  if (await confirmed("Send a signal to all workers?", true)) await order("/signal", { signal: find("ask-input").value });
 }
 
 export async function stopJob() {
-  if (await confirmed("Stop the job? Its workers get SIGTERM, and what they do then is lost with them.", false)) await ask("/stop", { kill: false });
+  if (await confirmed("Stop the job? Its workers get SIGTERM, and what they do then is lost with them.", false)) await order("/stop", { kill: false });
 }

@@ -24,8 +24,6 @@ function options(quantity, labels, width) {
 
 export function drawPlots(series, by) {
   const box = find("plots");
-  const isKnown = (quantity) => series.times.length > 1 && series.lines(by, quantity) !== null;
-  find("use").hidden = !QUANTITIES.some(isKnown); // first: what is hidden has no width
   for (const quantity of QUANTITIES) {
     const found = series.times.length > 1 ? series.lines(by, quantity) : null;
     const known = plots.get(quantity.id);

@@ -4,7 +4,7 @@ import { make } from "./dom.js";
 import { duration } from "./figures.js";
 
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
-const block = (lines) => make("pre", { tabIndex: 0, textContent: lines.join("\n") });
+const block = (name, lines) => make("pre", { tabIndex: 0, role: "region", "aria-label": name, textContent: lines.join("\n") });
 
 function facts(pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -23,19 +23,19 @@ function causeOf(cause) {
     ...cause.memory.map((one) => ["memory", `${one.of} had ${gib(one.used)} of ${gib(one.total)} in use`]),
     ["not found", cause.missing && missing(cause.missing)], ["all output", cause.output], ["try", cause.hint],
   ])];
-  if (cause.evidence.lines.length) parts.push(make("p", { textContent: `Its ${cause.evidence.kind}:` }), block(cause.evidence.lines));
+  if (cause.evidence.lines.length) parts.push(make("p", { textContent: `Its ${cause.evidence.kind}:` }), block(`Its ${cause.evidence.kind}`, cause.evidence.lines));
   return parts;
 }
 
 function stacksOf({ places, notes, tree }) {
   if (!places.length && !notes.length) return [];
   const lines = places.map((one) => `${one.ranks.match(/[,-]/) ? "ranks" : "rank"} ${one.ranks} in ${one.place}`);
-  const all = make("details", {}, make("summary", { textContent: "All stacks" }), block(tree));
-  return [make("h3", { textContent: "Before they were stopped" }), block([...lines, ...notes]), ...(tree.length ? [all] : [])];
+  const all = make("details", {}, make("summary", { textContent: "All stacks" }), block("All stacks", tree));
+  return [make("h3", { textContent: "Before they were stopped" }), block("Before they were stopped", [...lines, ...notes]), ...(tree.length ? [all] : [])];
 }
 
 function whole(text) {
-  return text ? [make("details", {}, make("summary", { textContent: "As the terminal has it" }), block(text.trimEnd().split("\n")))] : [];
+  return text ? [make("details", {}, make("summary", { textContent: "As the terminal has it" }), block("As the terminal has it", text.trimEnd().split("\n")))] : [];
 }
 
 export function drawReport(body, ending, report) {

@@ -4,13 +4,14 @@ const KEPT = 1800;
 export const MOST = 12; // lines in one plot; of more: the least, the median, the most
 
 export const QUANTITIES = [
+  { id: "loss", title: "Loss", unit: "", of: (row) => row.loss ?? null },
+  { id: "step", title: "Step time, s", unit: "", of: (row) => row.stepTime ?? null },
   { id: "cpu", title: "CPU, cores in use", unit: "", of: (row) => row.cpu },
   { id: "memory", title: "Memory", unit: "bytes", of: (row) => row.memory_used ?? row.memory ?? null },
   { id: "gpu", title: "GPU utilization, %", unit: "", of: (row) => (row.gpu === null ? null : 100 * row.gpu) },
   { id: "gpu-memory", title: "GPU memory", unit: "bytes", of: (row) => row.gpu_memory_used ?? row.gpu_memory ?? null },
   { id: "network", title: "Network, bytes/s in and out", unit: "bytes", of: (row) => (row.network_in ?? null) === null ? null : row.network_in + row.network_out },
   { id: "output", title: "Output, bytes/s", unit: "bytes", of: (row) => row.output ?? null },
-  { id: "step", title: "Step time, s", unit: "", of: (row) => row.stepTime ?? null },
 ];
 
 export class Series {
@@ -36,7 +37,7 @@ export class Series {
         if (stepTime !== null) times.push(stepTime);
         ranks.set(row.rank, { ...row, output: rate, stepTime });
       }
-      hosts.set(host.host, { ...host, output, stepTime: times.length ? Math.max(...times) : null });
+      hosts.set(host.host, { ...host, output, stepTime: times.length ? Math.max(...times) : null, loss: host.ranks[0]?.loss });
     }
     this.times.push(view.time);
     this.rows.host.push(hosts);

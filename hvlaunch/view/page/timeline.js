@@ -7,6 +7,7 @@ const ROW = 18, LEFT = 110, FOOT = 18, MOST_ROWS = 24;
 
 export function drawTimeline(view) {
   const box = find("timeline");
+  box.hidden = view.rounds.length < 2; // a bar for the only round has no news
   const end = view.time, begin = Math.min(view.began, ...view.rounds.map((round) => round.begin));
   const width = Math.max(280, box.clientWidth), x = (time) => LEFT + ((time - begin) / Math.max(1, end - begin)) * (width - LEFT - 4);
   let names = [...new Set([...view.rounds.flatMap((round) => Object.keys(round.hosts)), ...view.hosts.map((host) => host.host)])].sort();

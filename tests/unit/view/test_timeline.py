@@ -24,7 +24,11 @@ def test_a_job_in_two_rounds():
         record("workers_starting", 2, host="b", round=0, ranks=[2]),
         record("worker_exited", 5, host="b", rank=2, round=0, code=None, signal="SIGKILL"),
         record(
-            "round_ending", 6, round=0, cause="rank 2 on host b was killed", reason={"kind": "worker_ended"}
+            "round_ending",
+            6,
+            round=0,
+            cause="rank 2 on host b was killed",
+            reason={"kind": "worker_ended", "rank": 2, "host": "b"},
         ),
         record("worker_exited", 7, host="a", rank=0, round=0, code=None, signal="SIGTERM"),
         record("round_starting", 8, round=1, workers=2, hosts=["a"]),
