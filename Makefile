@@ -140,6 +140,7 @@ pictures: dev ## make the pictures in docs/ anew, from real jobs: needs root
 	$(BIN)/python docs/make_pictures.py
 	$(BIN)/python docs/make_view_pictures.py
 	$(BIN)/python docs/make_animation.py
+	$(BIN)/python docs/make_figures.py
 
 docs: $(DOCS_EXTRA) ## build the site of docs/ in site/, where a warning is an error
 	$(SITE) python -m mkdocs build --strict --quiet

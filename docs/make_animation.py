@@ -1,10 +1,12 @@
 """Makes README's moving picture from a real job on four test hosts: make pictures (root, tmux, torch).
 
 A worker is killed with -9 while four train, and the training goes on. Rows of the terminal are recorded as they change; CSS
-alone plays them, since GitHub shows an SVG as an image, where no script runs. A reader who asks for less motion sees the last screen.
+alone plays them, since GitHub shows an SVG as an image, where no script runs. Long waits are cut short, and a long job is shown
+faster: the picture says so, and its clock shows the real seconds. A reader who asks for less motion sees the last screen.
 """
 
 import itertools
+import math
 import shutil
 import sys
 import time
@@ -24,10 +26,12 @@ from docs.make_pictures import PICTURES, SESSION, Terminal, tmux  # noqa: E402
 from tests.testhosts.hosts import TestHosts  # noqa: E402
 
 TICK = 0.2  # seconds between two looks at the terminal
-WAIT = 1.5  # seconds that the picture takes for a longer wait
+WAIT = 1.0  # seconds that the picture takes for a longer wait
 LAST = 4.0  # seconds for which the last screen stays
 ROW, COLUMN, SIZE = 19, 8.43, 14  # pixels of a row and of a column, and of the letters
-COMMAND = "hvlaunch -np 4 --min-np 2 -H gpu1,gpu2,gpu3,gpu4 python train.py"
+WIDTH, HEIGHT = 64, 17  # of the terminal: its letters are legible on a telephone
+LENGTH = 16.0  # seconds for which the picture moves, at most; a longer job is shown faster
+COMMAND = "hvlaunch -np 4 --min-np 2 -H 'gpu[1-4]' python train.py"
 KILL = "ssh gpu3 pkill -9 -f train.py"
 TRAIN = """\
 import sys
@@ -41,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hvlaunch.torch as hvt
 from hvlaunch.torch import elastic
 
-STEPS = 120
+STEPS = 40
 
 
 @elastic.run
@@ -56,8 +60,8 @@ def train(state):
         state.optimizer.step()
         state.step += 1
         state.commit()
-        bar = "#" * (state.step * 24 // STEPS)
-        print(f"\\rstep {state.step:3}/{STEPS} [{bar:<24}] loss {loss.item():.3f}", end="", file=sys.stderr, flush=True)
+        bar = "#" * (state.step * 20 // STEPS)
+        print(f"\\rstep {state.step:2}/{STEPS} [{bar:<20}] loss {loss.item():.3f}", end="", file=sys.stderr, flush=True)
         time.sleep(0.1)
 
 
@@ -92,14 +96,17 @@ def record(seconds: float) -> Iterator[Screen]:
 
 
 def without_waits(screens: Iterable[Screen]) -> Iterator[Screen]:
-    """The screens that differ from the one before, at most WAIT seconds apart: workers import torch for longer than people watch."""
+    """The screens that differ from the one before, at most WAIT seconds apart, each with the real time as its last row.
+
+    Workers import torch for longer than people watch.
+    """
     clock = 0.0
     before: Screen | None = None
     for screen in screens:
         if before is None or screen.rows != before.rows:
             clock += min(WAIT, screen.second - before.second) if before else 0.0
             before = screen
-            yield Screen(clock, screen.rows)
+            yield Screen(clock, (*screen.rows, f"{screen.second:.0f} s"))
 
 
 def cells(row: str) -> str:
@@ -130,8 +137,10 @@ def intervals(screens: list[Screen], row: int, end: float) -> Iterator[tuple[flo
 def svg(screens: Iterable[Screen], title: str) -> str:
     """The recording as an animation that repeats."""
     screens = list(without_waits(screens))
-    height = max(len(screen.rows) for screen in screens)
-    screens = [Screen(second, rows + ("",) * (height - len(rows))) for second, rows in screens]
+    speed = max(1, math.ceil(screens[-1].second / LENGTH))
+    screens = [Screen(second / speed, rows) for second, rows in screens]
+    note = f"{f'{speed} times as fast' if speed > 1 else 'real time'}, long waits cut short"
+    height = len(screens[0].rows)
     end = screens[-1].second + LAST
     texts: list[str] = []
     names: dict[tuple[float, float], str] = {}
@@ -139,7 +148,13 @@ def svg(screens: Iterable[Screen], title: str) -> str:
         for start, stop, ansi in intervals(screens, row, end):
             if content := cells(ansi):
                 name = names.setdefault((start, stop), f"t{len(names)}")
-                texts.append(f'<text class="{name}" y="{(row + 1) * ROW}">{content}</text>')
+                # The clock stands in the title bar.
+                place = (
+                    f'y="{(row + 1) * ROW}"'
+                    if row < height - 1
+                    else f'transform="translate({(WIDTH - 5) * COLUMN:.0f} -15)"'
+                )
+                texts.append(f'<text class="{name}" {place}>{content}</text>')
     rules = []
     for (start, stop), name in names.items():
         if (start, stop) == (0, end):
@@ -153,7 +168,7 @@ def svg(screens: Iterable[Screen], title: str) -> str:
         rules.append(
             f"@media(prefers-reduced-motion){{.{name}{{animation:none;opacity:{int(stop == end)}}}}}"
         )
-    wide, tall = 100 * COLUMN + 40, height * ROW + 70
+    wide, tall = WIDTH * COLUMN + 40, (height - 1) * ROW + 60
     dots = "".join(
         f'<circle cx="{22 + 20 * place}" cy="20" r="6" fill="{color}"/>'
         for place, color in enumerate(("#ff5f57", "#febc2e", "#28c840"))
@@ -162,7 +177,9 @@ def svg(screens: Iterable[Screen], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {tall}" role="img" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title><style>text{{font:{SIZE}px ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;"
         f"fill:#c5c8c6;white-space:pre}}{''.join(rules)}</style>"
-        f'<rect width="100%" height="100%" rx="8" fill="#1d1f21"/>{dots}<g transform="translate(20 40)">{"".join(texts)}</g></svg>\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#1d1f21" stroke="#4a4f55"/>{dots}'
+        f'<text x="{(WIDTH - 6) * COLUMN:.0f}" y="25" text-anchor="end" style="fill:#8b9095;font-size:12px">{note}</text>'
+        f'<g transform="translate(20 40)">{"".join(texts)}</g></svg>\n'
     )
 
 
@@ -174,7 +191,7 @@ def main(pictures: Path) -> None:
     shutil.copy(ROOT / "examples" / "ddp_digits.py", folder)
     (folder / "train.py").write_text(TRAIN)
     with TestHosts(["gpu1", "gpu2", "gpu3", "gpu4"], share=[str(folder)]) as hosts:
-        terminal = Terminal(hosts, str(folder))
+        terminal = Terminal(hosts, str(folder), WIDTH, HEIGHT)
         try:
             terminal.split(lines=3)
             terminal.type(
@@ -186,7 +203,7 @@ def main(pictures: Path) -> None:
             for screen in record(120):
                 screens.append(screen)
                 text = "\n".join(screen.rows)
-                if "step  3" in text and not killed:
+                if "step 10" in text and not killed:
                     tmux("send-keys", "-t", f"{SESSION}.1", KILL, "Enter")
                     killed = True
                 if "done after" in text:

@@ -48,7 +48,7 @@ def tmux(*words: str) -> str:
 class Terminal:
     """A terminal in the driver place of test hosts, as a person would use one."""
 
-    def __init__(self, hosts: TestHosts, folder: str) -> None:
+    def __init__(self, hosts: TestHosts, folder: str, width: int = WIDTH, height: int = HEIGHT) -> None:
         path = f"{ROOT}/.venv/bin:/usr/bin:/bin"
         env = {**hosts.driver.env, "PATH": path, "PS1": "$ ", "TERM": "tmux-256color", "COLORTERM": ""}
         words = [f"{name}={value}" for name, value in env.items()]
@@ -59,7 +59,7 @@ class Terminal:
         ]
         named = ["unshare", "--uts", "sh", "-c", 'hostname login && exec "$@"', "sh"]
         self._shell = [*enter, *named, "env", "-i", "-C", folder, *words, "bash", "--norc"]
-        size = ["-x", str(WIDTH), "-y", str(HEIGHT)]
+        size = ["-x", str(width), "-y", str(height)]
         tmux("new-session", "-d", "-s", SESSION, *size, *self._shell)
 
     def split(self, lines: int) -> None:

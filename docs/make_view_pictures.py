@@ -19,10 +19,13 @@ PICTURES = ROOT / "docs" / "pictures"
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 WORKER = """\
 import os, time
+from hvlaunch.rendezvous import progress
 rank, step = int(os.environ["RANK"]), 0
 while True:
     step += 1
-    print(f"step {step} loss {2.3 / step ** 0.3 + rank / 100:.3f}", flush=True)
+    loss = 2.3 / step ** 0.3
+    progress(step, 1000, loss=loss)
+    print(f"step {step} loss {loss:.3f}", flush=True)
     sum(number * number for number in range(200_000 * (rank + 1)))
     if rank == 1 and step == 30 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), 9)

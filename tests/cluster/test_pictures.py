@@ -3,17 +3,24 @@
 import html
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from docs.make_animation import LAST, LENGTH, WIDTH
+from hvlaunch.engine.causes import MoreWorkers, WorkerEnded
+from hvlaunch.engine.facts import Fact, RoundFormed, RoundStarting
+from hvlaunch.job import JobResult
+from hvlaunch.watch.milestones import ended_well
+from hvlaunch.watch.sentences import sentence
 from tests.browser import needs_chromium
 
 DOCS = Path(__file__).parents[2] / "docs"
 HAS_TMUX = shutil.which("tmux") is not None
-pytestmark = [pytest.mark.timeout(300), needs_chromium]
+pytestmark = pytest.mark.timeout(300)
 
 _MARKED = re.compile(r'<text [^>]*?x="([\d.]+)" y="([\d.]+)"[^>]*>(.*?)</text>')
 _VARIES = (
@@ -23,8 +30,9 @@ _VARIES = (
     (r"\b(?:working|waiting|silent|printing|sleeping)\b", "STATE"),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
+_FIGURE = r"(\d+ min )?\d+(\.\d+)?"
 _OUTPUT = re.compile(
-    r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) |^hosts? \S+ lacks? the file "
+    r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) |^hosts? \S+ lacks? the file |^hvlaunch\w|^(the newest )?\d+ lines$"
 )
 
 
@@ -50,6 +58,7 @@ def shape(picture: Path) -> list[str]:
     return sorted(lines)
 
 
+@needs_chromium
 @pytest.mark.skipif(not HAS_TMUX, reason="there is no tmux")
 @pytest.mark.parametrize(
     ("script", "words", "names"),
@@ -65,3 +74,33 @@ def test_pictures_show_the_current_view(
     subprocess.run(made, check=True, timeout=240)
     for name in names:
         assert shape(tmp_path / name) == shape(DOCS / "pictures" / name), f"{name}: make pictures"
+
+
+def test_the_animation_has_the_messages_of_today_and_is_short() -> None:
+    hosts = ("gpu1", "gpu2", "gpu3", "gpu4")
+    facts: tuple[Fact, ...] = (
+        RoundStarting(0, 4, hosts, "10.77.1.1", 20000),
+        RoundFormed(0, 4, hosts, None),
+        RoundFormed(1, 3, hosts[:3], WorkerEnded(2, "gpu3", None, signal.SIGKILL, None)),
+        RoundFormed(2, 4, hosts, MoreWorkers(1)),
+    )
+    messages = [
+        f"hvlaunch: {text}"
+        for text in (*map(sentence, facts), ended_well(JobResult(0, 45.1), has_lost=False))
+    ]
+    picture = (DOCS / "pictures" / "kill.svg").read_text()
+    texts = [
+        html.unescape(re.sub("<.*?>", "", row))
+        for row in re.findall(r'<text class="\w+" y="\d+">(.*?)</text>', picture)
+    ]
+    rows = {re.sub(_FIGURE, "0", " ".join(text.split())) for text in texts}
+    # The terminal breaks a long line at its last column.
+    parts = [
+        [" ".join(line[at : at + WIDTH].split()) for at in range(0, len(line), WIDTH)] for line in messages
+    ]
+    printed = [[re.sub(_FIGURE, "0", part) for part in line] for line in parts]
+    assert {part for line in printed for part in line} <= rows
+    assert {row for row in rows if row.startswith("hvlaunch:")} == {line[0] for line in printed}
+    seconds = {float(length) for length in re.findall(r"animation:\w+ ([\d.]+)s", picture)}
+    assert max(seconds) <= LENGTH + LAST
+    assert "long waits cut short" in picture, "the reader is told"

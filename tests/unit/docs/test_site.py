@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import griffe
 import pytest
 
+from docs.make_figures import RECORD, THEMES, charts, svg
 from docs.site_pages import PAGES, REFERENCE, REPOSITORY, whole_path
 from tests.browser import Browser, needs_chromium
 from tests.testhosts.hosts import wait_until
@@ -215,7 +217,7 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
     browser = Browser(tmp_path / "profile")
     try:
         browser.web.get(address)
-        browser.shows("h1", "hvlaunch")
+        browser.shows("h1", "every machine that you can ssh into")
         browser.shows(".md-version", "latest")
         search(browser, "host-discovery-script")
         browser.shows(".md-search-result__list", "--host-discovery-script")
@@ -236,10 +238,47 @@ def test_in_a_browser(address: str, tmp_path: Path) -> None:
         browser.web.quit()
 
 
+LANDING_BYTES = 300_000
+
+
+@needs_chromium
+def test_the_landing_page_is_light_legible_and_asks_no_other_site(address: str, tmp_path: Path) -> None:
+    browser = Browser(tmp_path / "profile")
+    try:
+        faults = {}
+        for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+            browser.show_as(width=width, scheme=scheme)
+            browser.web.get(address)
+            browser.shows("h1", "every machine")
+            browser.show_as(width=width, scheme=scheme)
+            faults[width, scheme] = browser.layout_faults()
+            if width == 1280 and scheme == "light":
+                time.sleep(1)  # what it loads later counts too
+                assert 50_000 < browser.transferred() < LANDING_BYTES
+        assert faults == {look: [] for look in faults}
+        own = ("about:", "chrome:", "data:", "blob:", address.removesuffix("latest/"))
+        assert [url for url in browser.requests() if not url.startswith(own)] == []
+        assert {f"{address}pictures/kill.svg", f"{address}pictures/figures-dark.svg"} <= browser.asked
+    finally:
+        browser.web.quit()
+
+
 CHOSEN = """\
 const links = [...document.querySelectorAll(".md-version__link")];
 links.find(link => link.textContent.includes(arguments[0])).click();
 """
+
+
+def test_the_figures_match_the_records() -> None:
+    record = RECORD.read_text(encoding="utf-8")
+    for theme in THEMES:
+        picture = ROOT / "docs" / "pictures" / f"figures-{theme}.svg"
+        assert picture.read_text(encoding="utf-8") == svg(record, theme), "python docs/make_figures.py"
+
+
+def test_a_figure_that_the_benchmarks_lack_is_an_error() -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        charts("| 8 | 0.30 | 0.37 | 0.57 |")
 
 
 @needs_chromium
