@@ -12,8 +12,10 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// Replace the children of a box. The focus stays on the element with the same key.
+// Replace the children of a box, but not between press and release: a click needs one element for both. The focus stays on the
+// element with the same key.
 export function refill(box, ...children) {
+  if (box.matches(":active")) return;
   const key = box.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   box.replaceChildren(...children);
   if (key !== undefined) [...box.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key)?.focus({ preventScroll: true });
