@@ -258,6 +258,10 @@ def a_drain_begins_anew_in_each_turn(patch: Patch) -> None:
     instead(patch, Draining, "go_on", wrong)
 
 
+def a_stop_of_the_driver_ends_no_silence(patch: Patch) -> None:
+    patch.setattr(Hearing, "hears_all", lambda self, now: None)
+
+
 # workers: the states of one
 
 
@@ -343,6 +347,23 @@ def other_workers_have_no_exit_grace(patch: Patch) -> None:
 
 def the_third_failure_excludes_a_host(patch: Patch) -> None:
     patch.setattr(policy, "_STRIKES", 3)
+
+
+def the_suspect_is_struck_in_place_of_the_culprit(patch: Patch) -> None:
+    instead(
+        patch,
+        Round,
+        "convict",
+        lambda right, self, cause: right(self, cause if self.suspect is None else self.suspect),
+    )
+    instead(
+        patch,
+        Policy,
+        "_strike",
+        lambda right, self, name, *args, **options: right(
+            self, self._round.culprit or name, *args, **options
+        ),
+    )
 
 
 def one_lost_host_is_pardoned(patch: Patch) -> None:
@@ -470,6 +491,10 @@ def a_wait_that_begins_again_keeps_its_time(patch: Patch) -> None:
     instead(patch, Waits, "begin", wrong)
 
 
+def a_stop_of_the_driver_prolongs_nothing(patch: Patch) -> None:
+    patch.setattr(Waits, "prolong", lambda self, seconds: None)
+
+
 # workers
 
 
@@ -533,6 +558,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug(
         "health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 1148, "takeovers"
     ),
+    ModuleBug("health", a_stop_of_the_driver_ends_no_silence, "is asked again", 0, "stories"),
     ModuleBug("workers", the_oldest_transitions_are_remembered, "has a story that lacks its end", 3),
     ModuleBug("lifecycle", a_state_of_the_group_is_reported_late, "the newest round is", 4),
     ModuleBug(
@@ -548,6 +574,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("network", a_host_has_the_address_of_its_neighbour, "nobody has reached", 0),
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
+    ModuleBug(
+        "policy", the_suspect_is_struck_in_place_of_the_culprit, "a late cause does not turn", 0, "stories"
+    ),
     ModuleBug("policy", one_lost_host_is_pardoned, "is needed, and excluded for good", 11),
     ModuleBug("policy", the_host_to_keep_is_left_out, "has the state", 425, "takeovers"),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
@@ -567,6 +596,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ),
     ModuleBug("rounds", a_broken_round_goes_on_gathering, "the first round does not wait for", 378),
     ModuleBug("waits", a_wait_that_begins_again_keeps_its_time, "the round had no time for a commit", 8),
+    ModuleBug("waits", a_stop_of_the_driver_prolongs_nothing, "are not given up", 0, "stories"),
     ModuleBug("workers", dismissed_workers_have_no_time_to_end_well, "and stopped at once", 4),
     ModuleBug("workers", starts_of_a_slot_are_not_counted, "is called 0", 4),
     ModuleBug("workers", a_hanging_worker_that_is_stopped_counts_as_stopped, "not told to end", 609),
