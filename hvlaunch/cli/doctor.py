@@ -328,12 +328,14 @@ def _configuration(
     if problem is not None:
         yield Finding(section, "options", "error", problem.cause, problem.hint, problem.exit_code)
     elif not names:
-        files = [
-            path
-            for path in (user_file(environ), project_file(str(Path.cwd()), environ.get("HOME", "")))
-            if path
-        ]
-        text = f"{', '.join(files)} set nothing for the doctor" if files else "no files and no variables"
+        files = [user_file(environ)]
+        with suppress(OSError):
+            # The current directory may be gone.
+            files.append(project_file(str(Path.cwd()), environ.get("HOME", "")))
+        names_of_files = ", ".join(filter(None, files))
+        text = (
+            f"{names_of_files} set nothing for the doctor" if names_of_files else "no files and no variables"
+        )
         yield Finding(section, "options", "ok", text)
     for warning in warnings:
         yield Finding(section, "options", "warning", warning.removeprefix("warning: "))

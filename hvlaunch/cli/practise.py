@@ -20,6 +20,7 @@ from hvlaunch.gloo.controller import run
 from hvlaunch.gloo.pretended_hosts import PretendedHosts
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from hvlaunch.outside import NoJobDirectory, jobs_directory
+from hvlaunch.owners import reason
 from hvlaunch.practise_training import REPORTS
 
 __all__ = ["recovery_table", "run_practise_command"]
@@ -46,10 +47,7 @@ def run_practise_command(fault: str | None) -> int:
         raise BadUsage(f"practise: no fault is called {fault}", hint=f"{', '.join(FAULTS)}, or {_ALL}")
     words = [] if fault is None else [*FAULTS] if fault == _ALL else [fault]
     with _swept() as sweep:
-        folder = Path(tempfile.mkdtemp(prefix="hvlaunch-practise-"))
-        sweep(folder)
-        pipe = folder / "events"
-        os.mkfifo(pipe, 0o600)
+        pipe = _new_pipe(sweep)
         # Opened for both directions, so that it is open before there are writers, and has no end.
         hosts = PretendedHosts()
         session = _Session(hosts, words, os.open(pipe, os.O_RDWR))
@@ -97,6 +95,18 @@ def _swept() -> Iterator[Callable[[Path], None]]:
         yield sweep
     finally:
         shell.communicate()
+
+
+def _new_pipe(sweep: Callable[[Path], None]) -> Path:
+    """Make a named pipe in a directory of its own. Raises BadUsage."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="hvlaunch-practise-"))
+        sweep(folder)
+        os.mkfifo(folder / "events", 0o600)
+    except OSError as error:
+        cause = f"practise: {reason(error)}"
+        raise BadUsage(cause, hint="TMPDIR=DIRECTORY") from None
+    return folder / "events"
 
 
 def _spec(pipe: Path) -> JobSpec:

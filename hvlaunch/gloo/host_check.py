@@ -47,14 +47,16 @@ class HostAnswer(NamedTuple):
 
 def ask_hosts(spec: JobSpec) -> list[HostAnswer]:
     """Ask all hosts of a job at once; return their answers in order."""
-    with (
-        closing(Ways(spec.ssh, timeout=_LIMIT)) as ways,
-        ThreadPoolExecutor(min(_MOST_AT_ONCE, max(1, len(spec.hosts)))) as asking,
-    ):
+    asking = ThreadPoolExecutor(min(_MOST_AT_ONCE, max(1, len(spec.hosts))))
+    with closing(Ways(spec.ssh, timeout=_LIMIT)) as ways:
         remote: Callable[[Host], Connection] = ways.connect
         if spec.ssh.remote_agent is not None:
             remote = partial(connect_by_agent, spec.ssh.remote_agent)
-        return list(asking.map(partial(_ask, spec.ssh, spec.remote_python, remote), spec.hosts))
+        try:
+            return list(asking.map(partial(_ask, spec.ssh, spec.remote_python, remote), spec.hosts))
+        finally:
+            # Without a wait: Ctrl-C must not wait for silent hosts.
+            asking.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(

@@ -11,6 +11,8 @@ from hvlaunch.cli import doctor
 from hvlaunch.cli.check_build import package_version
 from hvlaunch.cli.doctor import Finding, exit_code_of, report
 from hvlaunch.cli.main import main
+from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.pages.completion import after
 
 SECTIONS = ["installation", "parts", "kernel", "limits", "jobs", "configuration", "hosts"]
 
@@ -249,3 +251,18 @@ def test_the_home_is_not_searched_for_in_an_empty_environment(monkeypatch, tmp_p
     listed = list(doctor.findings([], {}))
     assert exit_code_of(listed) == 0
     assert Path.cwd().exists()
+
+
+def test_a_directory_that_was_removed_is_a_finding(capsys, home, monkeypatch):
+    monkeypatch.delenv("PWD", raising=False)
+    (home / "gone").mkdir()
+    monkeypatch.chdir(home / "gone")
+    (home / "gone").rmdir()
+    code, findings = examine(capsys, "-H", "localhost")
+    assert (code, named(findings, "hosts", "hosts").text) == (2, "the current directory is gone")
+
+
+def test_completion_offers_the_words_and_options():
+    assert after(JOB_WORDS["doctor"]) == "echo -H --hostfile --json --help"
+    assert after(JOB_WORDS["practise"]) == "echo kill cut freeze slow host all --help"
+    assert "--no-tls" in after(JOB_WORDS["top"])

@@ -233,6 +233,25 @@ def test_a_training_that_does_not_start_is_a_failure():
         here.await_nothing()
 
 
+def test_no_room_for_the_pipe_is_bad_usage(capsys, monkeypatch):
+    def refuse(prefix):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    assert main(["practise", "kill"]) == 2
+    assert "practise: no usable temporary directory found; try: TMPDIR=DIRECTORY" in capsys.readouterr().err
+
+
+def test_it_needs_no_directory_for_jobs():
+    with place() as here:
+        here.environ["XDG_STATE_HOME"] = "/proc/nosuch"
+        session = here.start("kill")
+        output, _ = session.communicate(timeout=LIMIT)
+        assert session.returncode == 0, output
+        assert list(rows_of(output)) == ["kill"]
+        here.await_nothing()
+
+
 def test_an_unknown_fault_is_bad_usage(capsys):
     assert main(["practise", "explode"]) == 2
     assert "no fault is called explode; try: kill, cut, freeze, slow, host, or all" in capsys.readouterr().err

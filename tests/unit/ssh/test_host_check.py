@@ -1,5 +1,8 @@
 """How `hvlaunch doctor` asks hosts: by the connections of a job, all at once, for a short time."""
 
+import os
+import signal
+import threading
 import time
 from dataclasses import replace
 
@@ -89,3 +92,23 @@ def test_a_defect_in_asking_one_host_does_not_hide_the_others(sshd, monkeypatch)
     bad, good = ask_hosts(spec(sshd, Host("localhost"), sshd.host(port=sshd.port)))
     assert "internal error: RuntimeError: oh" in str(bad.problem)
     assert good.problem is None
+
+
+def test_a_login_shell_that_hangs_is_given_up(make_sshd, monkeypatch):
+    monkeypatch.setattr(host_check, "_LIMIT", 1.0)
+    sshd = make_sshd(words=("ForceCommand sleep 100",))
+    start = time.monotonic()
+    (answer,) = ask_hosts(spec(sshd, sshd.host(port=sshd.port)))
+    assert time.monotonic() - start < 10
+    assert answer.problem is not None
+    assert answer.problem.kind == "AgentFailed"
+
+
+def test_ctrl_c_does_not_wait_for_silent_hosts(sshd, serve):
+    silent = Host("127.0.0.2", port=serve(lambda _: None), address="127.0.0.1")
+    interrupt = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+    interrupt.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask_hosts(spec(sshd, silent))
+    assert time.monotonic() - start < 5
