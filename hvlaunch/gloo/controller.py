@@ -297,7 +297,8 @@ def _delivery(job: _Job) -> "Iterator[Prepare | None]":
     with closing(snapshot):
         if job.past is None and job.directory is not None:
             snapshot.save(job.directory.path)
-        yield Delivery(snapshot, sync.below).prepare
+        has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
+        yield Delivery(snapshot, sync.below, has_peers=has_peers).prepare
 
 
 @contextmanager

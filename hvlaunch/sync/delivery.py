@@ -1,14 +1,18 @@
 """Brings the snapshot of a job's tree to its hosts, as an errand on each, before workers start there."""
 
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import CopyFailed, HostError
+from hvlaunch.rendezvous.serving.certificate import Certificate
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
     from hvlaunch.sync.snapshot import TreeSnapshot
 
 __all__ = ["Delivery"]
@@ -21,50 +25,127 @@ _LOOK = 1.0
 """Seconds between looks at an errand."""
 
 
-class Delivery:
-    """Brings `snapshot` to hosts. `below` is where workers start, from the root of the tree on."""
+class _Source:
+    """A host that serves its content to one other host."""
 
-    def __init__(self, snapshot: "TreeSnapshot", below: str) -> None:
+    def __init__(self, addresses: list[tuple[str, int]], errand: Errand) -> None:
+        self.addresses = addresses
+        self.errand = errand
+        self.is_taken = False
+        self.is_ready = False
+        """True if its own copy is complete."""
+
+
+class Delivery:
+    """Brings `snapshot` to hosts. `below` is where workers start, from the root of the tree on.
+
+    The driver sends large content to the first host; each further host fetches the content from the host before, and
+    asks the driver for missing parts.
+    """
+
+    def __init__(self, snapshot: "TreeSnapshot", below: str, *, has_peers: bool) -> None:
         self._snapshot = snapshot
         self._below = below
+        self._lock = threading.Lock()
+        self._offers: list[_Source] = []
+        self._peer: dict[str, str] | None = None
+        if has_peers:
+            certificate = Certificate()
+            self._peer = {
+                "secret": os.urandom(32).hex(),
+                "fingerprint": certificate.fingerprint,
+                "pem": (certificate.key + certificate.pem).decode("ascii"),
+            }
 
     def prepare(
-        self, link: "HostLink", ready: Callable[[str], None], failed: Callable[[HostError], None]
+        self,
+        link: "HostLink",
+        facts: "HostFacts",
+        ready: Callable[[str], None],
+        failed: Callable[[HostError], None],
     ) -> None:
         """Begin to copy the tree to a host. Call `ready` with the workers' directory there, or `failed`; in another thread."""
 
         def run() -> None:
             try:
-                directory = self._deliver(link)
+                self._deliver(link, facts, ready)
             except HostError as error:
                 failed(error)
             except (OSError, KeyError, ValueError) as error:
                 failed(CopyFailed(f"{type(error).__name__}: {error}", host=link.host.name))
-            else:
-                ready(directory)
 
         threading.Thread(target=run, name=f"files {link.host.name}", daemon=True).start()
 
-    def _deliver(self, link: "HostLink") -> str:
-        """Raises ErrandFailed, CopyFailed, OSError."""
+    def _deliver(self, link: "HostLink", facts: "HostFacts", ready: Callable[[str], None]) -> None:
+        """Raises ErrandFailed, CopyFailed, OSError, ValueError."""
         snapshot = self._snapshot
-        arguments = {"project": snapshot.name, "hash": snapshot.hash}
+        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": self._peer}
         errand = link.errands.start("sync", arguments, _LIMITS)
+        offer = source = None
         try:
-            while line := _read_line(errand):
-                word, _, numbers = line.partition(b" ")
-                if word == b"manifest":
+            for line in _lines(errand):
+                word, _, text = line.partition(" ")
+                if word == "manifest":
                     errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
-                elif word == b"parts":
-                    self._send_parts(link, errand, numbers.decode("ascii"))
+                elif word == "offer":
+                    offer = _Source([(address, int(text)) for address in _addresses(facts)], errand)
+                elif word == "parts":
+                    # Asked for a second time: the other host has not sent all.
+                    self._release(source)
+                    source = self._source(offer) if source is None else None
+                    self._answer(link, errand, text, source)
+                elif word == "progress":
+                    link.tell_preparing("files from other hosts")
+                elif word == "ready":
+                    directory = loads(text)["directory"]
+                    ready(f"{directory}/{self._below}" if self._below else directory)
+                    self._is_ready(offer, errand)
             while not errand.wait(_LOOK):
-                pass  # the host is given up when it is silent, and the errand with it
-            directory: str = errand.result()["directory"]
+                pass  # a silent host is given up, and its errand with it
+            errand.result()
         except ErrandFailed as error:
             raise CopyFailed(error.detail, host=link.host.name) from error
         finally:
+            self._release(source)
+            with self._lock:
+                self._offers = [other for other in self._offers if other is not offer]
             errand.stop()
-        return f"{directory}/{self._below}" if self._below else directory
+
+    def _source(self, offer: _Source | None) -> _Source | None:
+        """Return an untaken offer of an earlier host, or None; add the host's offer."""
+        with self._lock:
+            if offer is None:
+                return None
+            source = next((other for other in self._offers if not other.is_taken), None)
+            if source is not None:
+                source.is_taken = True
+            self._offers.append(offer)
+            return source
+
+    def _release(self, source: _Source | None) -> None:
+        """End the use of an offer."""
+        with self._lock:
+            if source is not None and source in self._offers:
+                self._offers.remove(source)
+                if source.is_ready:
+                    source.errand.close_input()
+
+    def _is_ready(self, offer: _Source | None, errand: Errand) -> None:
+        """Let the errand of a host with a complete copy end, unless another host fetches from the host."""
+        with self._lock:
+            if offer is not None:
+                offer.is_ready = True
+                if offer.is_taken and offer in self._offers:
+                    return
+                self._offers = [other for other in self._offers if other is not offer]
+        errand.close_input()
+
+    def _answer(self, link: "HostLink", errand: Errand, ranges: str, source: _Source | None) -> None:
+        errand.write(dumps({"from": [] if source is None else source.addresses}).encode("ascii") + b"\n")
+        if source is None:
+            self._send_parts(link, errand, ranges)
+        else:
+            link.tell_preparing("files from other hosts")
 
     def _send_parts(self, link: "HostLink", errand: Errand, ranges: str) -> None:
         snapshot = self._snapshot
@@ -86,6 +167,13 @@ class Delivery:
                     return
 
 
+def _addresses(facts: "HostFacts") -> list[str]:
+    """Return addresses of a host for other hosts, first the address of the driver's connection."""
+    all_addresses = [address for addresses in facts.addresses.values() for address in addresses]
+    usable = [address for address in all_addresses if "%" not in address and not address.startswith("127.")]
+    return list(dict.fromkeys([facts.peer_address, *usable] if facts.peer_address else usable))
+
+
 def _numbers(words: str, count: int) -> range:
     """Read `FIRST-LAST`. Raises ValueError for what is no range of parts."""
     first, _, last = words.partition("-")
@@ -95,14 +183,11 @@ def _numbers(words: str, count: int) -> range:
     return numbers
 
 
-def _read_line(errand: Errand) -> bytes:
-    """Return the next line of the errand, empty at the end. Raises ValueError."""
-    line = b""
-    while not line.endswith(b"\n"):
-        data = errand.read(_LOOK)
-        if data == b"":
-            return b""
-        line += data or b""
-        if len(line) > _LONGEST_LINE:
+def _lines(errand: Errand) -> Iterator[str]:
+    """Yield the lines of the errand until its end. Raises ValueError."""
+    data = b""
+    while (more := errand.read(_LOOK)) != b"":
+        *lines, data = (data + (more or b"")).split(b"\n")
+        if len(data) > _LONGEST_LINE:
             raise ValueError("a line without an end")
-    return line.rstrip(b"\n")
+        yield from (line.decode("ascii") for line in lines)

@@ -79,7 +79,7 @@ class TreeSnapshot:
         self.hash = tree_hash
         """SHA-256 of the manifest, in hexadecimal."""
         self.manifest = manifest
-        """JSON as agent/errands/sync.py reads it, compressed by zlib."""
+        """JSON as agent/errands/sync reads it, compressed by zlib."""
         self._entries = entries
         self._folder = folder
         # Open from now on: another job's snapshot may remove the packs.

@@ -167,3 +167,52 @@ def test_a_host_that_joins_a_taken_over_job_gets_the_tree_of_its_start(
     assert successor.wait(LIMIT) == 0
     assert "0: 1 in sub" in heir.stored
     assert on_host(cluster, "b", f"cat {TREE}/sub/train.py") == "VERSION = 1\n"
+
+
+def sent_to(cluster: TestHosts, host: str) -> int:
+    """Bytes that the driver's place has sent to a host, as its kernel has counted what came in from there."""
+    words = ["sh", "-c", "cat /sys/class/net/*/statistics/tx_bytes | sort -n | tail -1"]
+    place = cluster.driver if host == "driver" else cluster[host]
+    return int(place.run(words, check=True).stdout)
+
+
+SUM = ["sh", "-c", "sha256sum ../data"]
+
+
+def sum_of(path: Path) -> str:
+    done = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True)
+    return done.stdout.split()[0]
+
+
+def test_hosts_pass_large_content_on(cluster: TestHosts, project: Path) -> None:
+    """The driver sends the tree about once, and not once for each of four hosts."""
+    (project / "data").write_bytes(os.urandom(64 << 20))
+    before = sent_to(cluster, "driver")
+    job = SyncJob(cluster, project, "-H", "a:1,b:1,c:1,d:1", *SUM)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert job.stdout.count(sum_of(project / "data")) == 4
+    assert sent_to(cluster, "driver") - before < 1.3 * (64 << 20)
+
+
+def test_a_source_that_dies_is_replaced(cluster: TestHosts, project: Path) -> None:
+    """The first host is killed while others fetch from it: an elastic job goes on with whole copies on the others."""
+    (project / "data").write_bytes(os.urandom(128 << 20))
+    job = SyncJob(cluster, project, "-np", 2, "--min-np", 2, "-H", "a:1,b:1,c:1", "--start-timeout", 60, *SUM)
+    incoming = "ls ~/.cache/hvlaunch/trees/*/incoming/*.part"
+    wait_until(lambda: not cluster["b"].run(["sh", "-c", incoming]).returncode, "content comes to b", LIMIT)
+    cluster["a"].kill()
+    assert job.code(LIMIT) == 0, job.stderr
+    assert job.stdout.count(sum_of(project / "data")) == 2
+
+
+def test_hosts_that_can_not_reach_each_other_get_all_from_the_driver(
+    cluster: TestHosts, project: Path
+) -> None:
+    (project / "data").write_bytes(os.urandom(16 << 20))
+    cluster["a"].part(cluster["b"])
+    # Such hosts can't train together, but that is known only when both are ready.
+    job = SyncJob(cluster, project, "-H", "a:1,b:1", *SUM)
+    assert job.code(LIMIT) == 69
+    assert "can't connect" in job.stderr or "reach" in job.stderr
+    for host in "ab":
+        assert sum_of(project / "data") in on_host(cluster, host, f"sha256sum {TREE}/data")

@@ -140,7 +140,7 @@ ALLOWED: dict[str, set[str]] = {
     "rendezvous": {"errors", "owners", "record"},
     "report": {"console", "errors", "hosts", "job", "telemetry"},
     "ssh": {"children", "errors", "job", "owners"},
-    "sync": {"driver", "errors", "job", "owners"},
+    "sync": {"agent", "driver", "engine", "errors", "job", "owners", "rendezvous"},
     "telemetry": {"agent", "hosts"},
     "torch": {"errors", "rendezvous"},
     "torchrun": {"torch"},

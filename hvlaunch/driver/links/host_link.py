@@ -180,8 +180,10 @@ _UNREAD = 5.0
 _MAKING_ERRANDS = threading.Lock()
 
 
-Prepare: TypeAlias = Callable[["HostLink", Callable[[str], None], Callable[[HostError], None]], None]
-"""Called with the link; calls the first function with the workers' directory, or the second, in any thread."""
+Prepare: TypeAlias = Callable[
+    ["HostLink", HostFacts, Callable[[str], None], Callable[[HostError], None]], None
+]
+"""Called with the link and the host's facts; calls the first function with the workers' directory, or the second, in any thread."""
 
 
 class Opening(NamedTuple):
@@ -545,7 +547,7 @@ class HostLink:
             ready(None)
         else:
             self.tell_preparing("files")
-            self._opening.prepare(self, ready, self._fail)
+            self._opening.prepare(self, facts, ready, self._fail)
 
     def _post_ready(self, facts: HostFacts, frame: int, directory: str | None) -> None:
         """Post that the host can start workers; for any thread. `frame` is the number of its hello."""

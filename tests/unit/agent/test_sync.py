@@ -53,7 +53,7 @@ class Host:
         return take_snapshot(str(self._root), self._cache, GB)
 
     def start(self, snapshot: TreeSnapshot) -> Errand:
-        arguments = {"project": snapshot.name, "hash": snapshot.hash}
+        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": None}
         return self.rig.errands.start("sync", arguments, module._LIMITS)
 
     def line(self, errand: Errand) -> bytes:
@@ -81,11 +81,18 @@ def answer_it(errand: Errand, snapshot: TreeSnapshot, line: bytes) -> None:
     word, _, ranges = line.partition(b" ")
     if word == b"manifest":
         errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
-        return
-    for words in filter(None, ranges.decode().split(",")):
-        for number in module._numbers(words, len(snapshot.numbered)):
+    elif word == b"parts":
+        errand.write(b'{"from":[]}\n')
+        for number in numbers_of(ranges, snapshot):
             data = snapshot.read(number)
             errand.write(len(data).to_bytes(4, "big") + data)
+    elif word == b"ready":
+        errand.close_input()
+
+
+def numbers_of(ranges: bytes, snapshot: TreeSnapshot) -> list[int]:
+    texts = filter(None, ranges.decode().split(","))
+    return [number for text in texts for number in module._numbers(text, len(snapshot.numbered))]
 
 
 @pytest.fixture
@@ -195,11 +202,8 @@ def test_a_copy_that_was_broken_off_does_not_count(host: Host, root: Path, cut: 
         if cut:
             answer_it(errand, snapshot, host.line(errand))
         if cut > 1:
-            numbers = [
-                number
-                for words in host.line(errand).split()[1].decode().split(",")
-                for number in module._numbers(words, len(snapshot.numbered))
-            ]
+            numbers = numbers_of(host.line(errand).split()[1], snapshot)
+            errand.write(b'{"from":[]}\n')
             for number in numbers[: cut - 1]:
                 data = snapshot.read(number)
                 words = len(data).to_bytes(4, "big") + data
@@ -223,7 +227,7 @@ def test_damaged_content_fails_the_errand_and_not_the_next_one(host: Host, root:
         if line == b"manifest":
             answer_it(errand, snapshot, line)
         else:
-            errand.write((3).to_bytes(4, "big") + b"bad")
+            errand.write(b'{"from":[]}\n' + (3).to_bytes(4, "big") + b"bad")
 
     with closing(host.snapshot()) as snapshot:
         errand = host.start(snapshot)
@@ -235,7 +239,7 @@ def test_damaged_content_fails_the_errand_and_not_the_next_one(host: Host, root:
 
 def test_another_list_of_files_is_refused(host: Host) -> None:
     with closing(host.snapshot()) as snapshot:
-        arguments = {"project": snapshot.name, "hash": "0" * 64}
+        arguments = {"project": snapshot.name, "hash": "0" * 64, "peer": None}
         errand = host.rig.errands.start("sync", arguments, module._LIMITS)
         answer_it(errand, snapshot, host.line(errand))
         assert host.rig.failure(errand) == ("raised", "ValueError: the list of files is damaged")
@@ -243,7 +247,7 @@ def test_another_list_of_files_is_refused(host: Host) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b"])
 def test_a_name_that_leads_elsewhere_is_refused(host: Host, name: str) -> None:
-    errand = host.rig.errands.start("sync", {"project": name, "hash": "0" * 64}, module._LIMITS)
+    errand = host.rig.errands.start("sync", {"project": name, "hash": "0" * 64, "peer": None}, module._LIMITS)
     assert host.rig.failure(errand) == ("raised", "ValueError: no name of a project")
 
 

@@ -22,13 +22,14 @@ import stat
 import time
 import zlib
 
-from hvlaunch.agent.wire.shapes import record, text, whole
+from hvlaunch.agent.wire.shapes import or_null, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands.sync.peers import PartServer
 
 __all__ = ["ARGUMENTS", "RESULT", "run"]
 
@@ -36,12 +37,17 @@ ARGUMENTS = record(
     {
         "project": text(100),  # a name for its directory, unique for a tree of the user's machine
         "hash": text(64),  # of the manifest
+        # For content from host to host; null for a single host.
+        "peer": or_null(
+            record({"secret": text(64), "fingerprint": text(80), "pem": text(1 << 14, raw=True)})
+        ),
     }
 )
 RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62)})
 
 PART = 4 << 20  # as in hvlaunch/sync/snapshot.py
-_MOST_COPIES = 1000
+_PROGRESS = 5.0  # seconds between signs of progress, which the driver can't see for itself
+_LARGE = 8 << 20  # bytes from which on hosts ask each other
 _KEPT = 30 * 86400.0  # seconds for which a project stays without being used
 _FOREIGN_USE = 86400.0  # seconds for which another host's use of a shared directory counts
 _LARGEST_MANIFEST = 1 << 30
@@ -59,7 +65,12 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     with open(os.path.join(project, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _drop_old(projects, name)
-        return _Project(project, arguments["hash"], stream).update()
+        result = _Project(project, arguments, stream).update()
+    # The host is ready, but others may still fetch content from here, until the driver ends the input.
+    stream.write(b"ready " + json.dumps(result).encode("ascii") + b"\n")
+    while stream.read(1 << 16):
+        pass
+    return result
 
 
 def _own_directory() -> str:
@@ -179,13 +190,49 @@ class _Manifest:
         self.paths = {*self.directories, *self.links, *(file.path for file in self.files)}
 
 
+class _Writer:
+    """Writes parts in the order of their numbers, each into every file with this part."""
+
+    def __init__(self, folder: str, lacking: Dict[str, _File], numbers: Dict[str, int]) -> None:
+        self.received = 0
+        self.on_part: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._places: Dict[str, List[Tuple[_File, int]]] = {}
+        for file in lacking.values():
+            for number, part in enumerate(file.parts):
+                self._places.setdefault(part, []).append((file, number * PART))
+        self._left = {content: len(file.parts) for content, file in lacking.items()}
+        self.needed = {numbers[part]: part for part in self._places}
+        """The parts that have not come, by number."""
+        self._order = sorted(self.needed, reverse=True)
+
+    def write_next(self, data: bytes) -> bool:
+        """Write the next needed part. Return False if the data is not this part, or if it was the last."""
+        number = self._order[-1]
+        part = self.needed[number]
+        if hashlib.sha256(data).hexdigest() != part:
+            return False
+        for file, offset in self._places[part]:
+            path = os.path.join(self._folder, file.content)
+            _write_part(path, data, offset)
+            self._left[file.content] -= 1
+            if not self._left[file.content]:
+                os.rename(path + ".part", path)
+        del self.needed[self._order.pop()]
+        self.received += len(data)
+        self.on_part()
+        return bool(self.needed)
+
+
 class _Project:
     """The copies of one project. Its lock is held."""
 
-    def __init__(self, directory: str, tree_hash: str, stream: ErrandStream) -> None:
+    def __init__(self, directory: str, arguments: Dict[str, Any], stream: ErrandStream) -> None:
         self._directory = directory
-        self._hash = tree_hash
+        self._hash: str = arguments["hash"]
+        self._peer: Optional[Dict[str, Any]] = arguments["peer"]
         self._stream = stream
+        self._offer: Optional[PartServer] = None
         self._incoming = os.path.join(directory, "incoming")
         self._received = 0
         self._indexes: Dict[str, Dict[str, Any]] = {}
@@ -268,10 +315,60 @@ class _Project:
         for file in manifest.files:
             for part in file.parts:
                 numbers.setdefault(part, len(numbers))
-        needed = {numbers[part]: part for file in lacking.values() for part in file.parts}
-        words = ",".join("%d-%d" % pair for pair in _ranges(sorted(needed)))
-        self._stream.write(b"parts " + words.encode("ascii") + b"\n")
-        self._receive(lacking, needed)
+        writer = _Writer(self._incoming, lacking, numbers)
+        peer = self._peer
+        if peer is not None and sum(file.size for file in lacking.values()) >= _LARGE:
+            self._offer = self._start_offer(peer, copy, manifest, list(numbers))
+            writer.on_part = self._offer.has_more
+            self._stream.write(b"offer %d\n" % self._offer.port)
+        while writer.needed:
+            self._receive(writer)
+        self._received = writer.received
+
+    def _start_offer(
+        self, peer: Dict[str, Any], copy: str, manifest: _Manifest, hashes: List[str]
+    ) -> PartServer:
+        places: Dict[str, List[Tuple[_File, int]]] = {}
+        for file in manifest.files:
+            for number, part in enumerate(file.parts):
+                places.setdefault(part, []).append((file, number * PART))
+
+        def places_of(number: int) -> Iterator[Tuple[str, int]]:
+            for file, offset in places[hashes[number]]:
+                # It moves from the first to the last while it is installed.
+                incoming = os.path.join(self._incoming, file.content)
+                yield incoming, offset
+                yield incoming + ".part", offset
+                yield os.path.join(copy, "tree", file.path), offset
+
+        from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
+
+        return PartServer(peer["secret"], peer["pem"], self._directory, hashes, PART, places_of)
+
+    def _receive(self, writer: _Writer) -> None:
+        """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
+        ranges = ",".join("%d-%d" % pair for pair in _ranges(sorted(writer.needed)))
+        self._stream.write(b"parts " + ranges.encode("ascii") + b"\n")
+        answer = json.loads(self._stream.read_line().decode("ascii"))
+        if answer["from"] and self._peer is not None:
+            from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (as above)
+
+            addresses = [(host, port) for host, port in answer["from"]]
+            shown = time.monotonic()
+
+            def take(data: bytes) -> bool:
+                nonlocal shown
+                if time.monotonic() >= shown + _PROGRESS:
+                    shown = time.monotonic()
+                    self._stream.write(b"progress\n")
+                return writer.write_next(data)
+
+            fetch(addresses, self._peer["secret"], self._peer["fingerprint"], ranges, take)
+            return
+        while writer.needed:
+            size = int.from_bytes(self._stream.read_exactly(4), "big")
+            if not writer.write_next(self._stream.read_exactly(size)) and writer.needed:
+                raise ValueError("a part of a file was damaged on its way")
 
     def _sources(self) -> Dict[str, str]:
         """Return paths of content on this host, by the content's name."""
@@ -290,26 +387,6 @@ class _Project:
             raise OSError(
                 "%s has %d MB free, and the files need %d MB" % (self._directory, free >> 20, size >> 20)
             )
-
-    def _receive(self, lacking: Dict[str, _File], needed: Dict[int, str]) -> None:
-        """Receive the needed parts in the order of their numbers, and write each into every file with this part."""
-        places: Dict[str, List[Tuple[_File, int]]] = {}
-        for file in lacking.values():
-            for number, part in enumerate(file.parts):
-                places.setdefault(part, []).append((file, number * PART))
-        left = {content: len(file.parts) for content, file in lacking.items()}
-        for number in sorted(needed):
-            part = needed[number]
-            data = self._stream.read_exactly(int.from_bytes(self._stream.read_exactly(4), "big"))
-            self._received += len(data)
-            if hashlib.sha256(data).hexdigest() != part:
-                raise ValueError("a part of a file was damaged on its way")
-            for file, offset in places[part]:
-                path = os.path.join(self._incoming, file.content)
-                _write_part(path, data, offset)
-                left[file.content] -= 1
-                if not left[file.content]:
-                    os.rename(path + ".part", path)
 
     # The tree
 

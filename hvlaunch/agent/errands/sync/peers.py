@@ -1,0 +1,175 @@
+"""Content of the tree from host to host: each host offers its parts by TLS to hosts with the job's secret.
+
+A peer sends the secret and ranges of parts, as a 4-byte length and text. The answer is each part with a 4-byte length, in
+order. A missing part is sent after its arrival. Both ends check every part by its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import ssl
+import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+
+__all__ = ["PartServer", "fetch"]
+
+_CONNECTING = 3.0
+_SILENCE = 15.0
+"""Seconds without a byte after which the driver is asked in place of the peer."""
+_COMING = 60.0
+"""Seconds for which a peer waits for a part that this host does not have yet."""
+_MOST_PEERS = 4
+_SECRET_SIZE = 64
+_LONGEST_RANGES = 1 << 22
+
+
+def _exactly(connection: ssl.SSLSocket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = connection.recv(min(size - len(data), 1 << 20))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)
+
+
+class PartServer:
+    """Serves parts to other hosts until the process ends. `places` returns possible places of a part's content."""
+
+    def __init__(
+        self,
+        secret: str,
+        pem: str,
+        folder: str,
+        hashes: Sequence[str],
+        part_size: int,
+        places: Callable[[int], Iterator[Tuple[str, int]]],
+    ) -> None:
+        self._secret = secret.encode("ascii")
+        self._hashes = hashes
+        self._part_size = part_size
+        self._places = places
+        self._changed = threading.Condition()
+        self._free = threading.Semaphore(_MOST_PEERS)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        path = os.path.join(folder, "key.pem")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, pem.encode("ascii"))
+            self._context.load_cert_chain(path)
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        self._listener = socket.create_server(
+            ("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6
+        )
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def has_more(self) -> None:
+        """Wake waiting peers after the arrival of a part."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with self._free, connection:
+                connection.settimeout(_SILENCE)
+                with self._context.wrap_socket(connection, server_side=True) as peer:
+                    if not hmac.compare_digest(_exactly(peer, _SECRET_SIZE), self._secret):
+                        return
+                    size = int.from_bytes(_exactly(peer, 4), "big")
+                    if size > _LONGEST_RANGES:
+                        return
+                    for number in _numbers(_exactly(peer, size).decode("ascii"), len(self._hashes)):
+                        data = self._part(number)
+                        peer.sendall(len(data).to_bytes(4, "big") + data)
+        except (OSError, EOFError, ValueError):
+            return  # the peer asks the driver
+
+    def _part(self, number: int) -> bytes:
+        """Return a part after its arrival. Raises EOFError after a long wait."""
+        deadline = time.monotonic() + _COMING
+        while True:
+            for path, offset in self._places(number):
+                data = _content(path, offset, self._part_size, self._hashes[number])
+                if data is not None:
+                    return data
+            left = deadline - time.monotonic()
+            if left < 0:
+                raise EOFError
+            with self._changed:
+                # A part may have come between the look and this wait.
+                self._changed.wait(min(left, 0.05))
+
+
+def _content(path: str, offset: int, size: int, part_hash: str) -> Optional[bytes]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
+    return data if hashlib.sha256(data).hexdigest() == part_hash else None
+
+
+def _numbers(ranges: str, count: int) -> List[int]:
+    """Raises ValueError for numbers of no part."""
+    numbers: List[int] = []
+    for words in ranges.split(","):
+        first, _, last = words.partition("-")
+        numbers.extend(range(int(first), int(last) + 1))
+    if min(numbers) < 0 or max(numbers) >= count or len(numbers) > count:
+        raise ValueError("parts that are not there")
+    return numbers
+
+
+def fetch(
+    addresses: Sequence[Tuple[str, int]],
+    secret: str,
+    fingerprint: str,
+    ranges: str,
+    take: Callable[[bytes], bool],
+) -> None:
+    """Fetch parts from the first address with an answer. `take` gets the parts in order; False from `take` ends the call.
+
+    Returns early if the peer stops to send: the caller counts the parts.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # Pinned below: the certificate is the job's own, and no authority knows it.
+    context.verify_mode = ssl.CERT_NONE
+    for address in addresses:
+        try:
+            with socket.create_connection(address, _CONNECTING) as plain:
+                plain.settimeout(_SILENCE)
+                with context.wrap_socket(plain) as peer:
+                    certificate = peer.getpeercert(binary_form=True) or b""
+                    if not hmac.compare_digest(
+                        "sha256:" + hashlib.sha256(certificate).hexdigest(), fingerprint
+                    ):
+                        continue
+                    words = ranges.encode("ascii")
+                    peer.sendall(secret.encode("ascii") + len(words).to_bytes(4, "big") + words)
+                    while take(_exactly(peer, int.from_bytes(_exactly(peer, 4), "big"))):
+                        pass
+                    return
+        except EOFError:
+            return
+        except (OSError, ValueError):
+            continue
