@@ -74,7 +74,7 @@ def watch_over(
         child = os.fork()
     except OSError as error:
         clean_up()
-        sys.exit("hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0))
+        sys.exit("hvlaunch agent: can't start a process: %s" % os.strerror(error.errno or 0))
     if child == 0:
         os.close(ours)
         # Hydra kills the guardian's process group, which must not include the agent.

@@ -231,9 +231,9 @@ class LocalRanks:
         slot = int(hello[8:16])
         # The program is code of this Python, which any other would crash on.
         if hello[16:] != MAGIC_NUMBER:
-            raise BadFrame("a process of this host's that runs another Python than the first")
+            raise BadFrame("a process that runs another Python than the first of this host")
         if slot in self._ranks or not 0 < slot <= len(self._ranks) + self._missing:
-            raise BadFrame("a process too many on this host, of rank %d there" % slot)
+            raise BadFrame("one process too many on this host, for slot %d" % slot)
         names = ["hvlaunch.agent." + name for name in _STARTERS]
         program: List[Tuple[str, Any]] = [("hvlaunch", ""), ("hvlaunch.agent", "")]
         program.extend((name, self._modules[name]) for name in names)
@@ -305,7 +305,7 @@ class LocalRanks:
 
     def _lose(self, slot: int, rank: _Rank) -> str:
         """Give up a starter, whose guardian ends its worker; return the cause."""
-        cause = "the launcher's process of its slot %d %s" % (slot, rank.trouble)
+        cause = "the launcher's process for slot %d %s" % (slot, rank.trouble)
         if rank.has_left:
             return cause
         self._selector.unregister(rank.connection)

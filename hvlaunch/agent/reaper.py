@@ -29,7 +29,7 @@ def adopt_descendants() -> Optional[str]:
     """Make this process the parent of its orphaned descendants; return the error of a kernel that can't."""
     trouble = prctl(_PR_SET_CHILD_SUBREAPER, 1)
     return trouble and (
-        "PR_SET_CHILD_SUBREAPER: %s: processes that a worker detaches on it may outlive the job" % trouble
+        "processes that a worker detaches on it may outlive the job (PR_SET_CHILD_SUBREAPER: %s)" % trouble
     )
 
 

@@ -192,7 +192,7 @@ class _WarmAgent:
         try:
             stream = self._streams[number] = stream or self._fork(config)
         except OSError as error:  # the limit of processes, or of descriptors
-            text = "hvlaunch agent: it can't start a process: %s" % os.strerror(error.errno or 0)
+            text = "hvlaunch agent: can't start a process: %s" % os.strerror(error.errno or 0)
             self._send({"type": "ended", "lane": number, "status": 1}, text.encode())
             return
         agent = stream

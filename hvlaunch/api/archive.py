@@ -52,10 +52,10 @@ def pickled_call(
     if not callable(function):
         raise CallNotPickled(f"{function!r} is not a function")
     if not isinstance(args, Iterable):
-        raise BadUsage(f"args is of type {type(args).__name__}, and no sequence", hint="args=(value,)")
+        raise BadUsage(f"args is of type {type(args).__name__}, not a sequence", hint="args=(value,)")
     if not isinstance(kwargs, Mapping):
         raise BadUsage(
-            f"kwargs is of type {type(kwargs).__name__}, and no mapping", hint='kwargs={"name": value}'
+            f"kwargs is of type {type(kwargs).__name__}, not a mapping", hint='kwargs={"name": value}'
         )
     # An iterator can be read only once.
     args = tuple(args)
@@ -63,12 +63,12 @@ def pickled_call(
         pickled: bytes = cloudpickle.dumps((function, args, dict(kwargs)), protocol=5)
     except Exception as error:
         culprit = _culprit(cloudpickle, function, args, kwargs)
-        hint = "make it in the function, or pass what it is made of"
+        hint = "create it inside the function, or pass the values that it is made from"
         raise CallNotPickled(f"{culprit} can't be pickled: {_one_line(error)}", hint=hint) from error
     if len(pickled) >= _MOST:
         hint = "pass the path of a file that the hosts can read"
         raise CallNotPickled(
-            f"the function and its arguments take {len(pickled)} bytes; 2 GiB is the most", hint=hint
+            f"the function and its arguments take {len(pickled)} bytes; the limit is 2 GiB", hint=hint
         )
     return pickled
 

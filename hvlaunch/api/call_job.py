@@ -252,9 +252,9 @@ def _cause(end: WorkerExit | None, directory: Path, rank: int, *, has_returned: 
     if end.not_started is not None:
         return f"it could not be started: {end.not_started}"
     if end.stopped:
-        return "it was stopped, since the job had failed"
+        return "it was stopped because the job had failed"
     if end.oom_killed:
-        cause = "it was killed, since its host ran out of memory"
+        cause = "it was killed because its host ran out of memory"
     elif end.signal is not None:
         cause = f"it was ended by signal {end.signal}"
     else:

@@ -195,7 +195,7 @@ class Job(Generic[R]):
 
         Only the process that has started a job gets its results; raises ResultLost in other processes.
         """
-        raise ResultLost(f"job {self.id}: the results are those of the process that has started it")
+        raise ResultLost(f"job {self.id}: only the process that started it has its results")
 
     def _known(self) -> KnownJob:
         return self._job
@@ -250,9 +250,7 @@ def _ranks(ranks: Iterable[int]) -> str:
     except TypeError:
         numbers = [-1]
     if any(number < 0 for number in numbers):
-        raise BadUsage(
-            f"ranks={ranks!r}: these are no numbers of ranks", hint="ranks=[0, 8], or None for all"
-        )
+        raise BadUsage(f"ranks={ranks!r}: these are not rank numbers", hint="ranks=[0, 8], or None for all")
     return ",".join(map(str, numbers))
 
 
@@ -276,5 +274,7 @@ def attach(job: str | None = None) -> Job[Any]:
     The job continues when the object is gone. Raises BadUsage if there is no such job, NoJobDirectory.
     """
     if not isinstance(job, str | None):
-        raise BadUsage(f"attach({job!r}): the id or the name of a job is a text", hint="hvlaunch.jobs()")
+        raise BadUsage(
+            f"attach({job!r}): the id or the name of a job must be a string", hint="hvlaunch.jobs()"
+        )
     return Job(choose(known_jobs(jobs_directory(os.environ)), job))

@@ -17,7 +17,7 @@ class LauncherOptions:
     hostfile: str | PathLike[str] | None = None
     """File with one host on each line."""
     pool: str | None = None
-    """Warm pool that the hosts are of."""
+    """Warm pool whose hosts the job uses."""
     slots_per_host: int | Literal["auto", "gpu"] | None = None
     """Slots of hosts for which none are given. Default: the number of the host's GPUs, else 1."""
     force_slots: bool | None = None
@@ -25,7 +25,7 @@ class LauncherOptions:
     no_scheduler: bool | None = None
     """Ignore the scheduler's job around hvlaunch."""
     skip_bad_hosts: bool | None = None
-    """Go on without hosts that fail before the workers start."""
+    """Continue without hosts that fail before the workers start."""
     network_interfaces: str | Sequence[str] | None = None
     """Network interfaces for the workers. Default: found by trying: each host connects to the others' addresses."""
     rendezvous_relay: Literal["auto", "always", "never"] | None = None
@@ -107,7 +107,7 @@ class LauncherOptions:
     spill: int | str | None = None
     """Output that a host keeps while its connection is lost. Default: 64M."""
     end_with_rank: int | None = None
-    """Rank whose end is the end of the job. Default: the job ends when all ranks have."""
+    """Rank that ends the job when it exits. Default: the job ends when all ranks have."""
     min_np: int | None = None
     """Least number of workers of an elastic job. Default: `-np`, else 1."""
     max_np: int | None = None
@@ -129,7 +129,7 @@ class LauncherOptions:
     worker_timeout: float | None = None
     """Time that a worker may be silent, in seconds. Default: 30 s."""
     commit_timeout: float | None = None
-    """Time that a round may go on without a commit, in seconds. Default: no limit."""
+    """Time that a round may last without a commit, in seconds. Default: no limit."""
     drain_timeout: float | None = None
     """Time to a commit where a host leaves, in seconds. Default: 30 s."""
     exit_grace: float | None = None
@@ -149,7 +149,7 @@ class LauncherOptions:
     include: str | None = None
     """Hosts to use, perhaps with the numbers of their GPUs."""
     exclude: str | None = None
-    """Hosts not to use, or the numbers of GPUs of theirs."""
+    """Hosts not to use, or GPUs of hosts by number."""
     map_by: str | None = None
     """How workers are dealt out to hosts: slot, node or ppr:N:node. Default: slot."""
     horovod: bool | None = None
@@ -205,11 +205,11 @@ class LauncherOptions:
     disable_cache: bool | None = None
     """Nothing, for horovodrun's sake: there is no cache."""
     job_name: str | None = None
-    """The job's name, for `hvlaunch jobs` and its like."""
+    """The job's name, for `hvlaunch jobs` and similar commands."""
     config_file: str | None = None
     """File of options, as YAML or TOML."""
     profile: str | None = None
-    """Part of the files of options to use too."""
+    """Profile in the files of options to use as well."""
     isolated: bool | None = None
     """Ignore variables, and files that are not named."""
 

@@ -81,7 +81,7 @@ def options_of_word(
     # A command makes the line complete; the word has none.
     options = parse([*argv, "--", "true"], environ=environ, warn=warn)
     if options.command != ("true",):
-        raise BadUsage(f"{word}: {options.command[0]!r} is no option", hint=hint)
+        raise BadUsage(f"{word}: {options.command[0]!r} is not an option", hint=hint)
     kept: dict[str, Sequence[Setting]] = {}
     for name, settings in options.settings.items():
         typed = [setting for setting in settings if not setting.origin]

@@ -56,7 +56,8 @@ def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobS
         for name in ("include", "exclude", "map_by"):
             if name in given:
                 raise BadUsage(
-                    f"--{name.replace('_', '-')} is for static jobs", hint="without --min-np and its like"
+                    f"--{name.replace('_', '-')} is for static jobs",
+                    hint="without --min-np and the other elastic options",
                 )
     changed: dict[str, Any] = {}
     hosts: Sequence[Host] = spec.hosts
@@ -91,7 +92,9 @@ def _first(hosts: Sequence[Host], bounds: tuple[int, int], spec: JobSpec) -> Seq
     low, high = bounds
     if low == high:
         if spec.elastic is not None and spec.elastic.discovery_script is not None:
-            raise BadUsage(f"--nnodes {low}: hosts that a script finds come and go", hint=f"--nnodes {low}:M")
+            raise BadUsage(
+                f"--nnodes {low}: a discovery script's hosts come and go", hint=f"--nnodes {low}:M"
+            )
         if low > len(hosts):
             count = "1 host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
             raise BadUsage(f"--nnodes {low}: only {count} named", hint="-H a:4,b:4, or --hostfile FILE")

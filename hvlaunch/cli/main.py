@@ -165,9 +165,7 @@ def _run(
 
 def _too_few_descriptors() -> BadUsage:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return BadUsage(
-        f"hvlaunch may not open as many files as it needs: the limit is {limit}", hint="ulimit -n 1024"
-    )
+    return BadUsage(f"the limit on open files is too low for hvlaunch: {limit}", hint="ulimit -n 1024")
 
 
 def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:

@@ -309,7 +309,7 @@ def _check_bounds(options: Options, low: int, high: int, per_host: int | None) -
     words = f"--nnodes {low}:{high}"
     for option, name in ((options.min_np, "--min-np"), (options.max_np, "--max-np")):
         if option is not None:
-            raise BadUsage(f"{words} and {name} say the same", hint=f"without {name}")
+            raise BadUsage(f"{words} and {name} mean the same", hint=f"without {name}")
     if per_host is None or (per_host == 0 and low > 1):
         raise BadUsage(f"{words} needs the number of workers on each host", hint="--nproc-per-node N")
 
@@ -332,7 +332,7 @@ def _check(options: Options, most: int | None) -> None:
         raise BadUsage("hosts come from --host-discovery-script, or from -H or a hostfile, but not from both")
     if options.launcher is not None:
         raise BadUsage(
-            "an elastic job needs hvlaunch's own controller: no MPI starts a single worker again",
+            "an elastic job needs hvlaunch's own controller: MPI can't restart a single worker",
             hint="without --mpi, --srun and --jsrun",
         )
     if options.skip_bad_hosts or options.end_with_rank is not None:

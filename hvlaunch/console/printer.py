@@ -414,7 +414,7 @@ class PrintLoop:
         for outlet in waiting:
             name = outlet.waits_for
             outlet.drop(self._clock())
-            self._say_once(outlet, f"{name}: it has had no reader for {patience:g} s; some output is lost")
+            self._say_once(outlet, f"{name}: nothing has read it for {patience:g} s; some output is lost")
         self._write(self._clock())
 
     def _next_batch(self) -> tuple[list[_Item], bool]:

@@ -347,8 +347,8 @@ _MOST_IDLE = 4096
 """Idle turns at the end of a journal before a Lull replaces them."""
 _IDLE_PER_WORKER = 16
 """The same for each worker, if more: a Lull's size grows with the workers."""
-_HINT = "start the job again: the workers that it had end by themselves"
-_BEFORE_ANYTHING = "journal {}: its driver was killed before anything had happened"
+_HINT = "start the job again: its old workers end by themselves"
+_BEFORE_ANYTHING = "journal {}: its driver was killed before the first event"
 
 Row = Sequence[Any]
 
@@ -579,7 +579,7 @@ def _check_format(path: Path, data: bytes) -> None:
         raise ForeignJournal(f"journal {path}: it is not one of hvlaunch's")
     if number != b"%d" % FORMAT:
         cause = f"journal {path}: format {number.decode()}; this hvlaunch knows format {FORMAT}"
-        raise OtherVersion(cause, hint="the very program that began the job")
+        raise OtherVersion(cause, hint="the same version of hvlaunch that started the job")
 
 
 def _read(path: Path, data: bytes) -> Past:
@@ -659,4 +659,4 @@ class Takeover:
         turn = self.past.turns[number]
         if digest(actions) != turn.digest:
             cause = f"job {self.past.begin.job_id}: this hvlaunch decides otherwise at turn {number} ({turn.event})"
-            raise OtherVersion(cause, hint="the very program that began the job")
+            raise OtherVersion(cause, hint="the same version of hvlaunch that started the job")

@@ -320,7 +320,7 @@ def stuck(host: str) -> Problem:
     return HostLost(
         "lost: its workers do not end, even after SIGKILL",
         host=host,
-        hint="ps -eo pid,stat,wchan,args on that host: what is in state D waits for a disk or a driver",
+        hint="ps -eo pid,stat,wchan,args on that host: processes in state D wait for a disk or a driver",
     ).problem
 
 

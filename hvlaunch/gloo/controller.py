@@ -575,7 +575,7 @@ def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
         # Under this name the machine is reached by ssh; its user may not know that the name means this machine.
         if host.port is None and is_here_by_dns(host):
             name, otherwise = host.name, f"; else {error.hint}" if error.hint else ""
-            error.hint = f"if {name} is this machine, as DNS says: localhost in its place, or {name} in /etc/hosts{otherwise}"
+            error.hint = f"if {name} is this machine, as DNS says: write localhost, or put {name} in /etc/hosts{otherwise}"
         raise
 
 

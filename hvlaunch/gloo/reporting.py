@@ -86,7 +86,7 @@ class Reporting:
         try:
             write_report(path, self._made(result))
         except OSError as error:
-            say(f"--report {path}: {reason(error)}; there is no report")
+            say(f"--report {path}: {reason(error)}; the report was not written")
 
     def now(self) -> Mapping[str, Any]:
         """Return the report of the running job; in the loop's thread."""

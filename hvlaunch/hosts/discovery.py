@@ -73,7 +73,7 @@ class HostScript:
             if out is None:
                 raise self._failed(f"took longer than {self.limit:g} s", err)
             if len(out) > _MOST:
-                raise self._failed(f"prints too much, more than {_MOST >> 10} KiB", err)
+                raise self._failed(f"printed more than {_MOST >> 10} KiB", err)
         finally:
             self._end(script)
         if script.returncode != 0:

@@ -34,7 +34,7 @@ def select(
     """
     named = _read(words, f"--{how}")
     if unknown := named.keys() - {host.name for host in hosts}:
-        raise BadUsage(f"--{how}: {min(unknown)} is none of the hosts", hint="hvlaunch --dry-run")
+        raise BadUsage(f"--{how}: {min(unknown)} is not one of the hosts", hint="hvlaunch --dry-run")
     selected: list[Host] = []
     gpus: dict[str, tuple[int, ...]] = {}
     for host in hosts:
@@ -84,7 +84,7 @@ def _read(words: str, source: str) -> dict[str, tuple[int, ...] | None]:
         chosen = _numbers(numbers, word, source) if colon else None
         for host in parse_host(names, source=source):
             if host.name in named:
-                raise BadUsage(f"{source}: {host.name} is there twice")
+                raise BadUsage(f"{source}: {host.name} is named twice")
             named[host.name] = chosen
     return named
 
@@ -105,5 +105,5 @@ def _numbers(text: str, word: str, source: str) -> tuple[int, ...]:
         # Negative numbers and other text get the same error below.
         numbers = {-1}
     if min(numbers) < 0:
-        raise BadUsage(f"{source} {word}: after the colon are numbers of GPUs: `host:0,2`")
+        raise BadUsage(f"{source} {word}: the numbers after the colon must be those of GPUs, as in host:0,2")
     return tuple(sorted(numbers))

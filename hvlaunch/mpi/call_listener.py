@@ -256,7 +256,7 @@ def _part(caller: Sealed, most: int) -> bytes:
     """Read a length-prefixed part. Raises OSError, and ValueError beyond `most` bytes."""
     size = int.from_bytes(caller.receive(4), "big")
     if size > most:
-        raise ValueError(f"{size} bytes, where {most} are the most")
+        raise ValueError(f"{size} bytes; the limit is {most}")
     return caller.receive(size)
 
 
@@ -267,7 +267,7 @@ def _facts(data: bytes) -> tuple[str, dict[str, str]]:
     except RecursionError:
         facts = None
     if not _FACTS(facts):
-        raise ValueError("facts that no agent tells")
+        raise ValueError("facts that no agent sends")
     hostname, environ = facts
     # Both may end in messages, so they must not control a terminal.
     return plain(hostname, _LONGEST), {name: plain(value, _LONGEST) for name, value in environ.items()}

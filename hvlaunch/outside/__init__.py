@@ -240,7 +240,7 @@ def _locked(path: Path) -> int:
     except BlockingIOError:
         if has_driver(path):
             raise DriverLives(f"{path}: the job's driver lives", hint="hvlaunch jobs") from None
-        cause = f"{path / LOCK}: a process that looked whether the job has a driver was stopped in the middle"
+        cause = f"{path / LOCK}: a process that was checking whether the job has a driver is stopped"
         raise NoJobDirectory(cause, hint="kill -CONT that process") from None
 
 

@@ -292,7 +292,7 @@ class WarmHost:
                 self._obey(channel, header, body)
         except (BadFrame, Garbled) as error:
             raise AgentFailed(
-                f"its warm agent sent what none of hvlaunch's sends: {error}", host=name
+                f"its warm agent sent data that no hvlaunch agent sends: {error}", host=name
             ) from None
         except OSError as error:
             broken = str(error) or type(error).__name__
@@ -307,7 +307,9 @@ class WarmHost:
         kind = header["type"]
         if kind == "ready":
             if header["protocol"] != PROTOCOL:
-                raise AgentFailed("its warm agent is of another hvlaunch", host=self.host.name)
+                raise AgentFailed(
+                    "its warm agent belongs to another version of hvlaunch", host=self.host.name
+                )
             with self._lock:
                 self._channel, self.python = channel, header["python"]
                 self.state, self.problem, self.since = "ready", None, self._clock()

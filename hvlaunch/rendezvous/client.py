@@ -576,7 +576,7 @@ def read_lease(environ: Mapping[str, str]) -> float:
         lease = math.nan
     # NaN fails each comparison, so that a malformed text ends here too.
     if not 0 <= lease < math.inf:
-        raise NoRendezvous(f"HVLAUNCH_LEASE is {text!r}, which is no number of seconds")
+        raise NoRendezvous(f"HVLAUNCH_LEASE is {text!r}, which is not a number of seconds")
     return lease
 
 

@@ -213,7 +213,7 @@ def _table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[object]]]) -
 def _whole(text: str) -> str:
     if not text:
         return ""
-    return f"<section><details><summary>As the terminal had it</summary>{_block(text.rstrip().split(chr(10)))}</details></section>"
+    return f"<section><details><summary>As the terminal showed it</summary>{_block(text.rstrip().split(chr(10)))}</details></section>"
 
 
 def _moment(seconds: float | None) -> str | None:

@@ -210,7 +210,7 @@ _WRAPPERS = frozenset(
 )
 _MOST_GROUPS = 12
 _LONGEST_COMMAND = 60
-_NOTHING = "unknown: it had ended, or could not be read"
+_NOTHING = "no stack (it had ended, or could not be read)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,9 @@ def groups(stacks: Iterable[ProcessStack]) -> list[tuple[frozenset[int], str]]:
 
 def places(parts: Sequence[tuple[Iterable[int], str]], most: int = _MOST_GROUPS) -> list[str]:
     """Word the groups: `rank 7 in sleep (data.py:31)`. The last line counts groups beyond `most`."""
-    lines = [f"{fold_ranks(ranks)} in {place}" for ranks, place in parts[:most]]
+    lines = [
+        f"{fold_ranks(ranks)}{':' if place == _NOTHING else ' in'} {place}" for ranks, place in parts[:most]
+    ]
     if others := [rank for ranks, _ in parts[most:] for rank in ranks]:
         lines.append(f"{fold_ranks(others)} in {len(parts) - most} other places")
     return lines

@@ -65,8 +65,8 @@ class Narrator:
             self._began = now
         if isinstance(event, on.HostNoise) and not self._quiet:
             self._say(
-                f"host {event.host}: a program that its start-up files left running prints; "
-                f"from now on its output is skipped: {event.text}"
+                f"host {event.host}: its shell start-up files left a program running, which prints; "
+                f"its further output is ignored: {event.text}"
             )
         if isinstance(event, on.HostAway) and not self._quiet:
             self._say(f"host {event.host}: the connection is lost ({event.cause}); connecting again")

@@ -192,7 +192,7 @@ def because(cause: why.Cause) -> str:
         case why.NoProgress(times):
             return GaveUp(times=times).cause
         case why.StartsFailed(times):
-            return f"{times} times in a row the worker of a slot failed before it got a rank"
+            return f"the worker of a slot failed {times} times in a row before it got a rank"
 
 
 def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:

@@ -172,9 +172,7 @@ def test_background_output_of_start_up_files_disturbs_no_channel(cluster: TestHo
         startup.unlink()
     lines = job.stderr.encode().splitlines(keepends=True)
     own = [line for line in lines if line.startswith(b"hvlaunch: ")]
-    words_of_it = (
-        b"host a: a program that its start-up files left running prints; from now on its output is skipped"
-    )
+    words_of_it = b"host a: its shell start-up files left a program running, which prints; its further output is ignored"
     assert sum(words_of_it in line for line in own) == 1, own
     check_console(iter(job.stdout.encode().splitlines(keepends=True)), "stdout")
     check_console((line for line in lines if line not in own), "stderr")

@@ -228,7 +228,7 @@ def test_a_pipe_without_a_writer_is_an_error(here: Path, name: str) -> None:
     words = ("--config-file", name) if name == "job.yaml" else ()
     done = shown_config(*words, XDG_CONFIG_HOME=str(here / "xdg"))
     assert done.returncode == 2
-    assert f"{name}: it is a pipe, and no data came; try: --config-file FILE\n" in done.stderr
+    assert f"{name}: it is a pipe, and no data arrived; try: --config-file FILE\n" in done.stderr
 
 
 def test_a_file_of_mine_in_a_sticky_directory_is_used(here: Path) -> None:

@@ -163,7 +163,7 @@ def test_small_frames_take_credit_as_well(rig: Rig) -> None:
 def test_output_behind_the_end_of_its_stream_ends_the_host(rig: Rig) -> None:
     rig.channel.frame(OUTPUT)
     rig.channel.frame(OUTPUT, b"x")
-    assert "output of slot 0 behind its end" in lost(rig)
+    assert "output of slot 0 after its end" in lost(rig)
 
 
 def test_a_frame_behind_the_last_ends_the_host(rig: Rig) -> None:
@@ -203,4 +203,4 @@ def test_connections_too_many_end_the_host(rig: Rig, numbers: list[int]) -> None
     assert isinstance(rig.event(), on.RendezvousReached)
     for number in numbers:
         rig.channel.frame({"type": "relay", "id": number, "what": "open"})
-    assert "a relayed connection too many" in lost(rig)
+    assert "one relayed connection too many" in lost(rig)

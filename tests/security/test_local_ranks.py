@@ -37,7 +37,7 @@ def test_another_user_in_the_agents_place_gets_nothing_from_a_rank():
         words = caller_command(names_of(Kind.OPEN_MPI), sys.executable)
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 1
-        assert "user 65534 is where its first process should be" in done.stderr
+        assert "user 65534 listens in place of its first process" in done.stderr
         assert stranger.stdout.readline() == "b''\n"
 
 

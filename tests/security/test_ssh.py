@@ -104,7 +104,7 @@ def test_a_configuration_that_allows_nothing_of_ours(make_sshd, keyword: str) ->
     listed = {"Ciphers": "chacha20-poly1305@openssh.com", "MACs": "umac-128@openssh.com"}[keyword]
     sshd.config += [f"{keyword} {listed}"]
     error = refusal(HostError, sshd)
-    assert error.cause == f"{keyword} {listed} of the ssh configuration: hvlaunch supports none of them"
+    assert error.cause == f"{keyword} {listed} of the ssh configuration: hvlaunch supports none of these"
 
 
 def test_a_key_of_a_kind_that_the_configuration_excludes_is_not_shown(make_sshd) -> None:

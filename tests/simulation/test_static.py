@@ -43,7 +43,7 @@ def check(world: World, result: JobResult) -> None:
             bad = {cause.split()[1] for cause in world.broken if cause.startswith(("lose", "connect"))}
             left = sum(host.slots or 0 for host in world.spec.hosts if host.name not in bad)
             least = max(world.spec.np or 1, (world.spec.end_with_rank or 0) + 1)
-            assert left < least, "the good hosts have slots enough"
+            assert left < least, "the good hosts have enough slots"
     else:
         assert result.failure is not None
         assert result.exit_code in codes

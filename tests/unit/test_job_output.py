@@ -72,7 +72,7 @@ def test_a_job_whose_output_nobody_reads_ends(end, code):
             job.terminate()
         _, stderr = job.communicate(timeout=DEADLINE)
     assert job.returncode == code
-    assert b"hvlaunch: stdout: it has had no reader for 0.2 s; some output is lost\n" in stderr
+    assert b"hvlaunch: stdout: nothing has read it for 0.2 s; some output is lost\n" in stderr
 
 
 @pytest.mark.parametrize(("command", "code"), [("echo words", 74), ("echo words; exit 3", 3)])

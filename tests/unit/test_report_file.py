@@ -52,7 +52,7 @@ def test_each_end_of_a_job_leaves_a_report_and_has_its_own_code(tmp_path: Path) 
     assert "hunter2" not in page
     assert report(tmp_path / "well.json")["outcome"] == "well"
     assert report(tmp_path / "stopped.json")["interrupted"] == "SIGINT"
-    missing = f"--report {gone}/x.json: no such file or directory; there is no report"
+    missing = f"--report {gone}/x.json: no such file or directory; the report was not written"
     assert told["gone/x.json"].count(missing) == 1
     assert {one.name for one in tmp_path.iterdir()} == {*jobs} - {"gone/x.json"}
 

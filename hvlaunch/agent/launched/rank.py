@@ -52,7 +52,7 @@ def main(pairs: Sequence[Tuple[str, str]], caller: str) -> None:
         try:
             link.bind(name_of_socket)
         except OSError as error:
-            _fail("its processes can't meet: %s" % error)
+            _fail("the launcher's processes on it can't connect to each other: %s" % error)
         link.listen(_MOST)
         ranks = link
     exec(zlib.decompress(a2b_base64(caller)), {"__name__": "__main__", "ranks": ranks})  # noqa: S102
@@ -84,7 +84,7 @@ def _join(link: socket.socket, name_of_socket: str, rank: int, local: int) -> No
     peer = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     uid = int.from_bytes(peer[4:8], sys.byteorder)
     if uid != os.geteuid():
-        _fail("user %d is where its first process should be" % uid)
+        _fail("user %d listens in place of its first process" % uid)
     try:
         link.sendall(b"%8d%8d" % (rank, local) + MAGIC_NUMBER)
         program = _exactly(link, int.from_bytes(_exactly(link, 4), "big"))
@@ -105,7 +105,7 @@ def _exactly(link: socket.socket, size: int) -> bytes:
     while len(data) < size:
         part = link.recv(size - len(data))
         if not part:
-            raise OSError("the agent hung up")
+            raise OSError("the agent closed the connection")
         data += part
     return data
 

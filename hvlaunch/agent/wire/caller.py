@@ -137,7 +137,7 @@ class Sealed:
         while len(data) < size:
             part = self.socket.recv(size - len(data))
             if not part:
-                raise OSError("the other side hung up")
+                raise OSError("the other side closed the connection")
             data += part
         return data
 
@@ -208,7 +208,7 @@ class _Calls:
         driver = Sealed(sock, context, server_side=False)
         driver.shake_hands()
         if driver.fingerprint() != self._certificate:
-            raise OSError("that is not the driver")
+            raise OSError("the program there is not the driver")
         with self._lock:
             # Only the winner sends the word, so the driver counts this process once.
             if self._driver is None:

@@ -36,7 +36,7 @@ def main(directory: str) -> NoReturn:
         sys.stderr.write("hvlaunch carrier: no agent: %s\n" % os.strerror(error.errno or 0))
         os._exit(EXIT_NO_AGENT)
     if int.from_bytes(peer[4:8], sys.byteorder) != os.geteuid():
-        sys.stderr.write("hvlaunch carrier: no agent: another user's program is there\n")
+        sys.stderr.write("hvlaunch carrier: no agent: another user's program listens in its place\n")
         os._exit(EXIT_NO_AGENT)
     signal.setitimer(signal.ITIMER_REAL, 0)  # the command line set it
     guardian = _parent_of(int.from_bytes(peer[:4], sys.byteorder))

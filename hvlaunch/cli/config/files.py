@@ -119,12 +119,12 @@ def _bytes(path: str, name: str, *, only_regular: bool = False) -> bytes:
         if writer is not None:
             raise NotTrusted(f"{name}: {writer}", hint=_OWN_HINT)
         if only_regular and not stat.S_ISREG(status.st_mode):
-            raise NotTrusted(f"{name}: it is no regular file", hint=_OTHER_NAME_HINT)
+            raise NotTrusted(f"{name}: it is not a regular file", hint=_OTHER_NAME_HINT)
         # A shell's `<(command)` is a pipe, possibly with a slow writer: read to the end.
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if not data and stat.S_ISFIFO(status.st_mode):
-        raise BadUsage(f"{name}: it is a pipe, and no data came", hint="--config-file FILE")
+        raise BadUsage(f"{name}: it is a pipe, and no data arrived", hint="--config-file FILE")
     return data
 
 

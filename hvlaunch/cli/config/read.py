@@ -251,7 +251,7 @@ class _Reader:
             and self._file.is_found
             and os.path.commonpath([inside, os.path.realpath(path)]) != inside
         ):
-            raise BadValue(f"{text} is not below the directory of this file, which was not named but found")
+            raise BadValue(f"{text} is not below the directory of this file, which hvlaunch found by itself")
         return path
 
     def _check_source(self, option: Option, called: str, place: str) -> None:
@@ -393,7 +393,7 @@ def _advice(name: str, options: Collection[str], groups: Sequence[OptionGroup]) 
             return f"is not read: {key_of(option)} can't be set by a variable; try: {option.flags[-1]} on the command line"
     # Stricter than for keys: variables of other programs may begin with HVLAUNCH_ too.
     close = get_close_matches(name, options, 1, _LIKE_VARIABLE)
-    return f"is no option; try: {close[0]}" if close else None
+    return f"is not an option; try: {close[0]}" if close else None
 
 
 def _of_variable(option: Option, name: str, text: str) -> Iterator[Setting]:

@@ -117,7 +117,7 @@ def parser_of(name: str) -> Parser:
         )
     elif name != "jobs":
         count = None if name == "forget" else "?"
-        text = "id or name of the job, or the first letters of its id; not needed where one job runs"
+        text = "id or name of the job, or the first letters of its id; not needed if only one job runs"
         parser.add_argument("job", metavar="JOB", nargs=count, help=text)
     match name:
         case "jobs":
@@ -138,7 +138,7 @@ def parser_of(name: str) -> Parser:
                 "--json", action="store_true", help="an object for each process, on its own line"
             )
         case "events":
-            parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+            parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
         case "stop":
             parser.add_argument(
                 "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
@@ -159,7 +159,7 @@ def _add_view_options(parser: Parser, name: str) -> None:
     _add_ranks(parser)
     if name == "attach":
         return
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
     when = partial(since, now=datetime.now().astimezone())
     parser.add_argument(
         "--since", metavar="TIME", type=_reader(when), help="from then on: 10m, 2h, 14:30, 2026-11-22T14:30"
@@ -171,7 +171,7 @@ def _add_view_options(parser: Parser, name: str) -> None:
 
 def _add_top_options(parser: Parser) -> None:
     parser.add_argument(
-        "--plain", action="store_true", help="a table, again and again, as it is where there is no textual"
+        "--plain", action="store_true", help="print a plain table repeatedly; the default without textual"
     )
     parser.add_argument(
         "--web", action="store_true", help="serve a page for a browser until Ctrl-C; print its address"
@@ -183,13 +183,15 @@ def _add_metrics_options(parser: Parser) -> None:
     from hvlaunch.cli.options import values  # noqa: PLC0415 (for this word alone)
 
     parser.add_argument(
-        "--textfile", metavar="FILE", help="write them to this file, as node_exporter reads it"
+        "--textfile",
+        metavar="FILE",
+        help="write the metrics to this file, for the textfile collector of node_exporter",
     )
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
         type=_reader(values.seconds),
-        help="with --textfile: write it again and again, and remove it in the end",
+        help="with --textfile: write the file at this interval, and remove it at the end",
     )
     parser.add_argument(
         "--scrape",

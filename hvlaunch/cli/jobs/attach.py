@@ -63,7 +63,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         view.printer.close()
     except KeyboardInterrupt:
         view.printer.close(_LEAVE_PATIENCE)
-        complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
+        complain(f"job {job.id} continues; to stop it: hvlaunch stop {job.id}")
         return 0
     finally:
         if shown is not None:
@@ -89,7 +89,7 @@ def _read(
             viewed.note(reader.position)
         if not has_driver(job.directory) and not has_ended(job):
             successors.start(
-                lambda: view.printer.say("its driver was killed; another one takes the job over")
+                lambda: view.printer.say("its driver was killed; another driver takes the job over")
             )
         time.sleep(_LOOK)
 
@@ -127,7 +127,7 @@ class _Successors:
         job = self._job
         if (launcher := job.about.get("launcher")) is not None:
             cause = f"job {job.id}: its driver was killed, and no other can take over a job of {launcher}"
-            raise DriverGone(cause, hint="start it again: the workers that it had end by themselves")
+            raise DriverGone(cause, hint="start it again: its old workers end by themselves")
         say()
         # Exit code EXIT_HOSTS: no host answered, and another successor would fail in the same way.
         if self._newest is not None and self._newest.wait() == EXIT_HOSTS:

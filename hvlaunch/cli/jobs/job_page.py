@@ -139,7 +139,7 @@ class JobPage:
         """Raises DriverGone."""
         newest = self._feed.next()
         if newest is None:
-            raise DriverGone("the job is over")
+            raise DriverGone("the job has ended")
         record = {**as_json(newest), "verdict": verdict(newest)._asdict()}
         if newest.ending is not None:
             record["report"] = self._report()

@@ -32,7 +32,7 @@ def metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     if options.interval is not None and options.textfile is None:
         raise BadUsage("--interval is for --textfile", hint="hvlaunch metrics --textfile FILE --interval 15")
     if options.scrape and options.textfile is not None:
-        raise BadUsage("--scrape and --textfile are two ways", hint="one of them")
+        raise BadUsage("--scrape and --textfile exclude each other", hint="only one of them")
     if (options.bind or options.no_tls) and not options.scrape:
         raise BadUsage("--bind and --no-tls are for --scrape", hint="hvlaunch metrics --scrape")
     if options.no_tls and not options.bind:

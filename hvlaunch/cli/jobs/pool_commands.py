@@ -37,7 +37,7 @@ usage: hvlaunch pool up NAME -H HOSTS [--idle-timeout TIME] [--skip-bad-hosts] [
 Keep connections to hosts, so that jobs there start sooner: `hvlaunch --pool NAME -np N COMMAND`.
 
   --idle-timeout TIME  end it after so long without a job (default 8h): 90s, 10m, 8h, 2d
-  --skip-bad-hosts     keep it even if some hosts can't be reached now; they are tried again and again
+  --skip-bad-hosts     keep it even if some hosts can't be reached now; hvlaunch keeps trying them
   --foreground         do not leave the terminal; end with stdin's end
   --kill               stop the jobs that use it first
   --json               an object for each pool, on its own line
@@ -68,7 +68,7 @@ def run_pool_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_answer(_USAGE)
     act = _ACTS.get(argv[0])
     if act is None:
-        raise BadUsage(f"pool: {argv[0]!r} is none of up, down, status", hint=_HINT)
+        raise BadUsage(f"pool: {argv[0]!r} is not one of up, down, status", hint=_HINT)
     return act(argv[1:], environ)
 
 
@@ -91,7 +91,7 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if spec.allocation is None and not options.given.keys() & {"hosts", "hostfile"}:
         raise BadUsage("pool up: no hosts are named", hint=f"hvlaunch pool up {name} -H HOSTS")
     if spec.visible_gpus or spec.elastic is not None:
-        raise BadUsage("pool up: numbers of GPUs, and bounds of hosts, are for jobs", hint=_HINT)
+        raise BadUsage("pool up: numbers of GPUs and limits of hosts are for jobs", hint=_HINT)
     hosts = [replace(host, slots=host.slots or spec.slots_per_host) for host in spec.hosts]
     spec = replace(spec, hosts=tuple(hosts))
     for warning in () if options.quiet else warnings:
@@ -197,7 +197,8 @@ def _end(pool: KnownPool) -> None:
     while has_driver(pool.directory):
         if time.monotonic() > deadline:
             raise PoolGone(
-                f"pool {pool.name}: its process (pid {pool.about.get('pid')}) does not end", hint="kill -9 it"
+                f"pool {pool.name}: its process (pid {pool.about.get('pid')}) does not end",
+                hint=f"kill -9 {pool.about.get('pid')}",
             )
         time.sleep(_LOOK)
 
@@ -268,7 +269,7 @@ def _name(text: str) -> str:
 def _span(text: str) -> float:
     match = _SPAN.fullmatch(text)
     if match is None or not int(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m, 8h or 2d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m, 8h or 2d")
     return float(int(match[1]) * _UNITS[match[2]])
 
 

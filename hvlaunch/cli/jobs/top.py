@@ -38,7 +38,9 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     if options.plain or not has_terminal:
         return _plain(feed, is_redrawn=has_terminal)
     if find_spec("textual") is None:
-        complain('a plain table, for want of textual; for the full screen: pip install "hvlaunch[top]"')
+        complain(
+            'showing a plain table, since textual is not installed; for the full screen: pip install "hvlaunch[top]"'
+        )
         return _plain(feed, is_redrawn=True)
     from hvlaunch.cli.jobs.top_screen import TopScreen  # noqa: PLC0415 (an extra, and 200 ms)
 
@@ -96,7 +98,7 @@ def _leave(feed: JobFeed) -> int:
     """Return the exit code: the job's, if the job has ended."""
     job = feed.job
     if not feed.has_ended:
-        complain(f"job {job.id} goes on; to stop it: hvlaunch stop {job.id}")
+        complain(f"job {job.id} continues; to stop it: hvlaunch stop {job.id}")
         return 0
     result = result_of(job)
     return 0 if result is None else int(result["exit_code"])

@@ -313,7 +313,7 @@ class TopScreen(App[None]):
         except HvlaunchError as error:
             return str(error)
         if answer is None:
-            return "this driver takes no stacks"
+            return "the driver of this job can't take stacks"
         shown = shown_stacks(answer)
         return "\n".join([shown["summary"], "", *shown["lines"]])
 

@@ -65,12 +65,12 @@ class Access:
         host = fields.get("host", "")
         # DNS rebinding: another site's name may lead here.
         if _without_port(host) not in self._names:
-            return Refusal(421, "this is not the host that you have asked for")
+            return Refusal(421, "the request names another host than this server")
         origin = fields.get("origin")
         is_foreign = origin is not None and origin not in (f"http://{host}", f"https://{host}")
         is_from_elsewhere = fields.get("sec-fetch-site", "none") not in ("same-origin", "none")
         if is_foreign or (is_from_elsewhere and not is_public):
-            return Refusal(403, "another site may not ask")
+            return Refusal(403, "requests from other sites are refused")
         return None
 
     def is_let_in(self, fields: Mapping[str, str]) -> bool:

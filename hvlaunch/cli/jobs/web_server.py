@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _read_body(self) -> bytes:
         size = self.headers.get("content-length", "0").strip()
         if not (size.isascii() and size.isdigit() and int(size) <= _LONGEST_BODY):
-            raise ValueError("the body is too long, or its length is no number")
+            raise ValueError("the body is too long, or its length is not a number")
         body = self.rfile.read(int(size))
         if len(body) < int(size):
             raise ConnectionResetError
@@ -259,7 +259,7 @@ def _family(address: str) -> socket.AddressFamily:
     """Raises BadUsage."""
     # Named addresses only: no other network must get the page by accident.
     if address in _EVERYWHERE:
-        raise BadUsage(f"{address} is every address: name one", hint="--bind ADDRESS")
+        raise BadUsage(f"{address} means every address: name one", hint="--bind ADDRESS")
     try:
         return socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0][0]
     except OSError as error:

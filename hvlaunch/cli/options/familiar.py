@@ -17,7 +17,7 @@ FAMILIAR = OptionGroup(
             "number of hosts to use, or the fewest and the most",
             Value(("N[:M]",), values.hosts_or_bounds),
             default="all hosts",
-            more="The first `N` of the hosts are used. With `N:M` the job is elastic, and needs `--nproc-per-node`: it goes on with `N` "
+            more="The first `N` of the hosts are used. With `N:M` the job is elastic, and needs `--nproc-per-node`: it continues with `N` "
             "hosts, and takes up to `M`. With `--skip-bad-hosts`, and where an elastic job has `--nproc-per-node`, other hosts take the place of bad ones.",
             example="hvlaunch --nnodes 2 --nproc-per-node 4 -H a,b,c python train.py",
         ),
@@ -27,7 +27,7 @@ FAMILIAR = OptionGroup(
             "number of workers on each host, or gpu, auto or cpu",
             Value(("N",), values.workers_per_host),
             default="`-np`, else one in every slot",
-            more="Each host that is used has so many workers, whatever more slots it has. `gpu` and `auto` are one for each GPU of a host; one without GPUs has "
+            more="Each host gets this many workers, even if it has more slots. `gpu` and `auto` are one for each GPU of a host; one without GPUs has "
             "one worker. Where all hosts are this machine, and it has no nvidia-smi, `auto` is one for each processor, and `gpu` is an error. "
             "`cpu` is for this machine alone.",
             example="hvlaunch --nproc-per-node 4 -H a:8,b:8 python train.py",
@@ -56,7 +56,7 @@ FAMILIAR = OptionGroup(
             ("--redirects",),
             "streams to keep in files, and not to show",
             Value(("STREAMS",), values.streams),
-            more="In the words of `--tee`, which counts where both name a stream.",
+            more="Values are as for `--tee`, which wins for a stream that both name.",
             example="hvlaunch -np 2 --log-dir logs --redirects 1 python train.py",
         ),
         Option(
@@ -64,7 +64,7 @@ FAMILIAR = OptionGroup(
             ("--include",),
             "hosts to use, perhaps with the numbers of their GPUs",
             Value(("HOST[:N,...]@...",), values.not_empty),
-            more="Workers of a host with numbers see these GPUs alone, one each.",
+            more="Workers of a host with numbers see only these GPUs, one each.",
             example="hvlaunch -H a:8,b:8,c:8 --include a@c:0,1 python train.py",
             # DeepSpeed refuses both in one line, too.
             excludes="selection",
@@ -72,7 +72,7 @@ FAMILIAR = OptionGroup(
         Option(
             "exclude",
             ("--exclude",),
-            "hosts not to use, or the numbers of GPUs of theirs",
+            "hosts not to use, or GPUs of hosts by number",
             Value(("HOST[:N,...]@...",), values.not_empty),
             example="hvlaunch -H a:8,b:8,c:8 --exclude b@c:0 python train.py",
             excludes="selection",

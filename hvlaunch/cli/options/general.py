@@ -13,7 +13,7 @@ GENERAL = OptionGroup(
         Option(
             "job_name",
             ("--job-name",),
-            "the job's name, for `hvlaunch jobs` and its like",
+            "the job's name, for `hvlaunch jobs` and similar commands",
             Value(("NAME",), values.printable),
             field="name",
             example="hvlaunch --job-name baseline -np 8 -H a:4,b:4 python train.py",
@@ -33,7 +33,7 @@ GENERAL = OptionGroup(
             "detach",
             ("--detach-on-hangup",),
             "leave the job running if the terminal is closed",
-            more="Without it, a job ends with its terminal. It goes on as with --detach, also where the reader of a pipe is gone.",
+            more="Without it, a job ends with its terminal. It continues as with --detach, also where the reader of a pipe is gone.",
             constant="on hangup",
             excludes="detach",
         ),
@@ -50,7 +50,7 @@ GENERAL = OptionGroup(
             ("--config-file",),
             "file of options, as YAML or TOML",
             Value(("FILE",), values.not_empty, completion="file"),
-            more="A file whose name ends with `.toml` is TOML, and any other is YAML; one of horovodrun will do.",
+            more="A file whose name ends with `.toml` is TOML, and any other is YAML; a file for horovodrun works too.",
             example="hvlaunch --config-file job.yaml python train.py",
             # A file must not name another file: the order of sources would be unclear.
             source="no file",
@@ -58,7 +58,7 @@ GENERAL = OptionGroup(
         Option(
             "profile",
             ("--profile",),
-            "part of the files of options to use too",
+            "profile in the files of options to use as well",
             Value(("NAME",), values.not_empty),
             example="hvlaunch --profile gpu8 python train.py",
             source="own",
@@ -142,7 +142,7 @@ JOB_WORDS = {
         JobWord(
             "attach",
             "[JOB] [--ranks LIST]",
-            "look on at a job, or take it up again; Ctrl-C leaves it running",
+            "watch the output of a job, or take over a job whose driver was killed; Ctrl-C leaves it running",
         ),
         JobWord(
             "logs",

@@ -13,7 +13,7 @@ __all__ = ["DESCRIPTION", "EXAMPLES", "EXIT_CODES", "Parser", "default_text", "m
 _USAGE = "hvlaunch [-np N] [-H HOSTS | --hostfile FILE] [options] COMMAND [ARG ...]"
 DESCRIPTION = (
     "Start COMMAND as N workers on the hosts, over ssh, with all that torch.distributed needs to find the "
-    "others. Options come before COMMAND; whatever follows its first word belongs to it."
+    "others. Options come before COMMAND; everything after COMMAND is passed to it."
 )
 
 

@@ -113,7 +113,7 @@ SSH = OptionGroup(
 
 ELASTIC = OptionGroup(
     "elastic jobs",
-    about="Hosts may come and go, workers and hosts may fail, and training goes on. A job is elastic with any of `--min-np`, "
+    about="Hosts may come and go, workers and hosts may fail, and training continues. A job is elastic with any of `--min-np`, "
     "`--max-np`, `--host-discovery-script`, `--max-restarts` and `--spares`.",
     pages=(("Elastic jobs", "../guides/lost-host.md"),),
     options=(
@@ -213,7 +213,7 @@ ELASTIC = OptionGroup(
         Option(
             "commit_timeout",
             ("--commit-timeout",),
-            "time that a round may go on without a commit",
+            "time that a round may last without a commit",
             values.SECONDS,
             field="elastic.commit_timeout",
             default="no limit",
@@ -293,11 +293,11 @@ _HOSTS = OptionGroup(
         Option(
             "pool",
             ("--pool",),
-            "warm pool that the hosts are of",
+            "warm pool whose hosts the job uses",
             Value(("NAME",)),
             field="pool",
-            more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job has "
-            "all of its hosts. How hosts are reached was said there: options of SSH have no effect here. An empty name is no pool.",
+            more="`hvlaunch pool up NAME -H HOSTS` keeps connections to the hosts, so that jobs start sooner. Without `-H` the job uses "
+            "all hosts of the pool. SSH options are fixed by `pool up`, and have no effect here. An empty name means no pool.",
             # An empty name takes back the pool of a file or a variable.
             convert=values.or_none,
             source="own",
@@ -329,11 +329,11 @@ _HOSTS = OptionGroup(
         Option(
             "skip_bad_hosts",
             ("--skip-bad-hosts",),
-            "go on without hosts that fail before the workers start",
+            "continue without hosts that fail before the workers start",
             field="skip_bad_hosts",
-            more="The other hosts must have slots enough for `-np`. List more hosts than needed: all are connected, and the first good "
+            more="The other hosts must have enough slots for `-np`. List more hosts than needed: all are connected, and the first good "
             "ones get the workers. hvlaunch says which were skipped, and why. A host that does not answer is waited for as "
-            "long as `--start-timeout` says, unless those before it have slots enough.",
+            "long as `--start-timeout` says, unless those before it have enough slots.",
             example="hvlaunch --skip-bad-hosts -np 8 -H 'gpu[01-03]:4' python train.py",
         ),
         Option(
@@ -544,7 +544,7 @@ _OUTPUT = OptionGroup(
             ("--merge",),
             "print equal lines of several ranks once",
             field="console.merge",
-            more="Such a line has the set of its ranks. The lines must come at about the same time.",
+            more="The prefix of such a line lists the ranks that printed it. The lines must come at about the same time.",
         ),
         Option(
             "events",
@@ -561,7 +561,7 @@ _OUTPUT = OptionGroup(
             "file for the failure report: `.json`, or `.html`",
             values.FILE,
             field="report",
-            more="The page is one file, to be sent to somebody. The file is written when the job has ended, also if it went well, and "
+            more="The page is one file that you can send to somebody. The file is written when the job has ended, also if it went well, and "
             "replaces one that is there.",
             example="hvlaunch -np 8 -H a:4,b:4 --report report.html python train.py",
             convert=values.report_path,
@@ -638,7 +638,7 @@ _ENDING = OptionGroup(
             "silence after which hvlaunch and a host give each other up",
             values.SECONDS,
             field="lease",
-            more="The host stops its workers then, and hvlaunch stops the job, or goes on without the host if the job is "
+            more="The host stops its workers then, and hvlaunch stops the job, or continues without the host if the job is "
             "elastic.",
         ),
         Option(
@@ -647,7 +647,7 @@ _ENDING = OptionGroup(
             "time that a host waits for a connection that was lost",
             values.SECONDS,
             field="reconnect_timeout",
-            more="hvlaunch connects again at once, and again and again; the workers go on meanwhile, and nothing is lost. When "
+            more="hvlaunch connects again at once, and repeats that; the workers continue meanwhile, and nothing is lost. When "
             "the time is over, the host stops its workers: so this is also how long they outlive an hvlaunch that was killed. "
             "It is at most --lease, which is what counts where a connection is only silent. With --detach and --detach-on-hangup "
             "it is --lease, unless it is given.",
@@ -669,12 +669,12 @@ _ENDING = OptionGroup(
             field="fsync",
             more="What it needs is written to the job's directory in any case, and outlives hvlaunch itself. With this option each "
             "event is synced to disk before hvlaunch acts on it, which takes some milliseconds each time. The last seconds of "
-            "the output that is kept may be missing then.",
+            "stored output may then be lost.",
         ),
         Option(
             "end_with_rank",
             ("--end-with-rank",),
-            "rank whose end is the end of the job",
+            "rank that ends the job when it exits",
             Value(("RANK",), values.count),
             field="end_with_rank",
             default="the job ends when all ranks have",

@@ -121,7 +121,7 @@ _OPTIONS_HEAD = """\
 hvlaunch [options] COMMAND [ARG ...]
 ```
 
-Options come before COMMAND; whatever follows its first word belongs to it, and `--` before it says where it begins.
+Options come before COMMAND. Everything after COMMAND is passed to it; `--` marks where it begins.
 `--lease 5` and `--lease=5` are the same. No name can be cut short. Of an option that is given twice the last counts, unless
 it may be repeated. `--no-` before the name of a switch takes it back: `--merge --no-merge`. Times are in seconds.
 

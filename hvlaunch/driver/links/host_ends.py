@@ -59,7 +59,7 @@ def broken(host: str, error: BadFrame) -> ProtocolBroken:
     return ProtocolBroken(
         f"lost: it sent data that no hvlaunch agent sends: {error}",
         host=host,
-        hint="whether that host, and what else of yours runs there, can be trusted",
+        hint="find out whether that host, and your other programs on it, can be trusted",
     )
 
 
@@ -68,7 +68,7 @@ def garbled(host: str) -> ChannelGarbled:
     return ChannelGarbled(
         "lost: another program on it wrote into the middle of its agent's messages",
         host=host,
-        hint="start-up files of that host must not leave programs running that print",
+        hint="change the shell start-up files of that host: they leave a program running that prints",
     )
 
 

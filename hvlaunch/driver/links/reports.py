@@ -357,7 +357,7 @@ class Expected:
         # The printer has finished the stream's last line at its end.
         end = (stream, slot, start)
         if end in self._had:
-            raise BadFrame(f"output of slot {slot} behind its end")
+            raise BadFrame(f"output of slot {slot} after its end")
         if not body:
             self._had.add(end)
             return
@@ -413,7 +413,7 @@ class RelayRules:
         if kind == "open":
             self._opened += 1
             if number != self._opened or len(self._open) >= MOST_RELAYED:
-                raise BadFrame("a relayed connection too many")
+                raise BadFrame("one relayed connection too many")
             self._open[number] = _Connection()
             return
         if number > self._opened:

@@ -467,10 +467,10 @@ class HostSession:
             return None, 0.0
         except (OSError, StopIteration) as error:
             # This connection is lost too, but the agent was there: the next connection finds out if it still is.
-            self.lost = f"its agent did not take it: {str(error) or type(error).__name__}"
+            self.lost = f"its agent refused the connection: {str(error) or type(error).__name__}"
             return None, inf
         except (BadFrame, Garbled) as error:
-            self.lost = f"its agent did not take it: {error}"
+            self.lost = f"its agent refused the connection: {error}"
             return None, self._patience
 
     def _resume(self, candidate: "Candidate") -> "Iterator[Frame]":
@@ -661,11 +661,13 @@ class Renewal:
             # Too late is not a refusal: the machine is probably busy.
             if late.is_set():
                 raise StartTimeout(f"its agent did not answer within {limit:g} s", host=self._host) from None
-            raise HostError(f"no way to its agent: {last or f'status {status}'}", host=self._host) from None
+            raise HostError(
+                f"its agent can't be reached: {last or f'status {status}'}", host=self._host
+            ) from None
         except (OSError, BadFrame, Garbled) as error:
             connection.close()
             kind = StartTimeout if late.is_set() else HostError
-            raise kind(f"no way to its agent: {error}", host=self._host) from None
+            raise kind(f"its agent can't be reached: {error}", host=self._host) from None
         finally:
             watch.cancel()
 

@@ -114,7 +114,7 @@ class _StreamChannel:
         while self._ended is None:
             data = self._link.recv(_READ_SIZE)
             if not data:
-                raise ConnectionResetError("the warm pool has lost it")
+                raise ConnectionResetError("the warm pool has lost its connection")
             if content := b"".join(self._parts(self._incomplete + data)):
                 return content
         return b""

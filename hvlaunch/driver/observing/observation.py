@@ -124,7 +124,7 @@ class Observation:
         with self._lock:
             self._open.discard(answer.host)
             if sample is None:
-                self._problems[answer.host] = answer.problem or "its observer sent what is no sample"
+                self._problems[answer.host] = answer.problem or "its observer sent an invalid sample"
             else:
                 self._newest[answer.host] = sample
                 self._problems.pop(answer.host, None)

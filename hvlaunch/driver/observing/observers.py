@@ -239,7 +239,7 @@ class _Observer:
                 problem = None if problem is None else plain(problem, _LONGEST_PROBLEM)
                 answered(Answer(self._link.host.name, answer.get("answer"), problem))
         if None in answers or len(answers) < len(lines) or len(last) > _LONGEST_LINE:
-            self._fail("its observer does not speak as one")
+            self._fail("its observer sent an invalid answer")
 
     def _ended(self, errand: "Errand") -> None:
         from hvlaunch.driver.links.errands import ErrandFailed  # noqa: PLC0415 (as above)

@@ -95,7 +95,7 @@ def _stacks_of(answer: Answer, pids: Mapping[int, int]) -> list[ProcessStack]:
     if problem is None and _ANSWER(answer.value):
         stacks = process_stacks(answer.host, {name: answer.value[name] for name in STACKS}) or ()
     elif problem is None:
-        problem = "its observer does not speak as one"
+        problem = "its observer sent an invalid answer"
     requested = [stack for stack in stacks if stack.rank in pids]
     ranks_present = {stack.rank for stack in requested}
     missing = [

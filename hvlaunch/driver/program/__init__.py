@@ -76,7 +76,7 @@ class AgentProgram:
         # A discovery script may not choose a program that runs as the user on the driver's machine.
         if is_here and host.python is not None and host.python not in self._own_pythons:
             raise HostError(
-                f"this machine runs no python={host.python} that is found while the job runs",
+                f"python={host.python} was found while the job runs, and may not name a program of this machine",
                 host=host.name,
                 hint="--remote-python, or python= in the hostfile before the job",
             )

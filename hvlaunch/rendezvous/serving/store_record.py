@@ -68,7 +68,7 @@ def unpack(body: memoryview) -> Iterator[Item]:
         kind, number, *sizes = _ITEM.unpack_from(body, at)
         at += _ITEM.size
         if kind not in _KINDS or at + sum(sizes) > len(body):
-            raise BadLog("an item is of no known kind")
+            raise BadLog("an item has an unknown kind")
         parts = []
         for size in sizes:
             parts.append(bytes(body[at : at + size]))
@@ -169,7 +169,7 @@ def _read(path: Path) -> bytes:
         status = os.fstat(descriptor)
         # Another user's file could feed this job with values.
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise BadStoreFile(path, "this is no file that only this user can read and change")
+            raise BadStoreFile(path, "it is not a file that only this user can read and change")
         content = file.read()
     if content.startswith(_GIVEN_UP):
         raise BadStoreFile(path, f"it was given up: {content[len(_GIVEN_UP) :].decode(errors='replace')}")

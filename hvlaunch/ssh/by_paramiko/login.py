@@ -105,7 +105,7 @@ class Login:
         def choose(ours: Sequence[str], keyword: str, words: str | None) -> tuple[str, ...]:
             if chosen := allowed(ours, words):
                 return chosen
-            cause = f"{keyword} {words} of the ssh configuration: hvlaunch supports none of them"
+            cause = f"{keyword} {words} of the ssh configuration: hvlaunch supports none of these"
             raise HostError(cause, host=self._name, hint=OPENSSH)
 
         security.ciphers = choose(security.ciphers, "Ciphers", listed.ciphers)

@@ -165,7 +165,7 @@ class _Open:
     def receive(self, size: int) -> bytes:
         assert size <= CallLimits().facts
         if size > len(self._said):
-            raise OSError("the other side hung up")
+            raise OSError("the other side closed the connection")
         data, self._said = self._said[:size], self._said[size:]
         return data
 

@@ -336,7 +336,7 @@ def test_a_guardian_that_may_not_fork_leaves_no_directory(tmp_path: Path) -> Non
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr == b"hvlaunch agent: it can't start a process: Resource temporarily unavailable\n"
+    assert done.stderr == b"hvlaunch agent: can't start a process: Resource temporarily unavailable\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -134,9 +134,9 @@ def test_ended_process_is_not_counted(meet: Callable[[int], Meeting]) -> None:
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (hello(1), "a process too many on this host, of rank 1 there"),
-        (hello(3), "a process too many on this host, of rank 3 there"),
-        (hello(2)[:16] + b"\0\0\0\0", "a process of this host's that runs another Python than the first"),
+        (hello(1), "one process too many on this host, for slot 1"),
+        (hello(3), "one process too many on this host, for slot 3"),
+        (hello(2)[:16] + b"\0\0\0\0", "a process that runs another Python than the first of this host"),
     ],
 )
 def test_impossible_process_ends_the_host_with_a_cause(
@@ -178,7 +178,7 @@ def test_a_process_that_lies_is_lost_by_name(met: Meeting, header: dict[str, obj
     met.order()
     met.processes[0].sendall(encode(header))
     for _ in range(2):  # as often as its worker is to start
-        with pytest.raises(CannotStart, match="the launcher's process of its slot 1 sent") as caught:
+        with pytest.raises(CannotStart, match="the launcher's process for slot 1 sent") as caught:
             met.ranks.started(1, "")
         assert caught.value.cause.isprintable()
     assert met.parted == [caught.value.cause]
@@ -226,7 +226,7 @@ def test_unexpected_frame_of_a_process_with_a_worker(
         met.processes[0].close()
     met.turn()
     (cause,) = met.parted
-    assert cause.startswith("the launcher's process of its slot 1 ")
+    assert cause.startswith("the launcher's process for slot 1 ")
     assert trouble in cause
     assert met.ended == [(1, 9, 0)]
     close(worker, writes)
@@ -237,7 +237,7 @@ def test_silent_process_is_given_up(met: Meeting, monkeypatch: pytest.MonkeyPatc
     met.order()
     for _ in range(50):
         met.processes[0].sendall(encode({"type": "parting", "cause": "x"}))
-    with pytest.raises(CannotStart, match=r"of its slot 1 (does not answer|is gone)"):
+    with pytest.raises(CannotStart, match=r"for slot 1 (does not answer|is gone)"):
         met.ranks.started(1, "")
     met.processes[0].settimeout(10)
     while met.processes[0].recv(1 << 16):

@@ -393,9 +393,9 @@ def test_options_that_are_wrong_are_named_as_they_are_in_python() -> None:
         hvlaunch.run(rank, nps=2)  # type: ignore[call-overload]
     with pytest.raises((BadUsage, hvlaunch.JobFailed), match=r"only 2 slots; try: np=2, or more slots"):
         hvlaunch.run(rank, np=3, hosts="localhost:2")
-    with pytest.raises(BadUsage, match=r"args is of type int, and no sequence; try: args=\(value,\)"):
+    with pytest.raises(BadUsage, match=r"args is of type int, not a sequence; try: args=\(value,\)"):
         hvlaunch.run(rank, 5)  # type: ignore[call-overload]
-    with pytest.raises(BadUsage, match="kwargs is of type list, and no mapping"):
+    with pytest.raises(BadUsage, match="kwargs is of type list, not a mapping"):
         hvlaunch.run(rank, (), [])  # type: ignore[call-overload]
 
 

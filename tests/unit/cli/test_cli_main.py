@@ -170,7 +170,7 @@ def test_an_interrupt_while_a_module_is_imported_is_130_and_quiet(module):
 def test_too_few_descriptors_are_one_message(limit):
     command = f"ulimit -n {limit}; exec {sys.executable} -m hvlaunch -np 1 true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    message = f"hvlaunch may not open as many files as it needs: the limit is {limit}; try: ulimit -n 1024"
+    message = f"the limit on open files is too low for hvlaunch: {limit}; try: ulimit -n 1024"
     assert (done.returncode, done.stderr) == (2, f"hvlaunch: {message}\n")
 
 

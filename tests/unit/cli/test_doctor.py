@@ -181,7 +181,7 @@ def test_the_first_error_decides_the_exit_code():
     [
         (["-np", "2"], "doctor: -np/--num-proc is for jobs"),
         (["--bogus"], "unknown option '--bogus'"),
-        (["true"], "doctor: 'true' is no option"),
+        (["true"], "doctor: 'true' is not an option"),
         (["-H", "a:x"], "-H"),
     ],
 )

@@ -219,7 +219,7 @@ def test_some_hosts_and_some_gpus():
         ("--nnodes 1:2 -H a,b true", "needs the number of workers on each host"),
         ("--nnodes 1:2 --slots-per-host 2 -H a,b true", "needs the number of workers on each host"),
         ("--nnodes 2:3 --nproc-per-node gpu -H a,b true", "needs the number of workers on each host"),
-        ("--nnodes 1:2 --nproc-per-node 2 --max-np 8 -H a,b true", "say the same"),
+        ("--nnodes 1:2 --nproc-per-node 2 --max-np 8 -H a,b true", "mean the same"),
         ("--nnodes 2 --nproc-per-node 2 --min-np 5 -H a,b true", "--min-np 5 is more than the 4 of"),
         ("--nnodes 1:2 --nproc-per-node 2 -np 5 -H a,b true", "-np 5 is more than the 4 of"),
         ("--nnodes 2 --nproc-per-node 2 --max-np 5 -H a,b true", "--max-np 5 is more than the 4 of"),

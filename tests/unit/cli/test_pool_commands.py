@@ -100,16 +100,19 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
     ("words", "told"),
     [
         (["pool"], "pool: up, down or status is missing; try: hvlaunch pool --help"),
-        (["pool", "start"], "pool: 'start' is none of up, down, status; try: hvlaunch pool --help"),
+        (["pool", "start"], "pool: 'start' is not one of up, down, status; try: hvlaunch pool --help"),
         (["pool", "up"], "pool up: the name comes first; try: hvlaunch pool up NAME -H HOSTS"),
         (
             ["pool", "up", "../x", "-H", "a"],
             "pool '../x': a name has letters, digits, dots, - and _, 64 at most",
         ),
-        (["pool", "up", "p", "-H", "a", "true"], "pool up: 'true' is no option; try: hvlaunch pool --help"),
+        (
+            ["pool", "up", "p", "-H", "a", "true"],
+            "pool up: 'true' is not an option; try: hvlaunch pool --help",
+        ),
         (
             ["pool", "up", "p", "--idle-timeout", "x"],
-            "--idle-timeout: 'x' is no time such as 90s, 10m, 8h or 2d; try: hvlaunch pool --help",
+            "--idle-timeout: 'x' is not a time such as 90s, 10m, 8h or 2d; try: hvlaunch pool --help",
         ),
         (
             ["pool", "up", "p", "--min-np", "2", "-H", "a:4"],
@@ -133,7 +136,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
         ),
         (
             ["pool", "up", "p", "-H", "a:4", "--include", "a:0"],
-            "pool up: numbers of GPUs, and bounds of hosts, are for jobs; try: hvlaunch pool --help",
+            "pool up: numbers of GPUs and limits of hosts are for jobs; try: hvlaunch pool --help",
         ),
         (["pool", "up", "p"], "pool up: no hosts are named; try: hvlaunch pool up p -H HOSTS"),
         (["pool", "up", "p", "-H"], "-H/--hosts: expected one argument; try: hvlaunch --help"),

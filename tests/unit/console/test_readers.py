@@ -60,7 +60,7 @@ def test_close_drops_untaken_output(pipe):
     assert not printer.close(0.01)
     assert printer.is_whole
     assert printer.has_lost
-    assert stderr.getvalue() == b"hvlaunch: stdout: it has had no reader for 0.01 s; some output is lost\n"
+    assert stderr.getvalue() == b"hvlaunch: stdout: nothing has read it for 0.01 s; some output is lost\n"
     assert len(read.read1(1 << 20)) >= select.PIPE_BUF
 
 

@@ -128,7 +128,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     ),
     (
         why.StartsFailed(5),
-        "5 times in a row the worker of a slot failed before it got a rank",
+        "the worker of a slot failed 5 times in a row before it got a rank",
         {"kind": "starts_failed", "times": 5},
     ),
 ]

@@ -113,7 +113,8 @@ def test_end_has_exit_status_and_stderr() -> None:
 
 def test_discovered_python_does_not_run_on_this_machine() -> None:
     with pytest.raises(
-        HostError, match="this machine runs no python=/tmp/py that is found while the job runs"
+        HostError,
+        match="python=/tmp/py was found while the job runs, and may not name a program of this machine",
     ):
         Rig(Host("a", python="/tmp/py"), remote_address=None)
     assert '"/tmp/py"' in Rig(Host("a", python="/tmp/py")).connection.command

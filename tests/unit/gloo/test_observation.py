@@ -131,7 +131,7 @@ def test_an_observer_that_writes_nonsense_is_replaced(world: World, line: bytes)
     [a, _] = world.links
     world.ask()
     a.write(line + b"\n")
-    assert [answer.problem for answer in world.answers] == ["its observer does not speak as one"]
+    assert [answer.problem for answer in world.answers] == ["its observer sent an invalid answer"]
     world.go_on(3.0)
     world.ask()
     assert a.begun == 2

@@ -139,7 +139,7 @@ def test_a_successor_continues_the_journal(tmp_path: Path) -> None:
             b"journal 5\n",
             b"journal 99\n",
             OtherVersion,
-            "format 99; this hvlaunch knows format 5; try: the very program",
+            "format 99; this hvlaunch knows format 5; try: the same version",
         ),
         (b"of-the-user", b"of-Xhe-user", TornJournal, "it is damaged: a checksum is wrong"),
         (b'"driver",1,0.0', b'"driver",1,1.5', TornJournal, "a checksum is wrong"),
@@ -165,7 +165,7 @@ def test_a_damaged_journal_is_refused_with_a_reason(
         ([f"{BEGIN},{DRIVER}", TURN, '["hello",1]'], TornJournal, "journal"),
         ([f"{BEGIN},{DRIVER}", TURN, "[1"], TornJournal, "journal"),
         ([f"{BEGIN},{DRIVER}", TURN, '["songs"]'], TornJournal, "a row of kind 'songs'"),
-        ([f"{BEGIN},{DRIVER}"], NoJournal, "before anything had happened"),
+        ([f"{BEGIN},{DRIVER}"], NoJournal, "before the first event"),
     ],
 )
 def test_an_incomplete_journal_is_refused(
@@ -210,7 +210,7 @@ def test_a_missing_journal_is_an_error(tmp_path: Path) -> None:
 def test_a_driver_killed_while_creating_the_journal_had_not_begun(tmp_path: Path, content: bytes) -> None:
     (tmp_path / JOURNAL).write_bytes(content)
     (tmp_path / JOURNAL).chmod(0o600)
-    with pytest.raises(NoJournal, match="before anything had happened"):
+    with pytest.raises(NoJournal, match="before the first event"):
         read_past(tmp_path / JOURNAL)
 
 

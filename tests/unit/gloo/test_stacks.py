@@ -96,10 +96,10 @@ def test_only_requested_ranks_are_kept(hosts: Hosts, taking: Stacks) -> None:
     [
         (
             {"threads": [], "stacks": [{**said(2), "threads": 7}], "lacks": None},
-            "its observer does not speak as one",
+            "its observer sent an invalid answer",
         ),
-        ("nonsense", "its observer does not speak as one"),
-        (None, "its observer does not speak as one"),
+        ("nonsense", "its observer sent an invalid answer"),
+        (None, "its observer sent an invalid answer"),
     ],
 )
 def test_an_answer_of_a_wrong_form_becomes_a_problem(
@@ -135,7 +135,10 @@ def test_stacks_before_a_kill_answer_per_host_and_are_stored(
     hosts.answer("a", said(1))
     assert heard[1:] == [StacksTaken("a", 1)]
     late = places(groups(taking.before_kill()))
-    assert late == ["rank 1 in main (train.py:1)", "ranks 2-3 in unknown: it had ended, or could not be read"]
+    assert late == [
+        "rank 1 in main (train.py:1)",
+        "ranks 2-3: no stack (it had ended, or could not be read)",
+    ]
     hosts.answer("b", said(2), said(3))
     assert heard[2:] == [StacksTaken("b", 1), StacksTaken("b", 2)]
     assert places(groups(taking.before_kill())) == ["ranks 1-3 in main (train.py:1)"]

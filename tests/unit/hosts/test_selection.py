@@ -44,13 +44,13 @@ def test_words_for_a_selection():
 @pytest.mark.parametrize(
     ("words", "how", "cause"),
     [
-        ("w9", "include", "w9 is none of the hosts"),
+        ("w9", "include", "w9 is not one of the hosts"),
         ("w0:4", "include", "only the slots 0-3"),
         ("last:2", "exclude", "the host's slots are not known"),
-        ("w0:a", "include", "numbers of GPUs"),
-        ("w0:", "include", "numbers of GPUs"),
-        ("w0:-1", "exclude", "numbers of GPUs"),
-        ("w0@w0:1", "include", "w0 is there twice"),
+        ("w0:a", "include", "after the colon must be those of GPUs"),
+        ("w0:", "include", "after the colon must be those of GPUs"),
+        ("w0:-1", "exclude", "after the colon must be those of GPUs"),
+        ("w0@w0:1", "include", "w0 is named twice"),
         ("w[0-2]@last", "exclude", "no host is left"),
     ],
 )

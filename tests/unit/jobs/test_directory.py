@@ -178,6 +178,6 @@ def test_stopped_client_is_not_taken_for_a_driver(tmp_path: Path) -> None:
     looking = os.open(tmp_path / LOCK, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(looking, fcntl.LOCK_SH)
     tmp_path.chmod(0o700)
-    with pytest.raises(NoJobDirectory, match="was stopped in the middle"):
+    with pytest.raises(NoJobDirectory, match="checking whether the job has a driver is stopped"):
         JobDirectory.adopt(tmp_path)
     os.close(looking)

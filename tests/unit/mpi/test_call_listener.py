@@ -130,7 +130,7 @@ def test_driver_with_another_certificate_gets_nothing(listener, callers):
     process = boot("the word", f"127.0.0.1 {listener.port}", certificate=Certificate())
     _, said = process.communicate(timeout=60)
     assert b"can't reach the driver: 127.0.0.1 port" in said
-    assert b"that is not the driver" in said
+    assert b"the program there is not the driver" in said
     assert process.returncode == 1
     assert callers.empty()
 

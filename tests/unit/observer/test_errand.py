@@ -53,7 +53,7 @@ def test_a_question_waits_for_the_one_before_it_as_long_as_its_own_time(
     assert questions.begun.get(timeout=LIMIT) == 1
     questions.ask(2)
     refusal = questions.answers.get(timeout=LIMIT)
-    assert refusal == {"id": 2, "problem": "it is still at the question before"}
+    assert refusal == {"id": 2, "problem": "it has not answered the previous question yet"}
     questions.ask(3, seconds=LIMIT)
     questions.go_on()
     questions.go_on()

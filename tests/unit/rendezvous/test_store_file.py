@@ -195,7 +195,7 @@ def whole(content: bytes, path: Path) -> bool:
         (b"", 0o600, "it was given up"),
         (b"hvlaunch store 2\n", 0o600, "this is no store file of this version of hvlaunch"),
         (b"SQLite format 3\0", 0o600, "this is no store file of this version of hvlaunch"),
-        (FORMAT, 0o644, "this is no file that only this user can read and change"),
+        (FORMAT, 0o644, "it is not a file that only this user can read and change"),
         (None, 0, "no such file or directory"),
     ],
 )

@@ -210,7 +210,8 @@ def test_ranks_at_another_collective_are_described() -> None:
     }
     # A dead connection explains more than the numbers.
     assert (
-        notes(job({"c": ["b"]}, None, {**same, 5: at(119, "broadcast")}))[2] == "no answer between hosts b,c"
+        notes(job({"c": ["b"]}, None, {**same, 5: at(119, "broadcast")}))[2]
+        == "no answer between hosts b and c"
     )
 
 

@@ -91,7 +91,7 @@ def test_the_tree_does_not_depend_on_the_order_of_stacks(both: tuple[Stacks, Sta
         ([POLL], "poll_schedule_timeout"),
         ([Frame("<module>", "/home/me/pkg/__main__.py", 3)], "<module> (pkg/__main__.py:3)"),
         ([Frame("<module>", "<string>", 2)], "<module> (<string>:2)"),
-        ([], "unknown: it had ended, or could not be read"),
+        ([], "no stack (it had ended, or could not be read)"),
     ],
 )
 def test_a_place_is_named_by_the_line_in_user_code(frames: Sequence[Frame], place: str) -> None:
@@ -141,7 +141,7 @@ def test_an_unreadable_stack_is_noted_once_with_its_remedy() -> None:
     denied = "py-spy may not look: remedy"
     stacks = [process(rank, POLL, source="kernel", problem=denied) for rank in (0, 1)]
     assert tree_lines(stacks)[-1] == f"ranks 0-1 by the kernel: {denied}"
-    assert tree_lines([process(3)]) == ["rank 3: unknown: it had ended, or could not be read"]
+    assert tree_lines([process(3)]) == ["rank 3: no stack (it had ended, or could not be read)"]
 
 
 _SENT = {

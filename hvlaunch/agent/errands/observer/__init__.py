@@ -113,7 +113,7 @@ class _Observer:
         kind = question["kind"]
         # A question that may take a while waits as long for the one before it, and no other question waits.
         if not self._kinds[kind].acquire(True, question.get("seconds", 0)):
-            self._send({"id": question["id"], "problem": "it is still at the question before"})
+            self._send({"id": question["id"], "problem": "it has not answered the previous question yet"})
             return
         try:
             answer = {"id": question["id"], "answer": _ANSWERS[kind](question)}

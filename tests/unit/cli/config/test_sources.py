@@ -114,7 +114,7 @@ def test_only_a_variable_that_looks_mistyped_gets_a_warning(here):
         "HVLAUNCH_NP": "",
     }
     assert parse(["true"], environ=environ(here, **variables), warn=told.append).given == {}
-    assert told == ["warning: HVLAUNCH_NUM_PORC is no option; try: HVLAUNCH_NUM_PROC"]
+    assert told == ["warning: HVLAUNCH_NUM_PORC is not an option; try: HVLAUNCH_NUM_PROC"]
 
 
 def test_a_variable_for_a_command_line_option_gets_a_warning(here):
