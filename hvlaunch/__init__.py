@@ -3,7 +3,7 @@
 From Python, run() and Launcher call functions on these machines (docs/guides/python.md).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names are imported on first use, because workers and drivers import this package too. __init__.pyi has the types.
 _PLACES = {
