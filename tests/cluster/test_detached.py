@@ -75,8 +75,14 @@ def test_output_of_a_detached_job_survives_killed_drivers(user: User) -> None:
 def test_without_driver_and_minder_nothing_is_left_after_the_lease_and_the_grace(user: User) -> None:
     user.detach(100_000)
     driver = user.driver
-    [minder] = [child for child in psutil.Process(driver).children() if "minder" in " ".join(child.cmdline())]
-    minder.kill()
+    # Its command line is the driver's until its own program begins.
+    minders = wait_until(
+        lambda: [
+            child for child in psutil.Process(driver).children() if "minder" in " ".join(child.cmdline())
+        ],
+        "the minder",
+    )
+    minders[0].kill()
     os.kill(driver, signal.SIGKILL)
     began = time.monotonic()
     wait_until(lambda: not user.has_workers, "nothing is left", LIMIT)

@@ -209,7 +209,7 @@ FIRST_SEEDS = {(WorkerState.STARTING, WorkerTrigger.ASKED): 370}
         (WorkerState.WORKING, WorkerTrigger.ASKED, WorkerState.STARTING, "enough workers wait for"),
         (WorkerState.WORKING, WorkerTrigger.TAKEN_BACK, WorkerState.WORKING, "is in no round, and WORKING"),
         (WorkerState.WORKING, WorkerTrigger.STOPPED, WorkerState.WORKING, "has its orders, and is WORKING"),
-        (WorkerState.WORKING, WorkerTrigger.STOPPED, WorkerState.HANGING, "no worker ended so"),
+        (WorkerState.WORKING, WorkerTrigger.STOPPED, WorkerState.HANGING, "was told to end"),
         (WorkerState.WORKING, WorkerTrigger.HANGS, WorkerState.WORKING, "has its orders, and is WORKING"),
         (WorkerState.STOPPING, WorkerTrigger.ENDED, WorkerState.STOPPING, "has no fault, and is named"),
         (WorkerState.STOPPING, WorkerTrigger.LOST, None, "is STOPPING, where LOST can't come"),

@@ -123,7 +123,7 @@ def test_an_index_shows_readme_with_links_that_lead_into_the_repository_at_this_
     base = repository.removeprefix("Repository, ")
     at = f"v{hvlaunch.__version__}"
     assert links["docs/pictures/kill.svg"] == f"{base}/raw/{at}/docs/pictures/kill.svg"
-    assert links["docs/guides/lost-host.md"] == f"{base}/blob/{at}/docs/elastic.md"
+    assert links["docs/guides/lost-host.md"] == f"{base}/blob/{at}/docs/guides/lost-host.md"
     assert [link for link in links.values() if not link.startswith("https://")] == []
     assert re.sub(r"]\(.+?\)", "", shown) == re.sub(r"]\(.+?\)", "", readme)
 

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "state")
     yield site
     site.kill_jobs()
+
+
+@pytest.fixture
+def silent_host(tmp_path: Path) -> Iterator[list[str]]:
+    """The option of a host that takes connections, and never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hostfile = tmp_path / "silent-host"
+        hostfile.write_text(f"silent slots=1 address=127.0.0.1 port={server.getsockname()[1]}\n")
+        yield ["--hostfile", str(hostfile)]
 
 
 def worker(lines: int, go_on: Path) -> list[str]:
@@ -165,8 +175,8 @@ def test_a_missing_job_directory_is_an_error(site, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_workers_run_is_for_the_job(site, number):
-    words = ["--ssh-client", "paramiko", "-H", "192.0.2.1:1", "--start-timeout", "60", "true"]
+def test_a_signal_before_the_workers_run_is_for_the_job(site, silent_host, number):
+    words = ["--ssh-client", "paramiko", *silent_host, "--start-timeout", "60", "true"]
     job = subprocess.Popen([*HVLAUNCH, "--detach", *words], env=site.environ, stderr=subprocess.DEVNULL)
     wait_until(lambda: known_jobs(site.root), "it begins")
     wait_until(lambda: listens(only_job(site)), "it listens")
@@ -174,8 +184,8 @@ def test_a_signal_before_the_workers_run_is_for_the_job(site, number):
     assert job.wait(DEADLINE) == 128 + number
 
 
-def test_ctrl_c_before_the_workers_run_ends_the_job(site):
-    with terminal(site, "--detach", "-H", "192.0.2.1:1", "true") as (pid, master):
+def test_ctrl_c_before_the_workers_run_ends_the_job(site, silent_host):
+    with terminal(site, "--detach", "--ssh-client", "paramiko", *silent_host, "true") as (pid, master):
         wait_until(lambda: known_jobs(site.root), "it begins")
         wait_until(lambda: listens(only_job(site)), "it listens")
         os.write(master, b"\x03")
