@@ -27,12 +27,14 @@ _VARIES = (
     (r"\b[0-9a-f]{12}\b", "JOB"),
     (r"[#─]+", "#"),
     (r"\d+(?:[.:]\d+)*[KMGB%]*", "0"),
+    (r"\b0(?:[-,]0)+", "0"),
     (r"\b(?:working|waiting|silent|printing|sleeping)\b", "STATE"),
 )
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
 _FIGURE = r"(\d+ min )?\d+(\.\d+)?"
 _OUTPUT = re.compile(
     r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) |^hosts? \S+ lacks? the file |^hvlaunch\w|^(the newest )?\d+ lines$"
+    r"|^[-\d,]+ (?:hrtimer|futex|do|pipe|poll|ep|wait)_\w+$"
 )
 
 

@@ -313,7 +313,7 @@ def test_the_report_of_a_failure_on_the_page(tmp_path):
         first = job.serve("top", "--web")
         browser.web.get(first.line())
         browser.shows("#summary", "3 of 3 workers on 1 host")
-        assert f"job {job.id} goes on" in first.leave()
+        assert f"job {job.id} continues" in first.leave()
         server = job.serve("top", "--web")
         browser.web.get(server.line())
         browser.shows("#summary", "3 of 3 workers on 1 host")

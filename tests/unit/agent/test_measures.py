@@ -62,7 +62,7 @@ def test_a_worker_is_measured_with_all_its_descendants(begin: Any, hunt: Hunt) -
     assert (sampled["rank"], sampled["pid"], sampled["processes"]) == (3, worker.pid, 2)
     assert sampled["memory"] > 1 << 20
     assert sampled["io"] > 0
-    [child] = {*hunt.pids()} - {worker.pid}
+    [child] = until(lambda: {*hunt.pids()} - {worker.pid}, "its child, which may be in the middle of exec")
     assert processes.worker_of(child) == worker.pid
     assert processes.worker_of(os.getpid()) is None
 

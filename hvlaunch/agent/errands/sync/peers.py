@@ -23,6 +23,8 @@ __all__ = ["PartServer", "fetch"]
 _CONNECTING = 3.0
 _SILENCE = 15.0
 """Seconds without a byte after which the driver is asked in place of the peer."""
+_GREETING = 3.0
+"""Seconds for a peer's handshake and secret: a stranger holds one of the places no longer."""
 _COMING = 60.0
 """Seconds for which a peer waits for a part that this host does not have yet."""
 _MOST_PEERS = 4
@@ -87,10 +89,11 @@ class PartServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with self._free, connection:
-                connection.settimeout(_SILENCE)
+                connection.settimeout(_GREETING)
                 with self._context.wrap_socket(connection, server_side=True) as peer:
                     if not hmac.compare_digest(_exactly(peer, _SECRET_SIZE), self._secret):
                         return
+                    peer.settimeout(_SILENCE)
                     size = int.from_bytes(_exactly(peer, 4), "big")
                     if size > _LONGEST_RANGES:
                         return
