@@ -341,6 +341,7 @@ def test_a_wrong_line_shows_no_secret(here: Path) -> None:
         "prefix = ''",
         "prefix = 'hvlaunch: '",
         "pool = 'mine'",
+        "sync-dir = '/home/ada/.ssh'",
         "rendezvous-bind = '0.0.0.0'",
         "rendezvous-port = 22",
     ],

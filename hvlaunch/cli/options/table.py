@@ -433,6 +433,8 @@ _WORKERS = OptionGroup(
             ("--sync-dir",),
             "directory to copy in place of the project; implies `--sync`",
             Value(("DIR",), values.not_empty, completion="directory", path="here"),
+            # A file that was found could name a directory with the user's keys.
+            source="own",
         ),
         Option(
             "sync_limit",
