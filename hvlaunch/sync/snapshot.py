@@ -22,14 +22,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from hvlaunch.agent.errands.sync import PART
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree
 
-__all__ = ["PART", "PackedPart", "TreeSnapshot", "take_snapshot"]
+__all__ = ["PackedPart", "TreeSnapshot", "take_snapshot"]
 
-PART = 4 << 20
-"""Bytes: content travels, and is checked, in parts of this size."""
 _QUIET = 0.1
 """Seconds for which nothing may have changed."""
 _PATIENCE = 10.0
@@ -232,7 +231,6 @@ class _Reader:
             self._write(_MANIFEST, zlib.compress(words, 1))
             # Last: the other files count by this one.
             self._write("index.json", self._index())
-        os.utime(self._folder / "lock")
         return TreeSnapshot(
             self._root, self._folder, self._hash, manifest.read_bytes(), self._entries.values()
         )

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.agent.errands.sync import PART
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.sync import delivery as module
-from hvlaunch.sync.snapshot import PART, TreeSnapshot, take_snapshot
+from hvlaunch.sync.snapshot import TreeSnapshot, take_snapshot
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import AgentProcess, interpreter
 

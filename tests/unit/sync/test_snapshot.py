@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.agent.errands.sync import PART
 from hvlaunch.errors import BadUsage
 from hvlaunch.sync import snapshot as module
-from hvlaunch.sync.snapshot import PART, TreeSnapshot, load_snapshot, take_snapshot
+from hvlaunch.sync.snapshot import TreeSnapshot, load_snapshot, take_snapshot
 
 GB = 1 << 30
 

@@ -26,12 +26,12 @@ from hvlaunch.agent.wire.shapes import or_null, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+    from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
     from hvlaunch.agent.errands.sync.peers import PartServer
 
-__all__ = ["ARGUMENTS", "RESULT", "run"]
+__all__ = ["ARGUMENTS", "PART", "RESULT", "run"]
 
 ARGUMENTS = record(
     {
@@ -45,7 +45,7 @@ ARGUMENTS = record(
 )
 RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62)})
 
-PART = 4 << 20  # as in hvlaunch/sync/snapshot.py
+PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
 _PROGRESS = 5.0  # seconds between signs of progress, which the driver can't see for itself
 _LARGE = 8 << 20  # bytes from which on hosts ask each other
 _KEPT = 30 * 86400.0  # seconds for which a project stays without being used
@@ -190,6 +190,15 @@ class _Manifest:
         self.paths = {*self.directories, *self.links, *(file.path for file in self.files)}
 
 
+def _places_of_parts(files: Iterable[_File]) -> Dict[str, List[Tuple[_File, int]]]:
+    """Return the files and offsets of each part, in the order of the parts' first places."""
+    places: Dict[str, List[Tuple[_File, int]]] = {}
+    for file in files:
+        for number, part in enumerate(file.parts):
+            places.setdefault(part, []).append((file, number * PART))
+    return places
+
+
 class _Writer:
     """Writes parts in the order of their numbers, each into every file with this part."""
 
@@ -197,10 +206,7 @@ class _Writer:
         self.received = 0
         self.on_part: Callable[[], None] = lambda: None
         self._folder = folder
-        self._places: Dict[str, List[Tuple[_File, int]]] = {}
-        for file in lacking.values():
-            for number, part in enumerate(file.parts):
-                self._places.setdefault(part, []).append((file, number * PART))
+        self._places = _places_of_parts(lacking.values())
         self._left = {content: len(file.parts) for content, file in lacking.items()}
         self.needed = {numbers[part]: part for part in self._places}
         """The parts that have not come, by number."""
@@ -232,7 +238,6 @@ class _Project:
         self._hash: str = arguments["hash"]
         self._peer: Optional[Dict[str, Any]] = arguments["peer"]
         self._stream = stream
-        self._offer: Optional[PartServer] = None
         self._incoming = os.path.join(directory, "incoming")
         self._received = 0
         self._indexes: Dict[str, Dict[str, Any]] = {}
@@ -311,27 +316,23 @@ class _Project:
                 continue
             lacking[file.content] = file
         self._check_space(sum(file.size for file in lacking.values()))
-        numbers: Dict[str, int] = {}
-        for file in manifest.files:
-            for part in file.parts:
-                numbers.setdefault(part, len(numbers))
+        places = _places_of_parts(manifest.files)
+        numbers = {part: number for number, part in enumerate(places)}
         writer = _Writer(self._incoming, lacking, numbers)
         peer = self._peer
         if peer is not None and sum(file.size for file in lacking.values()) >= _LARGE:
-            self._offer = self._start_offer(peer, copy, manifest, list(numbers))
-            writer.on_part = self._offer.has_more
-            self._stream.write(b"offer %d\n" % self._offer.port)
+            server = self._serve(peer, copy, places)
+            writer.on_part = server.has_more
+            self._stream.write(b"offer %d\n" % server.port)
         while writer.needed:
             self._receive(writer)
         self._received = writer.received
 
-    def _start_offer(
-        self, peer: Dict[str, Any], copy: str, manifest: _Manifest, hashes: List[str]
+    def _serve(
+        self, peer: Dict[str, Any], copy: str, places: Dict[str, List[Tuple[_File, int]]]
     ) -> PartServer:
-        places: Dict[str, List[Tuple[_File, int]]] = {}
-        for file in manifest.files:
-            for number, part in enumerate(file.parts):
-                places.setdefault(part, []).append((file, number * PART))
+        """Serve the parts of the tree to other hosts."""
+        hashes = list(places)
 
         def places_of(number: int) -> Iterator[Tuple[str, int]]:
             for file, offset in places[hashes[number]]:
