@@ -33,7 +33,8 @@ _VARIES = (
 """What is another thing each time: ids, bars, figures, times, what ranks do just now."""
 _FIGURE = r"(\d+ min )?\d+(\.\d+)?"
 _OUTPUT = re.compile(
-    r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+ (?:in|by) |^hosts? \S+ lacks? the file |^hvlaunch\w|^(the newest )?\d+ lines$"
+    r"^\[?\d\]?.*step \d+|^[-\dx ]+$|^ranks? [-\d,]+(?:: no stack| in| by) |^(?:\d+ )?hosts? .+ lacks? the file "
+    r"|^hvlaunch\w|^(the newest )?\d+ lines$"
     r"|^[-\d,]+ (?:hrtimer|futex|do|pipe|poll|ep|wait)_\w+$"
 )
 
