@@ -298,7 +298,9 @@ def _delivery(job: _Job) -> "Iterator[Prepare | None]":
         if job.past is None and job.directory is not None:
             snapshot.save(job.directory.path)
         has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
-        yield Delivery(snapshot, sync.below, has_peers=has_peers).prepare
+        yield Delivery(
+            snapshot, sync.below, has_peers=has_peers, arguments={"project": snapshot.name}
+        ).prepare
 
 
 @contextmanager

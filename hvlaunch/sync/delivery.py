@@ -1,9 +1,10 @@
-"""Brings the snapshot of a job's tree to its hosts, as an errand on each, before workers start there."""
+"""Brings content, such as the snapshot of a job's tree, to hosts: an errand on each host takes it."""
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
@@ -13,9 +14,8 @@ from hvlaunch.rendezvous.serving.certificate import Certificate
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
-    from hvlaunch.sync.snapshot import TreeSnapshot
 
-__all__ = ["Delivery"]
+__all__ = ["Content", "Delivery"]
 
 _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _LONGEST_LINE = 1 << 22
@@ -23,6 +23,26 @@ _AHEAD = 1 << 20
 """Bytes that may wait for the errand's credit."""
 _LOOK = 1.0
 """Seconds between looks at an errand."""
+
+
+class Content(Protocol):
+    """Files as hosts get them: a list, and numbered parts."""
+
+    @property
+    def hash(self) -> str: ...
+
+    @property
+    def manifest(self) -> bytes:
+        """The list, as agent/errands/sync reads it, compressed by zlib."""
+
+    @property
+    def numbered(self) -> Sequence[str]:
+        """The hashes of all parts in the list's order."""
+
+    def size_of(self, number: int) -> int: ...
+
+    def read(self, number: int) -> bytes:
+        """Return a part. Raises OSError."""
 
 
 class _Source:
@@ -43,9 +63,20 @@ class Delivery:
     asks the driver for missing parts.
     """
 
-    def __init__(self, snapshot: "TreeSnapshot", below: str, *, has_peers: bool) -> None:
+    def __init__(
+        self,
+        snapshot: "Content",
+        below: str,
+        *,
+        has_peers: bool,
+        errand: str = "sync",
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """`errand` takes the content on a host; `arguments` are its arguments beside the hash and the peer."""
         self._snapshot = snapshot
         self._below = below
+        self._errand = errand
+        self._arguments = arguments
         self._lock = threading.Lock()
         self._offers: list[_Source] = []
         self._peer: dict[str, str] | None = None
@@ -79,8 +110,8 @@ class Delivery:
     def _deliver(self, link: "HostLink", facts: "HostFacts", ready: Callable[[str], None]) -> None:
         """Raises ErrandFailed, CopyFailed, OSError, ValueError."""
         snapshot = self._snapshot
-        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": self._peer}
-        errand = link.errands.start("sync", arguments, _LIMITS)
+        arguments = {"hash": snapshot.hash, "peer": self._peer, **self._arguments}
+        errand = link.errands.start(self._errand, arguments, _LIMITS)
         offer = source = None
         try:
             for line in _lines(errand):

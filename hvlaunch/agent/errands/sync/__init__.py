@@ -31,7 +31,19 @@ if TYPE_CHECKING:
     from hvlaunch.agent.errand_runner import ErrandStream
     from hvlaunch.agent.errands.sync.peers import PartServer
 
-__all__ = ["ARGUMENTS", "PART", "RESULT", "run"]
+__all__ = [
+    "ARGUMENTS",
+    "PART",
+    "RESULT",
+    "Manifest",
+    "PartWriter",
+    "TreeFile",
+    "copy_content",
+    "has_content",
+    "places_of_parts",
+    "receive_parts",
+    "run",
+]
 
 ARGUMENTS = record(
     {
@@ -152,7 +164,7 @@ def _is_used(copy: str) -> bool:
     return is_used
 
 
-class _File:
+class TreeFile:
     """A file of the tree."""
 
     def __init__(self, path: str, is_executable: bool, size: int, parts: List[str]) -> None:
@@ -164,7 +176,7 @@ class _File:
         self.content = hashlib.sha256(",".join(parts).encode("ascii")).hexdigest()
 
 
-class _Manifest:
+class Manifest:
     """The content of a tree. Raises ValueError for another hash, and for a path out of the tree."""
 
     def __init__(self, data: bytes, tree_hash: str) -> None:
@@ -172,7 +184,7 @@ class _Manifest:
             raise ValueError("the list of files is damaged")
         self.directories: List[str] = []
         self.links: Dict[str, str] = {}
-        self.files: List[_File] = []
+        self.files: List[TreeFile] = []
         parents = {""}
         for entry in json.loads(data.decode("ascii")):
             path = entry[1]
@@ -186,27 +198,27 @@ class _Manifest:
             elif entry[0] == "l":
                 self.links[path] = entry[2]
             else:
-                self.files.append(_File(path, bool(entry[2]), entry[3], entry[4]))
+                self.files.append(TreeFile(path, bool(entry[2]), entry[3], entry[4]))
         self.paths = {*self.directories, *self.links, *(file.path for file in self.files)}
 
 
-def _places_of_parts(files: Iterable[_File]) -> Dict[str, List[Tuple[_File, int]]]:
+def places_of_parts(files: Iterable[TreeFile]) -> Dict[str, List[Tuple[TreeFile, int]]]:
     """Return the files and offsets of each part, in the order of the parts' first places."""
-    places: Dict[str, List[Tuple[_File, int]]] = {}
+    places: Dict[str, List[Tuple[TreeFile, int]]] = {}
     for file in files:
         for number, part in enumerate(file.parts):
             places.setdefault(part, []).append((file, number * PART))
     return places
 
 
-class _Writer:
+class PartWriter:
     """Writes parts in the order of their numbers, each into every file with this part."""
 
-    def __init__(self, folder: str, lacking: Dict[str, _File], numbers: Dict[str, int]) -> None:
+    def __init__(self, folder: str, lacking: Dict[str, TreeFile], numbers: Dict[str, int]) -> None:
         self.received = 0
         self.on_part: Callable[[], None] = lambda: None
         self._folder = folder
-        self._places = _places_of_parts(lacking.values())
+        self._places = places_of_parts(lacking.values())
         self._left = {content: len(file.parts) for content, file in lacking.items()}
         self.needed = {numbers[part]: part for part in self._places}
         """The parts that have not come, by number."""
@@ -288,48 +300,48 @@ class _Project:
             elif os.path.exists(path):
                 os.unlink(path)
 
-    def _manifest(self) -> _Manifest:
+    def _manifest(self) -> Manifest:
         self._stream.write(b"manifest\n")
         data = self._stream.read_exactly(int.from_bytes(self._stream.read_exactly(4), "big"))
-        return _Manifest(zlib.decompressobj().decompress(data, _LARGEST_MANIFEST), self._hash)
+        return Manifest(zlib.decompressobj().decompress(data, _LARGEST_MANIFEST), self._hash)
 
     # New content
 
-    def _fetch(self, copy: str, manifest: _Manifest) -> None:
+    def _fetch(self, copy: str, manifest: Manifest) -> None:
         """Bring the content that the tree lacks into `incoming`."""
         os.makedirs(self._incoming, 0o700, exist_ok=True)
         sources = self._sources()
         here = self._index(copy)
-        lacking: Dict[str, _File] = {}
+        lacking: Dict[str, TreeFile] = {}
         for file in manifest.files:
             path = os.path.join(copy, "tree", file.path)
-            if _has(path, file, here.get(file.path)) or file.content in lacking:
+            if has_content(path, file, here.get(file.path)) or file.content in lacking:
                 continue
             incoming = os.path.join(self._incoming, file.content)
-            if _has(incoming, file, None):
+            if has_content(incoming, file, None):
                 continue
             if not file.parts:
                 with open(incoming, "w"):
                     continue
             source = sources.get(file.content)
-            if source is not None and _copy(source, incoming, file):
+            if source is not None and copy_content(source, incoming, file):
                 continue
             lacking[file.content] = file
         self._check_space(sum(file.size for file in lacking.values()))
-        places = _places_of_parts(manifest.files)
+        places = places_of_parts(manifest.files)
         numbers = {part: number for number, part in enumerate(places)}
-        writer = _Writer(self._incoming, lacking, numbers)
+        writer = PartWriter(self._incoming, lacking, numbers)
         peer = self._peer
         if peer is not None and sum(file.size for file in lacking.values()) >= _LARGE:
             server = self._serve(peer, copy, places)
             writer.on_part = server.has_more
             self._stream.write(b"offer %d\n" % server.port)
         while writer.needed:
-            self._receive(writer)
+            receive_parts(self._stream, peer, writer)
         self._received = writer.received
 
     def _serve(
-        self, peer: Dict[str, Any], copy: str, places: Dict[str, List[Tuple[_File, int]]]
+        self, peer: Dict[str, Any], copy: str, places: Dict[str, List[Tuple[TreeFile, int]]]
     ) -> PartServer:
         """Serve the parts of the tree to other hosts."""
         hashes = list(places)
@@ -345,31 +357,6 @@ class _Project:
         from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
 
         return PartServer(peer["secret"], peer["pem"], self._directory, hashes, PART, places_of)
-
-    def _receive(self, writer: _Writer) -> None:
-        """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
-        ranges = ",".join("%d-%d" % pair for pair in _ranges(sorted(writer.needed)))
-        self._stream.write(b"parts " + ranges.encode("ascii") + b"\n")
-        answer = json.loads(self._stream.read_line().decode("ascii"))
-        if answer["from"] and self._peer is not None:
-            from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (as above)
-
-            addresses = [(host, port) for host, port in answer["from"]]
-            shown = time.monotonic()
-
-            def take(data: bytes) -> bool:
-                nonlocal shown
-                if time.monotonic() >= shown + _PROGRESS:
-                    shown = time.monotonic()
-                    self._stream.write(b"progress\n")
-                return writer.write_next(data)
-
-            fetch(addresses, self._peer["secret"], self._peer["fingerprint"], ranges, take)
-            return
-        while writer.needed:
-            size = int.from_bytes(self._stream.read_exactly(4), "big")
-            if not writer.write_next(self._stream.read_exactly(size)) and writer.needed:
-                raise ValueError("a part of a file was damaged on its way")
 
     def _sources(self) -> Dict[str, str]:
         """Return paths of content on this host, by the content's name."""
@@ -391,7 +378,7 @@ class _Project:
 
     # The tree
 
-    def _install(self, copy: str, manifest: _Manifest) -> None:
+    def _install(self, copy: str, manifest: Manifest) -> None:
         """Change the tree to the manifest's; all new content is in `incoming`."""
         tree = os.path.join(copy, "tree")
         before = self._index(copy)
@@ -420,20 +407,46 @@ class _Project:
         _write(copy, "index.json", json.dumps(index))
         _write(copy, "complete", self._hash)
 
-    def _install_file(self, tree: str, file: _File, before: Any, *, is_last: bool) -> List[Any]:
+    def _install_file(self, tree: str, file: TreeFile, before: Any, *, is_last: bool) -> List[Any]:
         path = os.path.join(tree, file.path)
-        if not _has(path, file, before):
+        if not has_content(path, file, before):
             _remove(path)
             incoming = os.path.join(self._incoming, file.content)
             if is_last:
                 os.rename(incoming, path)
-            elif not _copy(incoming, path, file):
+            elif not copy_content(incoming, path, file):
                 raise OSError("%s was changed while it was installed" % file.path)
         os.chmod(path, file.mode)
         return ["f", file.content, *_status(path)]
 
 
-def _ranges(numbers: List[int]) -> Iterator[Tuple[int, int]]:
+def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
+    """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
+    ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
+    stream.write(b"parts " + ranges.encode("ascii") + b"\n")
+    answer = json.loads(stream.read_line().decode("ascii"))
+    if answer["from"] and peer is not None:
+        from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (few copies are large)
+
+        addresses = [(host, port) for host, port in answer["from"]]
+        shown = time.monotonic()
+
+        def take(data: bytes) -> bool:
+            nonlocal shown
+            if time.monotonic() >= shown + _PROGRESS:
+                shown = time.monotonic()
+                stream.write(b"progress\n")
+            return writer.write_next(data)
+
+        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take)
+        return
+    while writer.needed:
+        size = int.from_bytes(stream.read_exactly(4), "big")
+        if not writer.write_next(stream.read_exactly(size)) and writer.needed:
+            raise ValueError("a part of a file was damaged on its way")
+
+
+def ranges_of(numbers: List[int]) -> Iterator[Tuple[int, int]]:
     """Yield first and last of each run of numbers."""
     first: Optional[int] = None
     last = -1
@@ -486,7 +499,7 @@ def _is_unchanged(copy: str, index: Dict[str, Any]) -> bool:
     return True
 
 
-def _has(path: str, file: _File, entry: Any) -> bool:
+def has_content(path: str, file: TreeFile, entry: Any) -> bool:
     """True if the file at `path` has the content; `entry` is its entry in the index, if any."""
     status = _status(path)
     if not status or status[0] != file.size:
@@ -509,7 +522,7 @@ def _parts_of(path: str) -> List[str]:
         return []
 
 
-def _copy(source: str, target: str, file: _File) -> bool:
+def copy_content(source: str, target: str, file: TreeFile) -> bool:
     """Copy a file of this host, and check its content; False for other content."""
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -549,7 +562,7 @@ def _remove(path: str) -> None:
         os.rmdir(path)
 
 
-def _remove_old(tree: str, before: Dict[str, Any], manifest: _Manifest) -> None:
+def _remove_old(tree: str, before: Dict[str, Any], manifest: Manifest) -> None:
     """Remove files and links that left the tree, and empty directories."""
     kinds = dict.fromkeys(manifest.directories, "d")
     kinds.update(dict.fromkeys(manifest.links, "l"))
