@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-__all__ = ["free_port", "host_facts", "interface_addresses"]
+__all__ = ["boot_id", "free_port", "host_facts", "interface_addresses"]
 
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -33,13 +33,18 @@ def host_facts() -> Dict[str, Any]:
         "python": "%d.%d.%d" % sys.version_info[:3],
         "executable": plain(sys.executable, LONGEST_TEXT),
         "kernel": plain(os.uname().release, 256),
-        "boot_id": _read("/proc/sys/kernel/random/boot_id"),
+        "boot_id": boot_id(),
         # Not cpu_count(): a container or a scheduler may grant fewer processors than the machine has.
         "cpus": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "addresses": interface_addresses(),
         "clock": time.time(),
     }
+
+
+def boot_id() -> Optional[str]:
+    """Return the kernel's name for its current boot; None if unknown."""
+    return _read("/proc/sys/kernel/random/boot_id")
 
 
 def _read(path: str) -> Optional[str]:

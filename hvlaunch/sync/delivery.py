@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hvlaunch.agent.errands.sync.peers import part_numbers
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import CopyFailed, HostError
@@ -180,22 +181,21 @@ class Delivery:
 
     def _send_parts(self, link: "HostLink", errand: Errand, ranges: str) -> None:
         snapshot = self._snapshot
-        ranges_of_parts = [_numbers(words, len(snapshot.numbered)) for words in ranges.split(",") if words]
-        size = sum(snapshot.size_of(number) for numbers in ranges_of_parts for number in numbers)
+        numbers = part_numbers(ranges, len(snapshot.numbered))
+        size = sum(snapshot.size_of(number) for number in numbers)
         sent = unsent = 0
-        for numbers in ranges_of_parts:
-            for number in numbers:
-                data = snapshot.read(number)
-                errand.write(len(data).to_bytes(4, "big") + data)
-                sent += len(data)
-                unsent += len(data)
-                if unsent >= _AHEAD:
-                    unsent = 0
-                    link.tell_preparing(f"files {10 * sent // size}0%")
-                    while not errand.drain(_LOOK):
-                        pass
-                if errand.has_ended:
-                    return
+        for number in numbers:
+            data = snapshot.read(number)
+            errand.write(len(data).to_bytes(4, "big") + data)
+            sent += len(data)
+            unsent += len(data)
+            if unsent >= _AHEAD:
+                unsent = 0
+                link.tell_preparing(f"files {10 * sent // size}0%")
+                while not errand.drain(_LOOK):
+                    pass
+            if errand.has_ended:
+                return
 
 
 def _addresses(facts: "HostFacts") -> list[str]:
@@ -203,15 +203,6 @@ def _addresses(facts: "HostFacts") -> list[str]:
     all_addresses = [address for addresses in facts.addresses.values() for address in addresses]
     usable = [address for address in all_addresses if "%" not in address and not address.startswith("127.")]
     return list(dict.fromkeys([facts.peer_address, *usable] if facts.peer_address else usable))
-
-
-def _numbers(words: str, count: int) -> range:
-    """Read `FIRST-LAST`. Raises ValueError for what is no range of parts."""
-    first, _, last = words.partition("-")
-    numbers = range(int(first), int(last) + 1)
-    if not numbers or numbers[0] < 0 or numbers[-1] >= count:
-        raise ValueError("it asked for parts of files that are not there")
-    return numbers
 
 
 def _lines(errand: Errand) -> Iterator[str]:

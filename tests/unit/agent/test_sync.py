@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.errands.sync import PART
+from hvlaunch.agent.errands.sync.peers import part_numbers
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.sync import delivery as module
 from hvlaunch.sync.snapshot import TreeSnapshot, take_snapshot
@@ -84,16 +85,11 @@ def answer_it(errand: Errand, snapshot: TreeSnapshot, line: bytes) -> None:
         errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
     elif word == b"parts":
         errand.write(b'{"from":[]}\n')
-        for number in numbers_of(ranges, snapshot):
+        for number in part_numbers(ranges.decode(), len(snapshot.numbered)):
             data = snapshot.read(number)
             errand.write(len(data).to_bytes(4, "big") + data)
     elif word == b"ready":
         errand.close_input()
-
-
-def numbers_of(ranges: bytes, snapshot: TreeSnapshot) -> list[int]:
-    texts = filter(None, ranges.decode().split(","))
-    return [number for text in texts for number in module._numbers(text, len(snapshot.numbered))]
 
 
 @pytest.fixture
@@ -203,7 +199,7 @@ def test_a_copy_that_was_broken_off_does_not_count(host: Host, root: Path, cut: 
         if cut:
             answer_it(errand, snapshot, host.line(errand))
         if cut > 1:
-            numbers = numbers_of(host.line(errand).split()[1], snapshot)
+            numbers = part_numbers(host.line(errand).split()[1].decode(), len(snapshot.numbered))
             errand.write(b'{"from":[]}\n')
             for number in numbers[: cut - 1]:
                 data = snapshot.read(number)
@@ -259,10 +255,3 @@ def test_a_cache_that_others_can_write_to_is_refused(host: Host, home: Path) -> 
         reason, cause = host.rig.failure(host.start(snapshot))
     assert reason == "raised"
     assert cause == f"PermissionError: {home}: other users can write there, or it is not yours"
-
-
-def test_bad_numbers_of_parts_are_refused() -> None:
-    assert module._numbers("3-5", 6) == range(3, 6)
-    for words in ("3-6", "-1-2", "5-3", "", "a-b", "1"):
-        with pytest.raises(ValueError):
-            module._numbers(words, 6)

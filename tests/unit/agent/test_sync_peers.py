@@ -5,13 +5,15 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from hvlaunch.agent.errands.sync import peers as module
-from hvlaunch.agent.errands.sync.peers import PartServer, fetch
+from hvlaunch.agent.errands.sync.peers import PartServer, fetch, part_numbers
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
 SIZE = 1000
@@ -38,6 +40,7 @@ class Serving:
     def fetch(
         self, ranges: str, *, secret: str = SECRET, fingerprint: str = "", most: int = 3
     ) -> list[bytes]:
+        """The parts that came; a sign that a part is on its way is b""."""
         taken: list[bytes] = []
 
         def take(data: bytes) -> bool:
@@ -45,7 +48,14 @@ class Serving:
             return len(taken) < most
 
         addresses = [("127.0.0.1", 1), ("127.0.0.1", self.offer.port)]
-        fetch(addresses, secret, fingerprint or self.certificate.fingerprint, ranges, take)
+        fetch(
+            addresses,
+            secret,
+            fingerprint or self.certificate.fingerprint,
+            ranges,
+            take,
+            lambda: taken.append(b""),
+        )
         return taken
 
 
@@ -116,3 +126,84 @@ def test_strangers_do_not_hold_up_peers(tmp_path: Path, monkeypatch: pytest.Monk
         assert peer.recv(1) == b"", "a length beyond all ranges"
     for stranger in strangers:
         stranger.close()
+
+
+def test_a_source_on_a_slow_link_tells_its_peer_that_the_part_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part takes longer than the silence after which the driver would send all of it a second time."""
+    monkeypatch.setattr(module, "_SIGN", 0.1)
+    monkeypatch.setattr(module, "_SILENCE", 0.4)
+    monkeypatch.setattr(module, "_COMING", 30.0)
+    host = Serving(tmp_path, parts=2)
+    timer = threading.Timer(1.0, lambda: host.file.write_bytes(b"".join(host.content)))
+    timer.start()
+    taken = host.fetch("0-2", most=3 + 3)
+    timer.join()
+    assert taken[:2] == host.content[:2]
+    assert b"" in taken
+    assert host.content[2] in taken
+
+
+class Hostile:
+    """A peer with the job's certificate that sends what it likes."""
+
+    def __init__(self, folder: Path, answers: Callable[[ssl.SSLSocket], None]) -> None:
+        self.certificate = Certificate()
+        pem = folder / "pem"
+        pem.write_bytes(self.certificate.key + self.certificate.pem)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pem)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            plain, _ = self._listener.accept()
+            with suppress(OSError), self._listener, context.wrap_socket(plain, server_side=True) as peer:
+                answers(peer)
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    def fetch(self) -> list[bytes]:
+        taken: list[bytes] = []
+        address = self._listener.getsockname()[:2]
+
+        def take(data: bytes) -> bool:
+            taken.append(data)
+            return True
+
+        fetch([address], SECRET, self.certificate.fingerprint, "0-2", take, lambda: None)
+        return taken
+
+
+def trickle(peer: ssl.SSLSocket) -> None:
+    peer.sendall((1000).to_bytes(4, "big"))
+    while True:
+        peer.sendall(b"x")
+        time.sleep(0.01)  # the pace of a trickle
+
+
+def pretend(peer: ssl.SSLSocket) -> None:
+    while True:
+        peer.sendall(bytes(4))
+        time.sleep(0.01)  # a sign now and then
+
+
+def claim(peer: ssl.SSLSocket) -> None:
+    peer.sendall(b"\xff" * 4)
+    peer.recv(1)  # the connection stays until the other end closes it
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("attack", [trickle, pretend, claim])
+def test_a_hostile_peer_holds_a_host_up_no_longer_than_one_part_may_take(
+    tmp_path: Path, attack: Callable[[ssl.SSLSocket], None]
+) -> None:
+    assert Hostile(tmp_path, attack).fetch() == []
+
+
+def test_ranges_of_parts() -> None:
+    assert part_numbers("3-5", 6) == [3, 4, 5]
+    assert part_numbers("0-1,5-5", 6) == [0, 1, 5]
+    for words in ("3-6", "-1-2", "5-3", "", "a-b", "1", "0-5,0-0", f"0-{10**15}"):
+        with pytest.raises(ValueError):
+            part_numbers(words, 6)

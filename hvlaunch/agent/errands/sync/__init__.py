@@ -22,6 +22,7 @@ import stat
 import time
 import zlib
 
+from hvlaunch.agent.facts import boot_id
 from hvlaunch.agent.wire.shapes import or_null, record, text, whole
 
 TYPE_CHECKING = False
@@ -116,14 +117,6 @@ def _copies(project: str) -> List[str]:
     return sorted((name for name in os.listdir(project) if name.isdigit()), key=int)
 
 
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return "unknown"
-
-
 def _started(pid: int) -> str:
     """Return the start time of a process in the kernel's ticks; empty for no process."""
     try:
@@ -136,7 +129,7 @@ def _started(pid: int) -> str:
 def _own_use() -> str:
     """Return the name of this agent's file in `users`."""
     agent = os.getppid()
-    return "%s_%d_%s" % (_boot_id(), agent, _started(agent))
+    return "%s_%d_%s" % ((boot_id() or "unknown"), agent, _started(agent))
 
 
 def _is_used(copy: str) -> bool:
@@ -145,7 +138,7 @@ def _is_used(copy: str) -> bool:
         users = os.listdir(os.path.join(copy, "users"))
     except OSError:
         return False
-    boot = _boot_id()
+    boot = boot_id() or "unknown"
     is_used = False
     for user in users:
         path = os.path.join(copy, "users", user)
@@ -431,14 +424,17 @@ def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: 
         addresses = [(host, port) for host, port in answer["from"]]
         shown = time.monotonic()
 
-        def take(data: bytes) -> bool:
+        def tell() -> None:
             nonlocal shown
             if time.monotonic() >= shown + _PROGRESS:
                 shown = time.monotonic()
                 stream.write(b"progress\n")
+
+        def take(data: bytes) -> bool:
+            tell()
             return writer.write_next(data)
 
-        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take)
+        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take, tell)
         return
     while writer.needed:
         size = int.from_bytes(stream.read_exactly(4), "big")

@@ -1,7 +1,8 @@
 """Content of the tree from host to host: each host offers its parts by TLS to hosts with the job's secret.
 
 A peer sends the secret and ranges of parts, as a 4-byte length and text. The answer is each part with a 4-byte length, in
-order. A missing part is sent after its arrival. Both ends check every part by its hash.
+order. A missing part is sent after its arrival; a length of zero says that it is still on its way. Both ends check every part
+by its hash.
 """
 
 from __future__ import annotations
@@ -18,23 +19,41 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
-__all__ = ["PartServer", "fetch"]
+__all__ = ["PartServer", "fetch", "part_numbers"]
 
 _CONNECTING = 3.0
 _SILENCE = 15.0
 """Seconds without a byte after which the driver is asked in place of the peer."""
 _GREETING = 3.0
 """Seconds for a peer's handshake and secret: a stranger holds one of the places no longer."""
-_COMING = 60.0
-"""Seconds for which a peer waits for a part that this host does not have yet."""
+_SIGN = 5.0
+"""Seconds between signs that a part is on its way."""
+_COMING = 120.0
+"""Seconds that one part may take. Slow links send parts in minutes; a peer that only pretends to send holds a host no longer."""
 _MOST_PEERS = 4
 _SECRET_SIZE = 64
 _LONGEST_RANGES = 1 << 22
+_LONGEST_PART = 1 << 26
 
 
-def _exactly(connection: ssl.SSLSocket, size: int) -> bytes:
+def part_numbers(ranges: str, count: int) -> List[int]:
+    """Read `FIRST-LAST,FIRST-LAST`, the way in which hosts name parts. Raises ValueError for parts beyond `count`."""
+    numbers: List[int] = []
+    for words in ranges.split(","):
+        first, _, last = words.partition("-")
+        run = range(int(first), int(last) + 1)
+        # Before the numbers take memory: a few letters can name more of them than any machine holds.
+        if not run or run[0] < 0 or run[-1] >= count or len(numbers) + len(run) > count:
+            raise ValueError("it asked for parts of files that are not there")
+        numbers.extend(run)
+    return numbers
+
+
+def _exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf")) -> bytes:
     data = bytearray()
     while len(data) < size:
+        if time.monotonic() > deadline:
+            raise EOFError
         more = connection.recv(min(size - len(data), 1 << 20))
         if not more:
             raise EOFError
@@ -97,26 +116,30 @@ class PartServer:
                     size = int.from_bytes(_exactly(peer, 4), "big")
                     if size > _LONGEST_RANGES:
                         return
-                    for number in _numbers(_exactly(peer, size).decode("ascii"), len(self._hashes)):
-                        data = self._part(number)
+                    for number in part_numbers(_exactly(peer, size).decode("ascii"), len(self._hashes)):
+                        data = self._part(number, peer)
                         peer.sendall(len(data).to_bytes(4, "big") + data)
         except (OSError, EOFError, ValueError):
             return  # the peer asks the driver
 
-    def _part(self, number: int) -> bytes:
-        """Return a part after its arrival. Raises EOFError after a long wait."""
-        deadline = time.monotonic() + _COMING
+    def _part(self, number: int, peer: ssl.SSLSocket) -> bytes:
+        """Return a part after its arrival; tell the peer meanwhile that it comes. Raises EOFError after a long wait."""
+        now = time.monotonic()
+        deadline, sign = now + _COMING, now + _SIGN
         while True:
             for path, offset in self._places(number):
                 data = _content(path, offset, self._part_size, self._hashes[number])
                 if data is not None:
                     return data
-            left = deadline - time.monotonic()
-            if left < 0:
+            now = time.monotonic()
+            if now > deadline:
                 raise EOFError
+            if now > sign:
+                sign = now + _SIGN
+                peer.sendall(bytes(4))
             with self._changed:
                 # A part may have come between the look and this wait.
-                self._changed.wait(min(left, 0.05))
+                self._changed.wait(min(deadline - now, 0.05))
 
 
 def _content(path: str, offset: int, size: int, part_hash: str) -> Optional[bytes]:
@@ -131,27 +154,18 @@ def _content(path: str, offset: int, size: int, part_hash: str) -> Optional[byte
     return data if hashlib.sha256(data).hexdigest() == part_hash else None
 
 
-def _numbers(ranges: str, count: int) -> List[int]:
-    """Raises ValueError for numbers of no part."""
-    numbers: List[int] = []
-    for words in ranges.split(","):
-        first, _, last = words.partition("-")
-        numbers.extend(range(int(first), int(last) + 1))
-    if min(numbers) < 0 or max(numbers) >= count or len(numbers) > count:
-        raise ValueError("parts that are not there")
-    return numbers
-
-
 def fetch(
     addresses: Sequence[Tuple[str, int]],
     secret: str,
     fingerprint: str,
     ranges: str,
     take: Callable[[bytes], bool],
+    wait: Callable[[], None],
 ) -> None:
     """Fetch parts from the first address with an answer. `take` gets the parts in order; False from `take` ends the call.
 
-    Returns early if the peer stops to send: the caller counts the parts.
+    `wait` is called now and then while a part is on its way to the peer. Returns early if the peer stops to send: the
+    caller counts the parts.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -169,10 +183,22 @@ def fetch(
                         continue
                     words = ranges.encode("ascii")
                     peer.sendall(secret.encode("ascii") + len(words).to_bytes(4, "big") + words)
-                    while take(_exactly(peer, int.from_bytes(_exactly(peer, 4), "big"))):
+                    while take(_next_part(peer, wait)):
                         pass
                     return
         except EOFError:
             return
         except (OSError, ValueError):
             continue
+
+
+def _next_part(peer: ssl.SSLSocket, wait: Callable[[], None]) -> bytes:
+    """Raises EOFError for a part that takes too long."""
+    deadline = time.monotonic() + _COMING
+    while True:
+        size = int.from_bytes(_exactly(peer, 4, deadline), "big")
+        if size > _LONGEST_PART:
+            raise EOFError
+        if size:
+            return _exactly(peer, size, deadline)
+        wait()
