@@ -30,7 +30,7 @@ from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
-from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.job import Host, JobResult, JobSpec, SyncOptions
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.ssh import Connection
@@ -230,7 +230,7 @@ def _run(
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,
         _server(job, job_record, printer.say) as server,
-        _delivery(job) as prepare,
+        _preparation(job) as prepare,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
@@ -281,12 +281,29 @@ def _run(
 
 
 @contextmanager
-def _delivery(job: _Job) -> "Iterator[Prepare | None]":
-    """Take the snapshot of a job's tree, for as long as hosts may want it. Raises BadUsage."""
-    sync = job.spec.sync
-    if sync is None:
-        yield None
-        return
+def _preparation(job: _Job) -> "Iterator[Prepare | None]":
+    """Open what hosts get before they are ready, for as long as hosts may join; yields None for nothing. Raises BadUsage."""
+    with ExitStack() as opened:
+        steps: list[Prepare] = []
+        if job.spec.sync is not None:
+            steps.append(opened.enter_context(_delivery(job, job.spec.sync)))
+        yield _in_turn(steps) if steps else None
+
+
+def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
+    """Return the steps as one: each gets the facts as the step before left them."""
+    first, *others = steps
+    if not others:
+        return first
+    following = _in_turn(others)
+    return lambda link, facts, ready, failed: first(
+        link, facts, lambda facts: following(link, facts, ready, failed), failed
+    )
+
+
+@contextmanager
+def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
+    """Take the snapshot of a job's tree. Raises BadUsage."""
     from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
     from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
 

@@ -93,10 +93,10 @@ class Delivery:
         self,
         link: "HostLink",
         facts: "HostFacts",
-        ready: Callable[[str], None],
+        ready: "Callable[[HostFacts], None]",
         failed: Callable[[HostError], None],
     ) -> None:
-        """Begin to copy the tree to a host. Call `ready` with the workers' directory there, or `failed`; in another thread."""
+        """Begin to copy the tree to a host. Call `ready` with its facts and the directory there, or `failed`; in another thread."""
 
         def run() -> None:
             try:
@@ -106,9 +106,10 @@ class Delivery:
             except (OSError, KeyError, ValueError) as error:
                 failed(CopyFailed(f"{type(error).__name__}: {error}", host=link.host.name))
 
+        link.tell_preparing("files")
         threading.Thread(target=run, name=f"files {link.host.name}", daemon=True).start()
 
-    def _deliver(self, link: "HostLink", facts: "HostFacts", ready: Callable[[str], None]) -> None:
+    def _deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
         """Raises ErrandFailed, CopyFailed, OSError, ValueError."""
         snapshot = self._snapshot
         arguments = {"hash": snapshot.hash, "peer": self._peer, **self._arguments}
@@ -130,7 +131,8 @@ class Delivery:
                     link.tell_preparing("files from other hosts")
                 elif word == "ready":
                     directory = loads(text)["directory"]
-                    ready(f"{directory}/{self._below}" if self._below else directory)
+                    directory = f"{directory}/{self._below}" if self._below else directory
+                    ready(facts._replace(directory=directory))
                     self._is_ready(offer, errand)
             while not errand.wait(_LOOK):
                 pass  # a silent host is given up, and its errand with it

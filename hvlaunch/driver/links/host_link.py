@@ -181,9 +181,9 @@ _MAKING_ERRANDS = threading.Lock()
 
 
 Prepare: TypeAlias = Callable[
-    ["HostLink", HostFacts, Callable[[str], None], Callable[[HostError], None]], None
+    ["HostLink", HostFacts, Callable[[HostFacts], None], Callable[[HostError], None]], None
 ]
-"""Called with the link and the host's facts; calls the first function with the workers' directory, or the second, in any thread."""
+"""Called with the link and the host's facts; calls the first function with all facts, or the second, in any thread."""
 
 
 class Opening(NamedTuple):
@@ -210,7 +210,7 @@ class Opening(NamedTuple):
     frame_record: "FrameRecord | None" = None
     """The record of acked and printed frames; None for a job without a successor."""
     prepare: "Prepare | None" = None
-    """Makes the host's copy of the working tree before it counts as ready; None without --sync."""
+    """Brings to the host what workers need, before it counts as ready; None if all is there."""
 
 
 class _Noise:
@@ -542,16 +542,15 @@ class HostLink:
             raise NoFreePort(host=self.host.name)
         self.session.scratch = header["scratch"]
         facts = host_facts(header, self._peer_address)
-        ready = partial(self._post_ready, facts, self.session.number)
+        ready = partial(self._post_ready, self.session.number)
         if self._opening.prepare is None:
-            ready(None)
+            ready(facts)
         else:
-            self.tell_preparing("files")
             self._opening.prepare(self, facts, ready, self._fail)
 
-    def _post_ready(self, facts: HostFacts, frame: int, directory: str | None) -> None:
+    def _post_ready(self, frame: int, facts: HostFacts) -> None:
         """Post that the host can start workers; for any thread. `frame` is the number of its hello."""
-        event = on.HostReady(self.host.name, facts._replace(directory=directory))
+        event = on.HostReady(self.host.name, facts)
         self._post(event if self._opening.frame_record is None else Arrival(event, self, frame))
 
     def _fail(self, error: HostError) -> None:

@@ -180,7 +180,7 @@ class HostLinks:
             "key": self._beacon_keys[host.name],
             "known_as": connection.remote_address or None,
             # The directory of a copy is known only when the copy is there.
-            "cwd": self._spec.cwd if self._prepare is None else "/",
+            "cwd": self._spec.cwd if self._spec.sync is None else "/",
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
             "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,

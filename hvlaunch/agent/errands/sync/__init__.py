@@ -22,7 +22,7 @@ import stat
 import time
 import zlib
 
-from hvlaunch.agent.facts import boot_id
+from hvlaunch.agent.cache import drop_old, is_used, own_directory, own_use
 from hvlaunch.agent.wire.shapes import or_null, record, text, whole
 
 TYPE_CHECKING = False
@@ -61,8 +61,6 @@ RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62
 PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
 _PROGRESS = 5.0  # seconds between signs of progress, which the driver can't see for itself
 _LARGE = 8 << 20  # bytes from which on hosts ask each other
-_KEPT = 30 * 86400.0  # seconds for which a project stays without being used
-_FOREIGN_USE = 86400.0  # seconds for which another host's use of a shared directory counts
 _LARGEST_MANIFEST = 1 << 30
 
 
@@ -71,13 +69,13 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     name = arguments["project"]
     if not name or name.startswith(".") or "/" in name:
         raise ValueError("no name of a project")
-    projects = _own_directory()
+    projects = own_directory("trees")
     project = os.path.join(projects, name)
     os.makedirs(project, 0o700, exist_ok=True)
     # Hosts may share the home directory: the second host waits here, and finds the copy complete.
     with open(os.path.join(project, "lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _drop_old(projects, name)
+        drop_old(projects, name, _has_used_copy)
         result = _Project(project, arguments, stream).update()
     # The host is ready, but others may still fetch content from here, until the driver ends the input.
     stream.write(b"ready " + json.dumps(result).encode("ascii") + b"\n")
@@ -86,75 +84,12 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     return result
 
 
-def _own_directory() -> str:
-    """Return the directory of all projects. Raises PermissionError if other users can write there."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    path = os.path.join(cache, "hvlaunch", "trees")
-    os.makedirs(path, 0o700, exist_ok=True)
-    for directory in (os.path.dirname(path), path):
-        status = os.lstat(directory)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError("%s: other users can write there, or it is not yours" % directory)
-    return path
-
-
-def _drop_old(projects: str, current: str) -> None:
-    """Remove projects that were not used for a month."""
-    for name in os.listdir(projects):
-        project = os.path.join(projects, name)
-        try:
-            if name == current or os.stat(os.path.join(project, "lock")).st_mtime > time.time() - _KEPT:
-                continue
-            with open(os.path.join(project, "lock")) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not any(_is_used(os.path.join(project, copy)) for copy in _copies(project)):
-                    shutil.rmtree(project, ignore_errors=True)
-        except OSError:
-            continue
+def _has_used_copy(project: str) -> bool:
+    return any(is_used(os.path.join(project, copy)) for copy in _copies(project))
 
 
 def _copies(project: str) -> List[str]:
     return sorted((name for name in os.listdir(project) if name.isdigit()), key=int)
-
-
-def _started(pid: int) -> str:
-    """Return the start time of a process in the kernel's ticks; empty for no process."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode("ascii")
-    except OSError:
-        return ""
-
-
-def _own_use() -> str:
-    """Return the name of this agent's file in `users`."""
-    agent = os.getppid()
-    return "%s_%d_%s" % ((boot_id() or "unknown"), agent, _started(agent))
-
-
-def _is_used(copy: str) -> bool:
-    """True if another running job uses the copy."""
-    try:
-        users = os.listdir(os.path.join(copy, "users"))
-    except OSError:
-        return False
-    boot = boot_id() or "unknown"
-    is_used = False
-    for user in users:
-        path = os.path.join(copy, "users", user)
-        if user == _own_use():
-            continue
-        user_boot, pid, started = [*user.split("_"), "", ""][:3]
-        if user_boot == boot:
-            is_here = pid.isdigit() and started == _started(int(pid))
-        else:
-            # The user's home is shared with another host, whose processes are invisible here.
-            is_here = os.stat(path).st_mtime > time.time() - _FOREIGN_USE
-        if is_here:
-            is_used = True
-        else:
-            os.unlink(path)
-    return is_used
 
 
 class TreeFile:
@@ -266,7 +201,7 @@ class _Project:
             if _read(os.path.join(copy, "complete")) == self._hash and _is_unchanged(copy, self._index(copy)):
                 return copy, True
         for copy in copies:
-            if not _is_used(copy):
+            if not is_used(copy):
                 return copy, False
         copy = os.path.join(self._directory, str(len(copies)))
         for name in ("tree", "users"):
@@ -284,7 +219,7 @@ class _Project:
 
     def _use(self, copy: str) -> None:
         """Note that this agent's job uses the copy, and no other."""
-        user = _own_use()
+        user = own_use()
         for name in _copies(self._directory):
             path = os.path.join(self._directory, name, "users", user)
             if os.path.join(self._directory, name) == copy:
