@@ -30,6 +30,7 @@ __all__ = [
     "SSHClient",
     "SSHOptions",
     "StdinPolicy",
+    "Templates",
     "WorkerExit",
 ]
 
@@ -132,6 +133,19 @@ class SyncOptions(NamedTuple):
     """Where workers start, from the root on."""
     limit: int
     """Most bytes that it may have."""
+
+
+class Templates(NamedTuple):
+    """A command with places such as `{rank}`, and variables with such places for its workers: see hosts/templates.py."""
+
+    words: tuple[str, ...]
+    """The whole command; words without places are escaped()."""
+    env: Mapping[str, str]
+    """Variables; one whose value is empty for a worker is not set for it."""
+    ports: tuple[str, ...]
+    """Names of ports: each host keeps a free port for each of them."""
+    slots: Mapping[str, int]
+    """Slots that the user gave the hosts, where --per-host starts only one worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -247,6 +261,8 @@ class JobSpec(_Data):
     """Hosts in the order of ranks."""
     cwd: str
     """Working directory of the workers, on every host."""
+    templates: Templates | None = None
+    """The command with the places of its words; None if it is the same for all workers."""
     sync: SyncOptions | None = None
     """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
     call: Call | None = None

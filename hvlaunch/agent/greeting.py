@@ -54,8 +54,9 @@ class Greeting:
         self._listen_as_relay = listen
         self._trouble = trouble
         self._beacon: Optional[probe.Beacon] = None
-        self._master: Optional[socket.socket] = None
-        self._lent: Optional[socket.socket] = None
+        # Rank 0's port first, then those for `{port:NAME}`.
+        self._kept: List[socket.socket] = []
+        self._lent: List[socket.socket] = []
         self._hello: Dict[str, Any] = {}
         self._is_greeted = self._has_modules = False
 
@@ -73,6 +74,8 @@ class Greeting:
             "cwd_error": enter(hello["cwd"]),
             "trouble": self._trouble and plain(self._trouble, LONGEST_TEXT),
         }
+        if "more_ports" in hello:
+            answer["more_ports"] = self._ports()[1:]
         if hello["gpus"]:
             # The driver of GPUs may take seconds, in which the agent must answer pings.
             self._in_thread(lambda: self._tell_with_gpus(answer))
@@ -97,40 +100,49 @@ class Greeting:
             self._in_thread(lambda: self._reach_rendezvous(rendezvous))
 
     def lend_ports(self) -> None:
-        """Lend rank 0's port to the workers that start now."""
-        # The port stays bound here. A program with SO_REUSEADDR, such as torch, may listen on it, since the agent does
+        """Lend rank 0's port, and the ports for places in the command, to the workers that start now."""
+        # A port stays bound here. A program with SO_REUSEADDR, such as torch, may listen on it, since the agent does
         # not; for other programs, and for the kernel's choice of ports, it is taken.
-        if self._lent is not None:
-            self._lent.close()
-        self._lent, self._master = self._master, None
-        if self._lent is not None:
-            self._lent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for lent in self._lent:
+            lent.close()
+        self._lent, self._kept = self._kept, []
+        for lent in self._lent:
+            lent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # The hosts of a static job have found each other by now; an elastic job may get new hosts.
         if self._beacon is not None and self._hello["elastic"] is None:
             self._beacon.close()
 
     def renew_port(self) -> None:
-        """Keep another port for rank 0 of an elastic job's next round, and tell the driver."""
+        """Keep other ports for an elastic job's next round, and tell the driver."""
         if self._hello["elastic"] is None:
             return
         try:
-            self._master = facts.free_port(self._hello["ports"])
+            self._keep_ports()
         except OSError:
-            return  # the one before may be free again by then
-        self._channel.send({"type": "master_port", "port": self._master.getsockname()[1]})
+            self._kept.clear()
+            return  # those before may be free again by then
+        port, *more = self._ports()
+        self._channel.send({"type": "master_port", "port": port, **({"more": more} if more else {})})
+
+    def _keep_ports(self) -> None:
+        for _ in range(1 + self._hello.get("more_ports", 0)):
+            self._kept.append(facts.free_port(self._hello["ports"]))
+
+    def _ports(self) -> List[int]:
+        return [kept.getsockname()[1] for kept in self._kept]
 
     def _take_ports(self, hello: Dict[str, Any]) -> Tuple[Optional[int], Optional[int]]:
         """Reserve and return the ports of the beacon and of rank 0; None if the job's range has no free port."""
         within = hello["ports"]
         try:
-            self._master = facts.free_port(within)
+            self._keep_ports()
             prover = Prover(hello["key"], "host " + hello["name"])
             self._beacon = probe.Beacon(facts.free_port(within), self._selector, prover, hello["known_as"])
         except OSError:
             if within is None:
                 raise
             return None, None
-        return self._beacon.port, self._master.getsockname()[1]
+        return self._beacon.port, self._ports()[0]
 
     def probe(self, header: Dict[str, Any]) -> None:
         """Try the addresses of another host's beacon; send `probed` for each proven address, then a final `probed`."""

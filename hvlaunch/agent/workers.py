@@ -218,6 +218,12 @@ def _plan(body: bytes) -> Dict[str, Any]:
     return checked
 
 
+def _argv(item: Dict[str, Any], plan: Dict[str, Any]) -> Sequence[str]:
+    """Return the worker's command: its own if words depend on its place."""
+    argv: Sequence[str] = item.get("argv", plan["argv"])
+    return argv
+
+
 class HostWorkers:
     """Starts, signals and reaps workers; `output` sends their output."""
 
@@ -251,7 +257,7 @@ class HostWorkers:
         for item in plan["workers"]:
             if self.ranks is not None and item["slot"] in self.ranks:
                 env = {**plan["env"], **item["env"]}
-                self.ranks.order(item["slot"], plan["argv"], plan["defaults"], env, item["stdin"])
+                self.ranks.order(item["slot"], _argv(item, plan), plan["defaults"], env, item["stdin"])
         for item in plan["workers"]:
             job_env = {**plan["env"], **item["env"]}
             about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
@@ -265,7 +271,7 @@ class HostWorkers:
             slot.is_first = job_env.get("HVLAUNCH_RANK") == "0"
             slot.master_port = _master_port(job_env)
             if self.suspension is None and job_env.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
-                slot.may_be_alone = plan["argv"]
+                slot.may_be_alone = _argv(item, plan)
             self._slots.append(slot)
             self.output.watch(slot)
             self._channel.send({"type": "started", "pid": worker.pid, "at": time.monotonic(), **about})
@@ -283,7 +289,7 @@ class HostWorkers:
             return self.ranks.started(number, job_env.get("TORCHELASTIC_ERROR_FILE", ""))
         # The host's own variables win over hvlaunch's defaults, and the job's over the host's.
         env = {**plan["defaults"], **os.environ, **job_env}
-        return process.start(number, plan["argv"], env, item["stdin"], plan["result"])
+        return process.start(number, _argv(item, plan), env, item["stdin"], plan["result"])
 
     def _clear(self, numbers: Sequence[int]) -> None:
         """End leftover processes of earlier workers in these slots: some may hold GPUs and ports."""

@@ -46,6 +46,8 @@ class LauncherOptions:
     """Directory to copy in place of the project; implies `--sync`."""
     sync_limit: int | str | None = None
     """Most that a copy may have. Default: 1 GB."""
+    templates: bool | None = None
+    """Fill in words such as `{rank}` of the command."""
     env: Mapping[str, str | int | float] | Sequence[str] | None = None
     """Environment variable for the workers. Such as `{"NAME": "value"}`, or `["NAME"]` for one that is set here."""
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
@@ -140,8 +142,8 @@ class LauncherOptions:
     """Time for the discovery script to end, in seconds. Default: 30 s."""
     nnodes: int | str | None = None
     """Number of hosts to use, or the fewest and the most. Default: all hosts."""
-    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None
-    """Number of workers on each host, or gpu, auto or cpu. Default: `-np`, else one in every slot."""
+    nproc_per_node: bool | None = None
+    """A worker on each host, with every GPU of the host."""
     tee: Literal["0", "1", "2", "3"] | None = None
     """Streams to show and to keep in files."""
     redirects: Literal["0", "1", "2", "3"] | None = None
@@ -234,6 +236,7 @@ class GivenOptions(TypedDict, total=False):
     sync: bool | None
     sync_dir: str | PathLike[str] | None
     sync_limit: int | str | None
+    templates: bool | None
     env: Mapping[str, str | int | float] | Sequence[str] | None
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     forward_env: Literal["all"] | None
@@ -281,7 +284,7 @@ class GivenOptions(TypedDict, total=False):
     discovery_interval: float | None
     discovery_timeout: float | None
     nnodes: int | str | None
-    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
+    nproc_per_node: bool | None
     tee: Literal["0", "1", "2", "3"] | None
     redirects: Literal["0", "1", "2", "3"] | None
     include: str | None

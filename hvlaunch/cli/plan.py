@@ -56,7 +56,7 @@ def plan(
     places = _places(spec, hosts)
     blocks = [
         _block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)),
-        _block("command", [command_line(spec.command, show_secrets=show_secrets)]),
+        _block("command", list(_commands(spec, places, show_secrets=show_secrets))),
         _block("working directory", [_directory(spec)]),
         launcher,
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
@@ -92,6 +92,39 @@ def _environment(spec: JobSpec, places: Sequence[Placement] | None, *, show_secr
         _block("environment of every worker, above its host's own", lines),
         _block("environment by rank", _rank_lines(places, by_rank)),
     )
+
+
+def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets: bool) -> Iterator[str]:
+    """Yield the command of each worker; one for all if it has no places, or nobody knows the workers yet."""
+    if spec.templates is None or places is None:
+        words = spec.command if spec.templates is None else spec.templates.words
+        yield command_line(words, show_secrets=show_secrets)
+        return
+    from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace  # noqa: PLC0415 (few jobs have places)
+
+    # What is known once connected stays as it is.
+    ports = tuple(f"{{port:{name}}}" for name in spec.templates.ports)
+    names = dict.fromkeys(placement.host for placement in places)
+    hosts = tuple(Neighbour(name, "{host_ip}", ports) for name in names)
+    for at in places:
+        worker = WorkerPlace(
+            rank=at.rank,
+            size=at.size,
+            local_rank=at.local_rank,
+            local_size=at.local_size,
+            node_rank=at.group_rank,
+            host=at.host,
+            master_addr="{master_addr}",
+            master_port="{master_port}",
+            hosts=hosts,
+        )
+        expansion = Expansion(spec.templates, worker)
+        variables = [
+            f"{name}={shown_value(name, value, show_secrets=show_secrets)}"
+            for name, value in expansion.variables().items()
+        ]
+        line = command_line(expansion.command(), show_secrets=show_secrets)
+        yield " ".join([f"rank {at.rank} on {at.host}:", *variables, line])
 
 
 def command_line(words: Sequence[str], *, show_secrets: bool) -> str:

@@ -20,7 +20,16 @@ from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.placement import in_quota, slots_of, unlikely
-from hvlaunch.job import ConsoleOptions, ElasticOptions, Host, JobSpec, MPIOptions, SSHOptions, SyncOptions
+from hvlaunch.job import (
+    ConsoleOptions,
+    ElasticOptions,
+    Host,
+    JobSpec,
+    MPIOptions,
+    SSHOptions,
+    SyncOptions,
+    Templates,
+)
 
 __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
@@ -83,6 +92,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         force_slots=_force_slots(options, hosts, per_host),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=cwd,
+        templates=_templates(options, command, hosts, per_host),
         sync=_sync(options, cwd),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
@@ -137,6 +147,18 @@ def _sync(options: Options, cwd: str) -> SyncOptions | None:
     from hvlaunch.sync.tree import tree_at  # noqa: PLC0415 (few lines have it)
 
     return tree_at(cwd, options.given.get("sync_dir"), options.given.get("sync_limit"))
+
+
+def _templates(
+    options: Options, command: tuple[str, ...], hosts: Sequence[Host], per_host: int | None
+) -> Templates | None:
+    if not options.templates:
+        return None
+    from hvlaunch.hosts.templates import templates_of  # noqa: PLC0415 (few lines have it)
+
+    slots = {host.name: host.slots or options.slots_per_host for host in hosts}
+    given = {name: count for name, count in slots.items() if count}
+    return templates_of(command, {}, given, is_per_host=per_host == 1)
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

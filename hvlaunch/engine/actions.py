@@ -36,6 +36,8 @@ class HostAddress(NamedTuple):
     name: str
     address: str
     workers: int
+    ports: tuple[int, ...] = ()
+    """Its free ports, in the order of the job's `{port:NAME}`s."""
 
 
 class HostNetwork(NamedTuple):

@@ -198,10 +198,10 @@ class Engine:
                 if isinstance(event, on.DriverReplaced):
                     # A successor opens these connections itself, from the beginning.
                     self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
-            case on.MasterPort(name, port):
+            case on.MasterPort(name, port, more):
                 host = self._pool.get(name)
                 if host is not None and host.facts is not None:
-                    host.facts = host.facts._replace(master_port=port)
+                    host.facts = host.facts._replace(master_port=port, more_ports=more)
             case on.Began() | on.HostsDiscovered() | on.DiscoveryFailed():
                 return self._pool_event(event, now)
             case on.Tick() | on.HostStage() | on.Lull():

@@ -77,6 +77,8 @@ class HostFacts(NamedTuple):
     """What the host's kernel lacks."""
     boot_id: str | None = None
     """The kernel's name for its current boot."""
+    more_ports: tuple[int, ...] = ()
+    """Further free ports, kept as master_port is: one for each `{port:NAME}` of the job."""
     directory: str | None = None
     """Where workers start in the host's copy of the working tree; None without one."""
 
@@ -229,6 +231,8 @@ class MasterPort(NamedTuple):
 
     host: str
     port: int
+    more: tuple[int, ...] = ()
+    """HostFacts.more_ports of the next round."""
 
 
 class WorkerStarted(NamedTuple):

@@ -130,7 +130,7 @@ class Starter:
         network = self._probing.network
         assert network is not None  # noqa: S101 (a plan has one)
         return tuple(
-            HostAddress(name, network.own_address(name), len(launches))
+            HostAddress(name, network.own_address(name), len(launches), plan.facts[name].more_ports)
             for name, launches in _by_host(plan.launches).items()
         )
 

@@ -396,3 +396,42 @@ def test_tracebacks_after_ctrl_c_are_counted_and_not_shown(options: tuple[str, .
     assert all(
         "KeyboardInterrupt" in path.read_text() for path in (tmp_path / "latest").glob("rank.*/stderr")
     )
+
+
+SERVE = """
+import socket, sys
+number = int(sys.argv[1])
+listener = socket.create_server(("", number))  # with SO_REUSEADDR, as servers do
+print(*sys.argv[1:])
+"""
+
+
+def test_places_in_the_command_name_hosts_and_free_ports() -> None:
+    job = run(
+        *("--templates", "--per-host", "-H", "localhost:4,127.0.0.1:4", "--quiet", "--prefix", "{rank}: "),
+        *(sys.executable, "-c", SERVE, "{own_port:x}", "{port:x}", "{node_rank}/{nnodes}", "{slots:auto}"),
+        *("{hosts}", "{first:--head --ip={host_ip}}", "{others:--join {master_addr}}", "${rank}"),
+    )
+    assert job.returncode == 0, job.stderr
+    lines = dict(line.split(": ", 1) for line in job.stdout.splitlines())
+    (own, common, *first), (other, same, *second) = (lines[rank].split() for rank in ("0", "1"))
+    assert own == common == same != other
+    assert first[:4] == ["0/2", "4", "localhost,127.0.0.1", "--head"]
+    assert first[5:] == second[5:] == ["${rank}"]
+    assert second[:4] == ["1/2", "4", "localhost,127.0.0.1", "--join"]
+    assert first[4] == f"--ip={second[4]}"
+
+
+def test_each_round_gets_other_ports(tmp_path: Path) -> None:
+    fails_once = f"echo $1 $2; mkdir {tmp_path}/again && exit 3; exit 0"
+    job = run(
+        *("--templates", "-np", 1, "--max-restarts", 1, "--quiet", "--prefix", ""),
+        *("sh", "-c", fails_once, "sh", "{port:x}", "{master_port}"),
+    )
+    assert job.returncode == 0, job.stderr
+    ports = [port for line in job.stdout.splitlines() for port in line.split()]
+    assert len(set(ports)) == len(ports) == 4
+
+
+def test_without_templates_braces_stay() -> None:
+    assert run("-np", 1, "--quiet", "--prefix", "", "echo", "{rank}", "{rnk}").stdout == "{rank} {rnk}\n"

@@ -13,6 +13,7 @@ from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
     FRAME_COST,
     LONGEST_ARGUMENTS,
+    MOST_PORTS,
     ROOM,
     STREAMS,
     Decoder,
@@ -68,6 +69,7 @@ _HAVE = exactly(_COUNT, STREAMS)
 
 ORDERS: Dict[str, Union[Form, Choice]] = {
     "hello": Form(
+        optional=("more_ports",),
         protocol=_COUNT,
         name=_WORDS,
         key=_NAME,
@@ -75,6 +77,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         cwd=_WORDS,
         gpus=flag,
         ports=or_null(pair(PORT, PORT)),
+        more_ports=whole(1, MOST_PORTS),
         elastic=or_null(_SECONDS),
         processes=whole(1, 1 << 16),
         rendezvous=or_null(record(_RENDEZVOUS)),
@@ -128,7 +131,18 @@ PLAN = record(
         "env": _VARIABLES,
         "result": flag,
         "workers": several(
-            record({"slot": _SLOT, "start": _SLOT, "env": _VARIABLES, "stdin": flag}), 1 << 16
+            record(
+                {
+                    "slot": _SLOT,
+                    "start": _SLOT,
+                    "env": _VARIABLES,
+                    "stdin": flag,
+                    "argv": several(_WORDS, 1 << 22),
+                },
+                # A command without places is the same for all workers.
+                optional=("argv",),
+            ),
+            1 << 16,
         ),
     }
 )

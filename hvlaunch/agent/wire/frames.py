@@ -45,6 +45,7 @@ __all__ = [
     "MOST_ADDRESSES",
     "MOST_ERRANDS",
     "MOST_GPUS",
+    "MOST_PORTS",
     "MOST_RELAYED",
     "NUMBERS",
     "OUTPUT_CHUNK",
@@ -81,6 +82,8 @@ MOST_ERRANDS = 16
 """Errands that run on one host at a time."""
 MOST_ADDRESSES = 4096
 MOST_GPUS = 256
+MOST_PORTS = 64
+"""Most `{port:NAME}` of a job."""
 OUTPUT_CHUNK = 1 << 16
 """Bytes of output in one frame."""
 FRAME_COST = 256

@@ -127,16 +127,25 @@ class Form:
     """The form of a frame: the fields of its header, and the size of its body."""
 
     def __init__(
-        self, body: int = 0, least: int = 0, fields: Optional[Mapping[str, Shape]] = None, **more: Shape
+        self,
+        body: int = 0,
+        least: int = 0,
+        fields: Optional[Mapping[str, Shape]] = None,
+        optional: Sequence[str] = (),
+        **more: Shape,
     ) -> None:
-        """The body has `least` to `body` bytes; the header has the fields in `fields` and `more`."""
+        """The body has `least` to `body` bytes; the header has the fields in `fields` and `more`.
+
+        Fields in `optional` may be missing.
+        """
+        self._optional = optional
         self.fields: Dict[str, Shape] = {"type": _any, **(fields or {}), **more}
         self.most = body
         self.least = least
 
     def misfit(self, header: Dict[str, Any], body: bytes) -> Optional[str]:
         """Return why the frame does not have this form; None for a match."""
-        cause = _misfit(self.fields, (), header)
+        cause = _misfit(self.fields, self._optional, header)
         if cause is None and not self.least <= len(body) <= self.most:
             return "a body of %d bytes" % len(body)
         return cause

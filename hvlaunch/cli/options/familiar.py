@@ -35,6 +35,15 @@ FAMILIAR = OptionGroup(
             aliases=("--nproc_per_node",),
         ),
         Option(
+            # An alternative to --nproc-per-node 1, which with_slots() applies.
+            "nproc_per_node",
+            ("--per-host",),
+            "a worker on each host, with every GPU of the host",
+            constant=1,
+            more="For vLLM, Ray, torchrun and other programs with a process for each GPU.",
+            example="hvlaunch --per-host -H a,b python train.py",
+        ),
+        Option(
             "module",
             ("-m", "--module"),
             "take the command for a Python module",

@@ -444,6 +444,14 @@ _WORKERS = OptionGroup(
             default="1 GB",
         ),
         Option(
+            "templates",
+            ("--templates",),
+            "fill in words such as `{rank}` of the command",
+            more="[Places](programs.md#places-in-the-command) are numbers, names, addresses and free ports. "
+            "`{{rank}}` gives `{rank}`.",
+            example="hvlaunch --templates -np 2 python train.py",
+        ),
+        Option(
             "stdin",
             ("--stdin",),
             "ranks that read hvlaunch's standard input",

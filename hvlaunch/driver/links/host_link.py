@@ -498,7 +498,7 @@ class HostLink:
                 worker_and_library = header["round"], header["slot"], header["library"], header["start"]
                 self._post_event(on.WorkerAlone(name, *worker_and_library))
             case "master_port":
-                self._post_event(on.MasterPort(name, header["port"]))
+                self._post_event(on.MasterPort(name, header["port"], tuple(header.get("more", ()))))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
             case "errand":
@@ -645,4 +645,5 @@ def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
         cwd_error=hello["cwd_error"],
         trouble=hello["trouble"],
         boot_id=facts.get("boot_id"),
+        more_ports=tuple(hello.get("more_ports", ())),
     )

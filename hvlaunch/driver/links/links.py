@@ -173,6 +173,7 @@ class HostLinks:
         # A job on this machine alone has no connection to lose, unless the driver is replaced.
         is_needed = not self._is_alone or connection.remote_address is not None or self._record is not None
         has_session = connection.can_rejoin and is_needed
+        templates = self._spec.templates
         return {
             "type": "hello",
             "protocol": PROTOCOL,
@@ -183,6 +184,7 @@ class HostLinks:
             "cwd": self._spec.cwd if self._spec.sync is None else "/",
             "gpus": host.slots is None and self._spec.slots_per_host is None,
             "ports": self._spec.worker_ports,
+            **({"more_ports": len(templates.ports)} if templates and templates.ports else {}),
             "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),

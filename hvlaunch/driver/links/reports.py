@@ -5,7 +5,7 @@ against earlier frames.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import (
@@ -18,6 +18,7 @@ from hvlaunch.agent.wire.frames import (
     LONGEST_TRACEBACK,
     MOST_ADDRESSES,
     MOST_GPUS,
+    MOST_PORTS,
     MOST_RELAYED,
     OUTPUT_CHUNK,
     RELAY_CHUNK,
@@ -84,6 +85,8 @@ _FACTS = {
 # An agent may be any program of another user's making: every number and text has a bound.
 REPORTS: Mapping[str, Form | Choice] = {
     "hello": Form(
+        optional=("more_ports",),
+        more_ports=several(PORT, MOST_PORTS),
         protocol=_COUNT,
         facts=record(_FACTS, optional=("gpus",)),
         scratch=_CAUSE,
@@ -110,7 +113,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     "suspended": Form(fields=_WORKER),
     # The library by name: its text is the driver's own, and no host can put words into a message.
     "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),
-    "master_port": Form(port=PORT),
+    "master_port": Form(optional=("more",), port=PORT, more=several(PORT, MOST_PORTS)),
     "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),
     "relay": Choice(
         "what",
@@ -260,6 +263,7 @@ class Expected:
                 self._check_probed(header)
             case "master_port":
                 self._check_port(header["port"])
+                self._check_more_ports(header.get("more", []))
                 self._ports += 1
                 if self._ports > self._starts or self._asked["elastic"] is None:
                     raise BadFrame("a port that was not asked for")
@@ -289,8 +293,16 @@ class Expected:
                 self._check_port(header[name])
             elif self._asked["ports"] is None:
                 raise BadFrame(f"a frame of type hello with no {name}")
+        if header["master_port"] is not None:
+            self._check_more_ports(header.get("more_ports", []))
         if ("gpus" in header["facts"]) is not self._asked["gpus"]:
             raise BadFrame("a frame of type hello with GPUs that were not asked for, or without")
+
+    def _check_more_ports(self, ports: Sequence[int]) -> None:
+        if len(ports) != self._asked.get("more_ports", 0):
+            raise BadFrame("other ports than were asked for")
+        for port in ports:
+            self._check_port(port)
 
     def _check_port(self, port: int) -> None:
         # The user's range is what a firewall lets through.

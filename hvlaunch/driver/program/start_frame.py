@@ -1,7 +1,7 @@
 """The `start` frame: the workers of a round on one host, with their environment (docs/reference/environment.md)."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from hvlaunch.agent.quick import dumps
@@ -10,7 +10,7 @@ from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Placement
-from hvlaunch.job import ElasticOptions, JobSpec
+from hvlaunch.job import ElasticOptions, JobSpec, Templates
 from hvlaunch.rendezvous.round_messages import worker_id
 
 __all__ = ["default_env", "elastic_env", "gets_stdin", "identity_env", "shared_env", "start_frame"]
@@ -46,6 +46,8 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     )
     if start.host in spec.visible_gpus:
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
+    if spec.templates is not None:
+        _fill_in(workers, spec.templates, start)
     body = {
         "argv": spec.command,
         "cwd": start.facts.directory,
@@ -55,6 +57,35 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         "workers": workers,
     }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
+
+
+def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Start) -> None:
+    """Give each worker its own command, and the variables with places."""
+    from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace  # noqa: PLC0415 (few jobs have places)
+
+    network = start.network
+    # Without hosts the worker starts for a later round (hvlaunch.torch.elastic), whose hosts nobody knows yet.
+    hosts = [Neighbour(name, address, ports) for name, address, _, ports in network.hosts] or [
+        Neighbour(start.host, network.master_addr, (0,) * len(templates.ports))
+    ] * max(launch.place.group_size for launch in start.launches)
+    for worker, launch in zip(workers, start.launches, strict=True):
+        at = launch.place
+        expansion = Expansion(
+            templates,
+            WorkerPlace(
+                rank=at.rank,
+                size=at.size,
+                local_rank=at.local_rank,
+                local_size=at.local_size,
+                node_rank=at.group_rank,
+                host=at.host,
+                master_addr=network.master_addr,
+                master_port=network.master_port,
+                hosts=tuple(hosts),
+            ),
+        )
+        worker["argv"] = expansion.command()
+        worker["env"].update(expansion.variables())
 
 
 def gets_stdin(place: Placement, spec: JobSpec) -> bool:
@@ -125,7 +156,7 @@ def shared_env(
 @functools.lru_cache(maxsize=1)
 def _hosts(hosts: tuple[HostAddress, ...]) -> str:
     """Return the hosts of a round as text; empty if too long for a variable."""
-    text = ",".join(f"{name}={_in_brackets(address)}:{workers}" for name, address, workers in hosts)
+    text = ",".join(f"{name}={_in_brackets(address)}:{workers}" for name, address, workers, _ in hosts)
     return text if len(text) < _LONGEST else ""
 
 

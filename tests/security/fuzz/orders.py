@@ -129,9 +129,8 @@ class _Agent(Agent):
                 os.close(end)
         if self._greeting._beacon is not None:
             self._greeting._beacon.close()
-        for sock in (self._greeting._master, self._greeting._lent):
-            if sock is not None:
-                sock.close()
+        for sock in (*self._greeting._kept, *self._greeting._lent):
+            sock.close()
         self._selector.close()
 
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 OPTIONS = [option for group in GROUPS for option in group.options]
 PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
 DECIDED_BY_CODE = {
-    "command", "hosts", "force_slots", "allocation", "cwd", "env", "sync",  # from several options, the environment, the scheduler
+    "command", "hosts", "force_slots", "allocation", "cwd", "env", "sync", "templates",  # from several options, the environment, the scheduler
     "call", "detach", "map_by", "visible_gpus", "console.hidden", "ssh.remote_agent", "mpi.launcher", "elastic.hostfile", "elastic.most_hosts", "elastic.per_host", "elastic.is_named",
 }  # fmt: skip
 
@@ -163,7 +163,7 @@ def test_names_and_flags_are_unique():
     flags = [flag for option in OPTIONS for flag in (*option.flags, *option.aliases, *option.opposites)]
     assert len(flags) == len(set(flags))
     shared = {option.name for option in OPTIONS if [each.name for each in OPTIONS].count(option.name) > 1}
-    assert shared == {"detach", "launcher", "help"}
+    assert shared == {"detach", "launcher", "help", "nproc_per_node"}
     launchers = [option.constant for option in OPTIONS if option.name == "launcher"]
     assert len(launchers) == len(set(launchers))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvlaunch.cli.plan import plan, quoted
 from hvlaunch.errors import NotEnoughSlots
-from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.job import Host, JobSpec, SSHOptions, Templates
 
 LATER = "(known once connected)"
 
@@ -223,3 +223,18 @@ def test_bash_reads_back_what_was_quoted(raw):
     line = " ".join(quoted(part.decode("utf-8", "surrogateescape")) for part in raw)
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
     assert done.stdout.split(b"\0")[:-1] == (raw or [b""])
+
+
+def test_each_workers_command_is_there_if_its_words_have_places():
+    templates = Templates(
+        ("serve", "{rank}", "{first:--port {port:x}}", "--head={master_addr}"),
+        {"IP": "{host_ip}"},
+        ("x",),
+        {},
+    )
+    assert sections(spec(Host("a", 1), Host("b", 1), templates=templates))["command"] == [
+        "rank 0 on a: IP='{host_ip}' serve 0 --port '{port:x}' '--head={master_addr}'",
+        "rank 1 on b: IP='{host_ip}' serve 1 '--head={master_addr}'",
+    ]
+    unknown = sections(spec(Host("a"), templates=templates))["command"]
+    assert unknown == ["serve '{rank}' '{first:--port {port:x}}' '--head={master_addr}'"]

@@ -205,3 +205,13 @@ def test_an_interrupt_while_it_starts_ends_the_launcher(line, number):
     assert job.returncode == 128 + number
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_places_in_the_command_under_a_launcher(line):
+    words = ("--templates", "-np", "2", "echo", "{local_rank}/{size}", "{port:x}", "{first:head}", "{{rank}}")
+    done = run(line(ALL, "--quiet", "--prefix", "", *words))
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(text.split() for text in done.stdout.splitlines())
+    assert (first[0], second[0]) == ("0/2", "1/2")
+    assert first[1] == second[1]
+    assert (first[2:], second[2:]) == (["head", "{rank}"], ["{rank}"])

@@ -1,0 +1,188 @@
+"""Places in a command: words such as `{rank}` or `{port:http}`, which get their values when a worker starts. Pure."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from hvlaunch.agent.wire.frames import MOST_PORTS
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import Templates
+
+__all__ = ["NAMES", "Expansion", "Neighbour", "WorkerPlace", "escaped", "names_in", "templates_of"]
+
+# `$` before a brace is a shell's: ${rank}. A brace before anything but a name is JSON's, awk's or Python's. One more level
+# fits into a place: {first:--port {port:http}}.
+_PLACE = re.compile(r"(?<!\$)(\{?)\{([a-z][a-z_]*)(?::((?:[^{}]|\{[^{}]*\})*))?\}(\}?)")
+_PORT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+
+_PLAIN = (
+    *("rank", "size", "local_rank", "local_size", "node_rank", "nnodes"),
+    *("host", "host_ip", "hosts", "master_addr", "master_port"),
+)
+_WITH_TEXT = {
+    "slots": "TEXT",
+    "port": "NAME",
+    "own_port": "NAME",
+    "first": "WORDS",
+    "others": "WORDS",
+    "each": "TEXT",
+}
+NAMES = (*(f"{{{name}}}" for name in _PLAIN), *(f"{{{name}:{text}}}" for name, text in _WITH_TEXT.items()))
+"""All places, as in messages."""
+_OF_HOST = ("host", "host_ip", "node_rank", "own_port")
+"""Places that `{each:TEXT}` takes of each host."""
+
+
+def templates_of(
+    words: Sequence[str], env: Mapping[str, str], slots: Mapping[str, int], *, is_per_host: bool
+) -> Templates:
+    """Return the command with its places. Raises BadUsage for unknown places."""
+    texts = [*words, *env.values()]
+    names = [name for text in texts for name in names_in(text)]
+    if "own_port" in names and not is_per_host:
+        raise BadUsage("{own_port:NAME} is a port for the host's only worker", hint="--per-host")
+    ports = tuple(dict.fromkeys(port for text in texts for port in _ports_in(text)))
+    if len(ports) > MOST_PORTS:
+        raise BadUsage(f"the command names {len(ports)} ports; {MOST_PORTS} are the most")
+    return Templates(tuple(words), dict(env), ports, dict(slots))
+
+
+class Neighbour(NamedTuple):
+    """A host of the worker's round."""
+
+    name: str
+    address: str
+    ports: tuple[object, ...] = ()
+    """In the order of Templates.ports."""
+
+
+class WorkerPlace(NamedTuple):
+    """A worker's place, and what it may know of the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    host: str
+    master_addr: str
+    master_port: object
+    hosts: tuple[Neighbour, ...]
+    """All hosts of the round, by node_rank."""
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def on(self, node_rank: int) -> "WorkerPlace":
+        """Return the same with the host of that number."""
+        return self._replace(node_rank=node_rank, host=self.hosts[node_rank].name)
+
+
+class Expansion:
+    """The command and the variables of one worker."""
+
+    def __init__(self, templates: Templates, worker: WorkerPlace) -> None:
+        self._templates = templates
+        self._worker = worker
+
+    def command(self) -> tuple[str, ...]:
+        return tuple(word for text in self._templates.words for word in self._words(text))
+
+    def variables(self) -> dict[str, str]:
+        values = {name: self._text(text, self._worker) for name, text in self._templates.env.items()}
+        return {name: value for name, value in values.items() if value}
+
+    def _words(self, text: str) -> list[str]:
+        match = _PLACE.fullmatch(text)
+        if match is None or match[1] or match[2] not in ("first", "others"):
+            return [self._text(text, self._worker)]
+        if self._worker.is_first is not (match[2] == "first"):
+            return []
+        # Split before its places get their values: a value is never a shell's text.
+        return [self._text(word, self._worker) for word in shlex.split(match[3])]
+
+    def _text(self, text: str, worker: WorkerPlace) -> str:
+        """Replace places by their values, and `{{rank}}` by `{rank}`."""
+
+        def replacement(match: "re.Match[str]") -> str:
+            before, name, more, after = match.groups()
+            if before and after:
+                return match[0][1:-1]
+            return before + self._value(name, more or "", worker) + after
+
+        return _PLACE.sub(replacement, text)
+
+    def _value(self, name: str, more: str, worker: WorkerPlace) -> str:
+        hosts = worker.hosts
+        match name:
+            case "first" | "others":
+                return self._text(more, worker) if worker.is_first is (name == "first") else ""
+            case "each":
+                return ",".join(self._text(more, worker.on(index)) for index in range(len(hosts)))
+            case "port":
+                return self._port(hosts[0], more)
+            case "own_port":
+                return self._port(hosts[worker.node_rank], more)
+            case "slots":
+                return str(self._templates.slots.get(worker.host, more))
+            case "hosts":
+                return ",".join(host.name for host in hosts)
+            case "host_ip":
+                return hosts[worker.node_rank].address
+            case _:
+                return str(getattr(worker, name))
+
+    def _port(self, host: Neighbour, name: str) -> str:
+        return str(host.ports[self._templates.ports.index(name)])
+
+
+def escaped(text: str) -> str:
+    """Return a text that stands for itself in a command with places."""
+    return _PLACE.sub(lambda match: "{" + match[0] + "}", text)
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Yield the names of places in the text. Raises BadUsage for unknown ones."""
+    for before, name, more, after in _PLACE.findall(text):
+        if before and after:
+            continue
+        place = "{" + name + (f":{more}" if more else "") + "}"
+        if name not in _PLAIN and name not in _WITH_TEXT:
+            raise BadUsage(
+                f"unknown place {place} in the command; places are {' '.join(NAMES)}",
+                hint=f"{{{{{name}}}}} for the word itself",
+            )
+        if name in _PLAIN and more:
+            raise BadUsage(f"{{{name}}} takes no text, and {place} has one")
+        if name in ("port", "own_port") and not _PORT_NAME.fullmatch(more):
+            raise BadUsage(f"{place} needs the name of a port, in small letters", hint="{port:http}")
+        if name in ("first", "others"):
+            _check_split(place, more)
+        yield name
+        if name in ("first", "others", "each"):
+            inner = list(names_in(more))
+            if name == "each" and not set(inner) <= {*_OF_HOST, "slots"}:
+                raise BadUsage(f"{place}: {{each:TEXT}} may name {', '.join(_OF_HOST)} and slots")
+            yield from inner
+
+
+def _check_split(place: str, words: str) -> None:
+    try:
+        shlex.split(words)
+    except ValueError as error:
+        raise BadUsage(f"{place}: {str(error).lower()}") from None
+
+
+def _ports_in(text: str) -> Iterator[str]:
+    """Yield the names of ports in the text."""
+    for _, name, more, _ in _PLACE.findall(text):
+        if name in ("port", "own_port"):
+            yield more
+        elif name in ("first", "others", "each"):
+            yield from _ports_in(more)
