@@ -133,6 +133,8 @@ class SyncOptions(NamedTuple):
     """Where workers start, from the root on."""
     limit: int
     """Most bytes that it may have."""
+    job: Path | None = None
+    """Directory of an earlier job whose snapshot is used in place of the tree."""
 
 
 class Templates(NamedTuple):
@@ -267,6 +269,8 @@ class JobSpec(_Data):
     """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
     call: Call | None = None
     """Function that `command` calls, if any."""
+    options: tuple[tuple[str, ...], ...] = ()
+    """Words of each option that was given, for the record of the job; without variables of the workers."""
     name: str | None = None
     """The user's name for the job, for `hvlaunch jobs` and similar commands."""
     detach: DetachPolicy = "never"

@@ -27,12 +27,13 @@ def parse(
     groups: Sequence[OptionGroup] = GROUPS,
     *,
     environ: Mapping[str, str] | None = None,
+    earlier: Sequence[Setting] = (),
     warn: Callable[[str], object] = str,
 ) -> Options:
     """Read the command line, without the program's name, and the other sources of options.
 
-    Other sources count only with an environment; `warn` gets a line about each that is not used. Raises BadUsage, and
-    Answered for --help and --version.
+    Other sources count only with an environment; `warn` gets a line about each that is not used. `earlier` are weaker than
+    the line. Raises BadUsage, and Answered for --help and --version.
     """
     options_by_name = by_name(groups)
     try:
@@ -54,7 +55,7 @@ def parse(
     # The word before the command tells whether the user marked its begin: `-- python`.
     is_marked = not command or list(argv[: -len(command)])[-1:] == ["--"]
     options = Options(
-        merged([*(source.settings for source in others), settings]), groups, is_marked=is_marked
+        merged([*(source.settings for source in others), earlier, settings]), groups, is_marked=is_marked
     )
     # After merging, since the strongest source decides the host keys.
     options.check_found()

@@ -20,7 +20,7 @@ __all__ = [
     "user_env",
 ]
 
-EnvMode = Literal["default", "all"]
+EnvMode = Literal["default", "all", "none"]
 
 MAX_STRING = 131072
 """Limit of execve(2) for an argument or NAME=VALUE with its NUL: MAX_ARG_STRLEN, 32 pages of 4 KiB."""
@@ -180,6 +180,8 @@ def proxies_with_password(environ: Mapping[str, str]) -> list[str]:
 
 
 def _forwarded(environ: Mapping[str, str], mode: EnvMode, more: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if mode == "none":
+        return
     is_forwarded = matcher("*") if mode == "all" else matcher(*_FORWARDED, *_FORWARDED_PROXIES, *more)
     # --env all is the user's explicit wish; by default secrets stay here.
     secrets = () if mode == "all" else (*_SECRET, *proxies_with_password(environ))

@@ -14,6 +14,7 @@ from typing import BinaryIO, NoReturn, Protocol, TextIO
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
 from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.process import complain, hide_values, print_answer
 from hvlaunch.cli.spec import job_spec
@@ -81,6 +82,11 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     # Many command lines have words for these; a program of that name still runs.
     if argv and argv[0] in _QUESTIONS and shutil.which(argv[0]) is None:
         argv = [*argv[1:2], "--help"] if argv[0] == "help" and argv[1:2] else [_QUESTIONS[argv[0]]]
+    if argv and argv[0] == "rerun" and {"-h", "--help"}.isdisjoint(argv):
+        from hvlaunch.cli.jobs.rerun import Rerun  # noqa: PLC0415 (as below)
+
+        rerun = Rerun(argv[1:], os.environ)
+        return _start(rerun.options, rerun.line, rerun.spec, run)
     if argv and argv[0] in JOB_WORDS:
         from hvlaunch.cli.jobs import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
 
@@ -103,12 +109,19 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         from hvlaunch.cli.config.show import show_config  # noqa: PLC0415 (as above)
 
         return print_answer(show_config(options, GROUPS))
+    return _start(options, argv, lambda: job_spec(options, os.environ), run)
+
+
+def _start(
+    options: Options, argv: Sequence[str], make: Callable[[], tuple[JobSpec, list[str]]], run: Run | None
+) -> int:
+    """Start the job that `make` returns, with warnings, or print its plan. `argv` is the whole line, for advice."""
     # As early as possible: other users see the arguments until then.
     hide_values(setting.texts[0] for setting in options.settings.get("x", ()) if not setting.origin)
     for note in options.found_notes():
         complain(note)
     try:
-        spec, warnings = job_spec(options, os.environ)
+        spec, warnings = make()
     # A conflict may be between the command line and a file that the user has forgotten.
     except BadUsage:
         if any(setting.origin for settings in options.settings.values() for setting in settings):

@@ -94,6 +94,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         cwd=cwd,
         templates=_templates(options, command, hosts, per_host),
         sync=_sync(options, cwd),
+        options=tuple(options.words()),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,

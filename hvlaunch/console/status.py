@@ -1,9 +1,9 @@
 """The status of a job's start, and durations and counts in words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["AskStatus", "OnStatus", "Status", "ago", "count", "counted", "duration"]
+__all__ = ["AskStatus", "OnStatus", "Status", "ago", "code_words", "count", "counted", "duration"]
 
 
 class Status(NamedTuple):
@@ -30,6 +30,7 @@ def counted(done: int, of: int, failed: int, seconds: float) -> str:
 
 
 _MINUTE, _HOUR = 60, 3600
+_SHORT_HASH = 8
 
 
 def duration(seconds: float) -> str:
@@ -50,6 +51,18 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return f"{max(0, int(seconds))} s ago"
+
+
+def code_words(code: object) -> tuple[str, str]:
+    """Return the short hash of a job's code and its short commit: `3f2a91c4`, `a1b2c3d4-dirty`; empty if unknown.
+
+    `code` comes from `about.json`.
+    """
+    if not isinstance(code, Mapping):
+        return "", ""
+    tree, commit = str(code.get("hash") or ""), str(code.get("commit") or "")
+    dirty = "-dirty" if commit and code.get("is_dirty") else ""
+    return tree[:_SHORT_HASH], f"{commit[:_SHORT_HASH]}{dirty}"
 
 
 def count(number: int, noun: str) -> str:

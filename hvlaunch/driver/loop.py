@@ -380,7 +380,7 @@ class Driver:
         self._begin_files(start.round, start.launches[0].place.size)
         link = self._links[start.host]
         if not self._is_replaying:
-            self.observing.prepare_stacks()
+            self.observing.prepare()
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
                 self._stdin.add_reader(link, launch.slot, launch.place.rank)

@@ -116,9 +116,8 @@ def run(
         on_begun(keys.job_id)
         job = _Job(spec, keys, directory, ways, about)
         result, reporting = _run_and_report(job, stdout, stderr, stdin, on_detached, on_status, advise)
-        # A job that ended well before its user's eyes leaves nothing behind.
-        if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_followed(spec)):
-            _keep(directory, result, reporting)
+        if directory is not None and (result.exit_code != 0 or directory.is_detached or _is_kept(spec)):
+            _keep(job, directory, result, reporting)
     return result
 
 
@@ -130,7 +129,7 @@ def take_over(
     # The killed driver's stdin is gone; workers that read it have got its end.
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
         result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
-    _keep(directory, result, reporting)
+    _keep(job, directory, result, reporting)
     return result
 
 
@@ -141,7 +140,7 @@ class _Job(NamedTuple):
     keys: Keys
     directory: "JobDirectory | None"
     ways: WaysToHosts
-    about: Mapping[str, Any]
+    about: dict[str, Any]
     """Description of the job for other programs."""
     past: "Past | None" = None
     """The turns of a killed driver; None for a new job."""
@@ -195,7 +194,9 @@ def _run_and_report(
             else:
                 from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
 
-                last_words = None if spec.console.quiet else partial(ended_well, result)
+                last_words = (
+                    None if spec.console.quiet else partial(ended_well, result, code=job.about.get("code"))
+                )
                 patience = _PAGER_PATIENCE
                 # A signal may end the wait for a slow reader here; elsewhere it must not suppress the report.
                 signals.close()
@@ -270,6 +271,8 @@ def _run(
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
         reporting.follow(driver)
+        if directory is not None:
+            driver.observing.when_asked(_run_record(job, directory))
         if takeover is not None:
             driver.take_over(takeover, ways.lost)
         reporting.begin()
@@ -306,18 +309,35 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
     """Take the snapshot of a job's tree. Raises BadUsage."""
     from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
     from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
+    from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
 
-    if job.past is not None and job.directory is not None:
-        snapshot = load_snapshot(sync.root, job.directory.path)
+    directory = job.directory
+    earlier = sync.job if job.past is None or directory is None else directory.path
+    if earlier is not None:
+        snapshot = load_snapshot(sync.root, earlier)
     else:
+        commit = Commit(sync.root)
         snapshot = take_snapshot(sync.root, cache_directory(os.environ), sync.limit)
     with closing(snapshot):
-        if job.past is None and job.directory is not None:
-            snapshot.save(job.directory.path)
+        if job.past is None and directory is not None:
+            snapshot.save(directory.path)
+        if job.past is None:
+            code = commit.facts() if earlier is None else _code_of(earlier)
+            job.about["code"] = {**code, "hash": snapshot.hash}
+            if directory is not None:
+                directory.update()
         has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
         yield Delivery(
             snapshot, sync.below, has_peers=has_peers, arguments={"project": snapshot.name}
         ).prepare
+
+
+def _code_of(directory: Path) -> dict[str, Any]:
+    """Return the code of an earlier job."""
+    from hvlaunch.outside import known_job  # noqa: PLC0415 (as above)
+
+    job = known_job(directory)
+    return {} if job is None else dict(job.about.get("code") or {})
 
 
 @contextmanager
@@ -396,7 +416,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDirectory | None"]:
+def _job_directory(spec: JobSpec, about: dict[str, Any]) -> Iterator["JobDirectory | None"]:
     """Make the job's directory. Yields None on failure: the job runs without one, unless it is to be detached."""
     from hvlaunch.outside import JobDirectory, NoJobDirectory, jobs_directory  # noqa: PLC0415 (errors come first)
 
@@ -413,6 +433,22 @@ def _job_directory(spec: JobSpec, about: Mapping[str, Any]) -> Iterator["JobDire
 
 def _is_followed(spec: JobSpec) -> bool:
     return spec.call is not None and spec.call.is_followed
+
+
+def _is_kept(spec: JobSpec) -> bool:
+    """True for a job with a directory after a good end before its user's eyes, such as for another run of its code."""
+    return _is_followed(spec) or spec.sync is not None
+
+
+def _run_record(job: _Job, directory: "JobDirectory") -> Callable[[Mapping[str, Mapping[str, Any]]], None]:
+    """Return the function for writing the record of the job's run, with versions of hosts."""
+
+    def write(hosts: Mapping[str, Mapping[str, Any]]) -> None:
+        from hvlaunch.gloo.run_record import write_run  # noqa: PLC0415 (a job of less than a second has none)
+
+        write_run(job.spec, directory, hosts)
+
+    return write
 
 
 def _can_not_leave(cause: str) -> BadUsage:
@@ -453,11 +489,12 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
     return Inquiry(lambda _state: leave())
 
 
-def _keep(directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
+def _keep(job: _Job, directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
     from hvlaunch.driver.job_record import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.outside import prune  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
+    _run_record(job, directory)({})
     # A full disk must not turn the job's own end into an error.
     with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))

@@ -100,7 +100,7 @@ def jobs_directory(environ: Mapping[str, str]) -> Path:
 class JobDirectory:
     """The directory of a job of this process, which holds its lock until close() or until it ends in any way."""
 
-    def __init__(self, root: Path, job_id: str, about: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, job_id: str, about: dict[str, Any]) -> None:
         """Make the directory with `about`, the facts of the job's start. Raises NoJobDirectory."""
         self.path = root / job_id
         self.about = about
@@ -179,6 +179,15 @@ class JobDirectory:
                 _write(self.path / REPORT, report)
         _write(self.path / RESULT, result)
         self._is_kept = True
+
+    def update(self) -> None:
+        """Write `about` anew. On a full disk other programs see the former facts."""
+        with suppress(OSError):
+            _write(self.path / ABOUT, self.about)
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a file that readers see whole or not at all. Raises OSError."""
+        _write(self.path / name, value)
 
     def close(self) -> None:
         """Stop to answer for the job, and remove a directory that is not kept."""
@@ -318,6 +327,10 @@ _KEPT = 20
 _DAY = 86400.0
 _KEPT_FOR = {True: _DAY, False: 7 * _DAY}
 """Seconds for which a directory is kept, by whether the job ended well."""
+_CONTENT = "*.pack"
+"""Names of the files with the content of a job's tree (hvlaunch/sync/snapshot.py)."""
+_MOST_CONTENT = 4 << 30
+"""Bytes of content for `hvlaunch rerun`, of the jobs together."""
 _INCOMPLETE = re.escape(IN_MAKING) + "[0-9a-f]{12}"
 """Names of incomplete directories of jobs."""
 _MAKING_TIME = 60.0
@@ -462,11 +475,24 @@ def prune(root: Path, now: float | None = None) -> None:
     for job in over:
         if (job.directory / KEYS).exists() and (job.result is not None or _is_dead(job, now)):
             _try_to_remove_secrets(job)
+    _drop_content(job for job in over if job.result is not None)
     for ended_well, kept_for in _KEPT_FOR.items():
         ended = sorted((job for job in over if job.ended_well == ended_well), key=lambda job: job.ended)
         old = [job for job in ended[-_KEPT:] if job.ended < now - kept_for]
         for job in (*ended[:-_KEPT], *old):
             _try_to_remove(job.directory)
+
+
+def _drop_content(jobs: Iterable[KnownJob]) -> None:
+    """Remove the content of jobs' trees beyond 4 GB, from the oldest jobs first."""
+    room, counted = _MOST_CONTENT, set[int]()
+    for job in sorted(jobs, key=lambda job: job.began, reverse=True):
+        packs = {path: path.lstat() for path in job.directory.glob(_CONTENT)}
+        # Jobs of the same tree share most of it: the files are links.
+        room -= sum(status.st_size for status in packs.values() if status.st_ino not in counted)
+        counted |= {status.st_ino for status in packs.values()}
+        for path in packs if room < 0 else ():
+            path.unlink(missing_ok=True)
 
 
 def _try_to_remove(directory: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ def printed_status(console: ConsoleOptions, stderr: BinaryIO) -> OnStatus:
     return show
 
 
-def _about(name: str, spec: JobSpec) -> Mapping[str, object]:
+def _about(name: str, spec: JobSpec) -> dict[str, object]:
     return {
         "name": name,
         "version": __version__,

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from hvlaunch.console.lines import visible
-from hvlaunch.console.status import duration
+from hvlaunch.console.status import code_words, duration
 
 __all__ = ["as_html"]
 
@@ -92,6 +92,7 @@ def _head(report: Form, title: str) -> str:
     facts = [
         ("job", " ".join(word for word in (job["name"], job["id"]) if word)),
         ("command", shlex.join(job["command"])),
+        ("code", ", commit ".join(filter(None, code_words(job["code"])))),
         ("on", job["machine"]),
         ("began", _moment(job["began"])),
         ("ended", _moment(report["ended"])),

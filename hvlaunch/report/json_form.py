@@ -30,7 +30,12 @@ def as_json(report: FailureReport) -> dict[str, Any]:
     return {
         "version": VERSION,
         "hvlaunch": __version__,
-        "job": {**{name: report.about.get(name) for name in _ABOUT}, "command": command},
+        "job": {
+            **{name: report.about.get(name) for name in _ABOUT},
+            "command": command,
+            # The working tree's hash and commit; null without --sync.
+            "code": report.about.get("code"),
+        },
         "outcome": report.outcome,
         # A running job has a report too (GET /report), without an exit code.
         "exit_code": None if report.outcome == "running" else result.exit_code,

@@ -11,7 +11,7 @@ from signal import SIGKILL, SIGPIPE
 from typing import TYPE_CHECKING
 
 from hvlaunch.console.lines import visible
-from hvlaunch.console.status import duration
+from hvlaunch.console.status import code_words, duration
 from hvlaunch.errors import EXIT_NOT_WRITTEN, Problem
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
@@ -55,6 +55,9 @@ def as_text(report: "FailureReport", *, is_verbose: bool = False, is_raised: boo
             ends = _workers(result, report.size)
             unwritten = " (some output could not be written)" if result.exit_code == EXIT_NOT_WRITTEN else ""
             lines = [f"hvlaunch: the job ended with exit code {result.exit_code}{unwritten}", *ends]
+    if code := ", commit ".join(filter(None, code_words(report.about.get("code")))):
+        # The advice stays last.
+        lines.insert(len(lines) - lines[-1].startswith("  Try: "), f"  Its code: {visible(code)}")
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ A snapshot is consistent: the tree did not change from the first read of a file 
 second before. If a program writes two files together, hosts get both or neither.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -95,6 +96,8 @@ class TreeSnapshot:
     def read(self, number: int) -> bytes:
         """Return the content of a part. Raises OSError."""
         part = self._parts[self.numbered[number]]
+        if part.pack not in self._packs:
+            raise OSError(errno.ENOENT, "it lacks the earlier job's files, and they are no longer kept here")
         return os.pread(self._packs[part.pack], part.size, part.offset)
 
     @property

@@ -4,9 +4,10 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import SyncOptions
@@ -14,7 +15,7 @@ from hvlaunch.job import SyncOptions
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["Directory", "Stat", "Tree", "tree_at"]
+__all__ = ["Commit", "Directory", "Stat", "Tree", "tree_at"]
 
 IGNORE_FILES = (".gitignore", ".hvlaunchignore")
 """The second file wins over the first."""
@@ -23,6 +24,8 @@ _LIMIT = 1_000_000_000
 """Bytes."""
 _ENVIRONMENT = "pyvenv.cfg"
 """A directory with this file is a virtual environment, whose paths are this machine's."""
+_COMMIT = "# branch.oid "
+_GIT_SECONDS = 5.0
 
 
 class Stat(NamedTuple):
@@ -201,6 +204,36 @@ class Tree:
             statuses[name] = Stat.from_kernel(status)
             while (name := name.rpartition("/")[0]) and name not in statuses:
                 statuses[name] = Stat(stat.S_IFDIR, 0, 0, 0, 0)
+
+
+class Commit:
+    """Git's commit of a tree on this machine. Git runs while the tree is read."""
+
+    def __init__(self, root: str) -> None:
+        # A hook for changed files would run a program of the repository's.
+        git = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", root]
+        words = [*git, "status", "--porcelain=v2", "--branch", "-z", "--", "."]
+        self._process: subprocess.Popen[bytes] | None = None
+        with suppress(OSError):  # no git here
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Wait for git; return `commit` and `is_dirty`, both None for a tree without git."""
+        output = b""
+        if self._process is not None:
+            try:
+                output, _ = self._process.communicate(timeout=_GIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+        entries = [entry for entry in output.decode("ascii", "replace").split("\0") if entry]
+        commit = next((entry[len(_COMMIT) :] for entry in entries if entry.startswith(_COMMIT)), None)
+        # A work tree without a commit has `(initial)` there.
+        if commit is None or not commit.isalnum():
+            return {"commit": None, "is_dirty": None}
+        return {"commit": commit, "is_dirty": any(not entry.startswith("#") for entry in entries)}
 
 
 def _text(path: str) -> str:

@@ -3,7 +3,7 @@
 Most jobs have no other message, and do without sentences.py.
 """
 
-from hvlaunch.console.status import count, duration
+from hvlaunch.console.status import code_words, count, duration
 from hvlaunch.engine.facts import RoundStarting, SlotsAssumed
 from hvlaunch.errors import EXIT_NOT_WRITTEN
 from hvlaunch.hosts.parse import fold_hosts
@@ -28,7 +28,13 @@ def assumed(fact: SlotsAssumed) -> str:
     return f"no number of workers was given, and {fold_hosts(fact.hosts)} {verb} no GPU: {subject} gets 1 worker{advice}"
 
 
-def ended_well(result: JobResult, has_lost: bool) -> str:
-    """`done after 12.4 s, exit code 0`. `has_lost`: some of the output was lost, as an earlier message said."""
+def ended_well(result: JobResult, has_lost: bool, code: object = None) -> str:
+    """`done after 12.4 s, exit code 0`. `has_lost`: some of the output was lost, as an earlier message said.
+
+    `code`: the job's code, if it is known.
+    """
     lost = " but not all of the output was written," if has_lost else ""
-    return f"done after {duration(result.elapsed)},{lost} exit code {EXIT_NOT_WRITTEN if has_lost else 0}"
+    words = ", commit ".join(filter(None, code_words(code)))
+    ran = f"; code {words}" if words else ""
+    exit_code = EXIT_NOT_WRITTEN if has_lost else 0
+    return f"done after {duration(result.elapsed)},{lost} exit code {exit_code}{ran}"

@@ -19,7 +19,7 @@ from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import visible, visible_line
-from hvlaunch.console.status import ago, count
+from hvlaunch.console.status import ago, code_words, count
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside import (
@@ -46,8 +46,8 @@ _PATIENCE = 2.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN = re.compile(r"([0-9]{1,9})([smhd])")
 _TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
-_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "COMMAND")
-_ROUND = _HEAD.index("ROUND")
+_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "CODE", "COMMIT", "COMMAND")
+_OPTIONAL = ("CODE", "COMMIT")
 _FEW_ENDED = 5
 _WIDEST = 40
 """Characters of a cell, except in the last column."""
@@ -116,7 +116,7 @@ def parser_of(name: str) -> Parser:
             help="play this fault or all of them, and end; else type them",
         )
     elif name != "jobs":
-        count = None if name == "forget" else "?"
+        count = None if name in ("forget", "rerun", "diff") else "?"
         text = "id or name of the job, or the first letters of its id; not needed if only one job runs"
         parser.add_argument("job", metavar="JOB", nargs=count, help=text)
     match name:
@@ -136,6 +136,13 @@ def parser_of(name: str) -> Parser:
             parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
             parser.add_argument(
                 "--json", action="store_true", help="an object for each process, on its own line"
+            )
+        case "diff":
+            parser.add_argument("other", metavar="JOB", help="the other job")
+            parser.add_argument("--json", action="store_true", help="an object with all differences")
+        case "rerun":
+            parser.add_argument(
+                "options", metavar="OPTIONS", nargs="*", help="options of a job, in place of the job's own"
             )
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
@@ -323,6 +330,12 @@ def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         return stacks(jobs, options)
 
 
+def _diff(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.jobs.diff import diff  # noqa: PLC0415 (for this word alone)
+
+    return diff(jobs, options)
+
+
 def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     ControlClient(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
     return 0
@@ -385,6 +398,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "top": _top,
     "metrics": _metrics,
     "stacks": _stacks,
+    "diff": _diff,
     "signal": _signal,
     "stop": _stop,
     "wait": _wait,
@@ -416,8 +430,13 @@ def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) 
     """Return a table with a line for each job."""
     now = time.time() if now is None else now
     rows = [_HEAD, *(_row(job, state, now) for job, state in jobs)]
-    if not any(job.is_elastic for job, _ in jobs):
-        rows = [(*row[:_ROUND], *row[_ROUND + 1 :]) for row in rows]
+    left_out = {
+        index
+        for index, name in enumerate(_HEAD)
+        if (name == "ROUND" and not any(job.is_elastic for job, _ in jobs))
+        or (name in _OPTIONAL and all(row[index] == "-" for row in rows[1:]))
+    }
+    rows = [tuple(cell for index, cell in enumerate(row) if index not in left_out) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
@@ -434,6 +453,7 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
         "-" if state is None else str(len(state["workers"])),
         host_set(hosts) if hosts else "-",
         ago(now - job.began),
+        *(word or "-" for word in code_words(job.about.get("code"))),
     )
     command = job.about.get("command")
     # about.json may be another version's, or damaged.

@@ -173,6 +173,12 @@ JOB_WORDS = {
             "up NAME -H HOSTS | down NAME | status [NAME]",
             "keep connections to hosts, so that jobs there start sooner",
         ),
+        JobWord(
+            "rerun",
+            "JOB [OPTIONS]",
+            "start a job again: the same code, command, options and environment, except for the options here",
+        ),
+        JobWord("diff", "JOB JOB [--json]", "print what differs between two jobs"),
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
         JobWord(
             "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"

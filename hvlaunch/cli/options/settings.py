@@ -1,9 +1,10 @@
 """Settings: options with their values, merged from all sources, and `Options`, which adds the defaults."""
 
 import dataclasses
+import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, UnknownOption, split
@@ -176,6 +177,18 @@ def value_of(settings: Sequence[Setting]) -> Any:
             return values[-1]
 
 
+_NOT_REPEATED = frozenset(
+    [
+        COMMAND.name,
+        # The command has it already.
+        *("module", "cwd"),
+        # The variables that result from them are recorded, without secrets.
+        *("x", "env", "env_file"),
+        # The options of the files are recorded.
+        *("config_file", "profile", "isolated"),
+        *("dry_run", "show_config", "show_secrets", "check_build"),
+    ]
+)
 _NO_COMMAND = Setting(COMMAND, (), (), "")
 # Classes with the defaults of fields, by the first part of `Option.field`.
 _PARTS = {
@@ -210,6 +223,16 @@ class Options:
         if name not in self._options:
             raise AttributeError(name)
         return default_of(self._options[name])
+
+    def words(self) -> Iterator[tuple[str, ...]]:
+        """Yield the words of each given option for another job, with whole paths."""
+        for name, settings in self.settings.items():
+            for setting in settings if name not in _NOT_REPEATED else ():
+                option, value = setting.option, setting.option.value
+                flags = option.opposites if value is None and setting.value is False else option.flags
+                is_path = value is not None and value.completion in ("file", "directory")
+                texts = map(_whole, setting.texts) if is_path else setting.texts
+                yield (next((flag for flag in flags if flag.startswith("--")), flags[0]), *texts)
 
     def found(self) -> dict[str, list[str]]:
         """Return the names set by files that no user named, by file."""
@@ -289,6 +312,10 @@ def default_of(option: Option) -> Any:
     name = option.field.rpartition(".")[2]
     (field,) = (field for field in dataclasses.fields(_PARTS[option.part]) if field.name == name)
     return None if field.default is dataclasses.MISSING else field.default
+
+
+def _whole(path: str) -> str:
+    return path if path in ("", "-") else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 (quick)
 
 
 def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:

@@ -3,15 +3,17 @@
 Most jobs take no stacks and no samples; the modules for both are loaded when first needed.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from hvlaunch.agent.wire.shapes import or_null, record, several, text
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.hang_watch import HangWatch
-from hvlaunch.driver.observing.observers import Observers
+from hvlaunch.driver.observing.observers import Answer, Observers, Target
 from hvlaunch.driver.observing.progress import Progress
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Action, TakeStacks
@@ -140,6 +142,66 @@ class Clues:
         )
 
 
+_VERSIONS_AFTER = 1.0
+"""Seconds after workers were started: a shorter job is not worth the question."""
+_VERSIONS_WITHIN = 30.0
+_VERSIONS = record(
+    {
+        **dict.fromkeys(("kernel", "machine"), text(200)),
+        **dict.fromkeys(("driver", "executable", "python", "torch", "cuda", "nccl"), or_null(text(200))),
+        "gpus": several(text(200), 64),
+    }
+)
+
+
+class Versions:
+    """Asks hosts once for the versions of their workers' programs."""
+
+    def __init__(self, observers: Observers, clock: Callable[[], float]) -> None:
+        self._observers = observers
+        self._clock = clock
+        self.call: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None
+        """Gets the answers by host, in any thread; an empty mapping with the question."""
+        self._asked: set[str] = set()
+        self._is_due = False
+
+    def ask_soon(self) -> None:
+        """Ask hosts with workers in a second, each host for the first time."""
+        if self.call is not None and not self._is_due:
+            self._is_due = True
+            self._observers.at(self._clock() + _VERSIONS_AFTER, self._ask)
+
+    def _ask(self) -> None:
+        self._is_due = False
+        answers: dict[str, Mapping[str, Any]] = {}
+        lock = threading.Lock()
+        unanswered = 1
+
+        def answered(answer: Answer | None) -> None:
+            nonlocal unanswered
+            with lock:
+                unanswered -= 1
+                if answer is not None and answer.problem is None and _VERSIONS(answer.value):
+                    answers[answer.host] = answer.value
+                is_complete = not unanswered
+            if is_complete and self.call is not None:
+                self.call(answers)
+
+        def question(target: Target) -> Mapping[str, Any] | None:
+            nonlocal unanswered
+            if target.host in self._asked or not target.workers:
+                return None
+            self._asked.add(target.host)
+            with lock:
+                unanswered += 1
+            return {"workers": list(target.workers.items())}
+
+        if self.call is not None:
+            self.call({})
+        self._observers.ask("versions", question, _VERSIONS_WITHIN, answered)
+        answered(None)
+
+
 _PREPARE_AFTER = 5.0
 """Seconds after the first workers were started. Shorter jobs use only the stack tools that their hosts have."""
 
@@ -188,6 +250,7 @@ class Observing:
         )
         self._stacks: Stacks | None = None
         self._is_prepared = False
+        self._versions = Versions(self._observers, clock)
 
     @cached_property
     def observation(self) -> "Observation":
@@ -200,8 +263,13 @@ class Observing:
         """Take the stacks of workers as requested, and pass them to its `answer`."""
         self._loaded_stacks().take(request.ranks, request.answer, native=request.native)
 
-    def prepare_stacks(self) -> None:
-        """Have hosts prepared to take stacks soon, once workers are being started."""
+    def when_asked(self, call: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> None:
+        """Call when hosts are asked for versions, and with their answers by host; in any thread."""
+        self._versions.call = call
+
+    def prepare(self) -> None:
+        """Have hosts prepared to take stacks soon, and asked for their versions, once workers are being started."""
+        self._versions.ask_soon()
         if not self._is_prepared:
             self._is_prepared = True
             prepare = Inquiry(lambda _state: self._loaded_stacks().prepare())

@@ -145,7 +145,7 @@ def test_the_tree_is_the_work_tree_around_the_directory(root, tmp_path):
     assert tree_at(str(root / "sub/deep"))[:2] == (str(root), "sub/deep")
     assert tree_at(str(root))[:2] == (str(root), "")
     assert tree_at(str(root / "sub"), "deep")[:2] == (str(root / "sub/deep"), "")
-    assert tree_at(str(root / "sub/deep"), "..", 7) == (str(root / "sub"), "deep", 7)
+    assert tree_at(str(root / "sub/deep"), "..", 7)[:3] == (str(root / "sub"), "deep", 7)
     assert tree_at(str(tmp_path))[:2] == (str(tmp_path), "")
 
 

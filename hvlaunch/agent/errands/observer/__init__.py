@@ -71,12 +71,19 @@ def _peers(question: Question) -> Any:
     return answer(question)
 
 
+def _versions(question: Question) -> Any:
+    from hvlaunch.agent.errands.observer.versions import answer  # noqa: PLC0415 (as the samples)
+
+    return answer(question)
+
+
 _ANSWERS: Mapping[str, Callable[[Question], Any]] = {
     "samples": _Samples(),
     "stacks": _stacks,
     "stacks_before_kill": _stacks,  # a kind of its own: it must not wait for stacks that a user asked for
     "py_spy": _py_spy,
     "peers": _peers,
+    "versions": _versions,
 }
 """A function for each kind of question. It returns the answer as JSON; its exception becomes the `problem`."""
 

@@ -1,0 +1,133 @@
+"""Versions of a worker's Python, torch, CUDA and NCCL from the packages' files, and of the GPUs' driver.
+
+No package is imported. The worker's Python tells its path of modules, and starts without variables for the user's own code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
+from hvlaunch.agent.wire.shapes import plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+__all__ = ["answer"]
+
+_SCRIPT = "import sys;print('hvlaunch','%d.%d.%d'%sys.version_info[:3],*sys.path,sep='\\0')"
+_SECONDS = 20.0
+_LONGEST = 200
+_MOST_GPUS = 64
+_KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONNOUSERSITE")
+_ASSIGNED = r"(?m)^%s\b[^=\n]*= *['\"]([^'\"]+)"
+_NCCL = re.compile(r"nvidia_nccl_cu\d+-([\w.]+)\.dist-info")
+
+
+def answer(question: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the versions of the first worker with a Python; null for unknown versions."""
+    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", read_text("/proc/driver/nvidia/version") or "")
+    versions: Dict[str, Any] = {
+        "kernel": plain(os.uname().release, _LONGEST),
+        "machine": plain(os.uname().machine, _LONGEST),
+        "driver": None if driver is None else driver.group(1),
+        "gpus": list(_gpus())[:_MOST_GPUS],
+        "executable": None,
+        **dict.fromkeys(("python", "torch", "cuda", "nccl")),
+    }
+    trees = descendants([pid for _, pid in question["workers"]], parents())
+    for pid in [pid for tree in trees.values() for pid in tree]:
+        program = _python_of(pid)
+        if program is not None:
+            versions["executable"] = plain(program[0], _LONGEST)
+            versions.update(_versions(*program))
+            break
+    return versions
+
+
+def _python_of(pid: int) -> Optional[Tuple[str, Dict[str, str]]]:
+    """Return the interpreter and the environment of a process; None for other programs, and for processes after their end."""
+    words = (read_text("/proc/%d/cmdline" % pid) or "").split("\0")
+    lines = (read_text("/proc/%d/environ" % pid) or "").split("\0")
+    environ = {name: value for name, equals, value in (line.partition("=") for line in lines) if equals}
+    try:
+        cwd, program = os.readlink("/proc/%d/cwd" % pid), os.readlink("/proc/%d/exe" % pid)
+    except OSError:
+        return None
+    if not os.path.basename(program).startswith(("python", "pypy")):
+        return None
+    # By its name, since the file behind the name does not know its virtual environment.
+    name = words[0]
+    places = [cwd] if "/" in name else environ.get("PATH", "").split(":")
+    for path in [os.path.join(cwd, place, name) for place in places if name]:
+        if os.path.realpath(path) == program and os.access(path, os.X_OK):
+            return path, environ
+    return program, environ
+
+
+def _versions(python: str, environ: Dict[str, str]) -> Dict[str, Optional[str]]:
+    kept = {name: environ[name] for name in _KEPT if name in environ}
+    try:
+        output = subprocess.run(
+            [python, "-c", _SCRIPT],
+            env=dict(kept, PYTHONDONTWRITEBYTECODE="1"),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=True,
+        ).stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    _, _, text = output.rpartition("hvlaunch\0")
+    version, *places = text.rstrip("\n").split("\0")
+    first = [place for place in environ.get("PYTHONPATH", "").split(":") if place.startswith("/")]
+    return {"python": plain(version, _LONGEST), **_of_torch([*first, *filter(None, places)])}
+
+
+def _of_torch(places: List[str]) -> Dict[str, Optional[str]]:
+    """Return the versions of torch, and of the CUDA and NCCL for torch."""
+    for place in places:
+        text = read_text(os.path.join(place, "torch", "version.py"))
+        if text is not None:
+            matches = {
+                name: re.search(_ASSIGNED % word, text)
+                for name, word in (("torch", "__version__"), ("cuda", "cuda"))
+            }
+            versions = {
+                name: None if match is None else plain(match.group(1), _LONGEST)
+                for name, match in matches.items()
+            }
+            return {**versions, "nccl": _nccl(places)}
+    return {}
+
+
+def _nccl(places: Iterable[str]) -> Optional[str]:
+    """Return the version of NCCL's package. Without this package, torch has NCCL inside, of unknown version."""
+    for place in places:
+        try:
+            matches = [match for match in map(_NCCL.fullmatch, os.listdir(place)) if match is not None]
+        except OSError:
+            continue
+        if matches:
+            return matches[0].group(1)
+    return None
+
+
+def _gpus() -> Iterable[str]:
+    """Yield the models of NVIDIA's GPUs."""
+    folder = "/proc/driver/nvidia/gpus"
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        model = re.search(
+            r"(?m)^Model:\s*(.+?)\s*$", read_text(os.path.join(folder, name, "information")) or ""
+        )
+        if model is not None:
+            yield plain(model.group(1), _LONGEST)
