@@ -118,15 +118,16 @@ def contenders(bench: Bench, names: Sequence[str], root: Path) -> dict[str, list
 
 
 def measure(bench: Bench, lines: dict[str, list[str]], runs: int) -> dict[str, dict[str, Took]]:
-    """What each program took, by name and case; of the short cases the medians of `runs`, with a plain launch in turns."""
+    """What each program took, by name and case; of hvlaunch's short cases the medians of `runs`, with a plain launch in turns."""
     results: dict[str, dict[str, Took]] = {}
     for name, words in lines.items():
         bench.wipe()
         results[name] = {FIRST: bench.take(words)}
+        print(f"{name}: {results[name][FIRST].wall:.1f} s", file=sys.stderr, flush=True)
         if name == "clush --copy":
             continue  # it sends everything again
         samples: dict[str, list[Took]] = {}
-        for _ in range(runs):
+        for _ in range(runs if name == next(iter(lines)) else 1):
             if name == next(iter(lines)):
                 samples.setdefault("plain", []).append(bench.take(bench.launch("--cwd", "/")))
             samples.setdefault(UNCHANGED, []).append(bench.take(words))

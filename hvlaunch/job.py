@@ -135,6 +135,8 @@ class SyncOptions(NamedTuple):
     """Most bytes that it may have."""
     job: Path | None = None
     """Directory of an earlier job whose snapshot is used in place of the tree."""
+    to: str | None = None
+    """A fixed place on the hosts, from the home directory on."""
 
 
 class Templates(NamedTuple):

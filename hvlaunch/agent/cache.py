@@ -1,7 +1,7 @@
 """hvlaunch's directories in the user's cache on this host, and the running jobs that use their entries.
 
-An entry is a directory with a file `lock`, whose time is the entry's last use. Its `users`, or those of its parts, has an
-empty file for each agent with a job that uses the entry.
+An entry is a directory with a file `lock`, and has one or more parts, or is its own only part. `users` in a part has a file for
+each agent with a job in the part; `size`, if present, has the part's bytes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import os
 import shutil
 import stat
 import time
+from contextlib import contextmanager
 
 from hvlaunch.agent.facts import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, Iterator, List
 
-__all__ = ["check_own", "drop_old", "is_used", "own_directory", "own_use"]
+__all__ = ["check_own", "drop_old", "is_used", "locked", "own_directory", "own_use"]
 
-_KEPT = 30 * 86400.0  # seconds for which an entry stays without being used
+_KEPT = 30 * 86400.0  # seconds for which a part stays without being used
+_MOST = 20 << 30  # bytes that the parts in a directory may have together
 _FOREIGN_USE = 86400.0  # seconds for which another host's use of a shared directory counts
 
 
@@ -35,25 +37,104 @@ def own_directory(name: str) -> str:
 
 
 def check_own(directory: str) -> None:
-    """Check that nobody else can write there. Raises PermissionError."""
+    """Check that no other user can write to a directory, or replace the directory. Raises PermissionError."""
+    parent = os.path.dirname(directory)
+    while parent != os.path.dirname(parent):
+        mode = os.stat(parent).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError("%s: every user can write there" % parent)
+        parent = os.path.dirname(parent)
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError("%s: other users can write there, or it is not yours" % directory)
 
 
-def drop_old(directory: str, current: str, has_users: Callable[[str], bool]) -> None:
-    """Remove entries that were not used for a month."""
-    for name in os.listdir(directory):
-        entry = os.path.join(directory, name)
+@contextmanager
+def locked(entry: str) -> Iterator[None]:
+    """Hold the lock of an entry; make a missing entry."""
+    is_locked = False
+    while not is_locked:
+        os.makedirs(entry, 0o700, exist_ok=True)
+        with _lock(entry, os.O_CREAT, 0) as is_locked:
+            if is_locked:
+                yield
+
+
+@contextmanager
+def _lock(entry: str, open_flags: int, lock_flags: int) -> Iterator[bool]:
+    """Hold an entry's lock. Yields False if the entry was removed meanwhile. Raises OSError."""
+    path = os.path.join(entry, "lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | open_flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | lock_flags)
         try:
-            if name == current or os.stat(os.path.join(entry, "lock")).st_mtime > time.time() - _KEPT:
-                continue
-            with open(os.path.join(entry, "lock")) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not has_users(entry):
-                    shutil.rmtree(entry, ignore_errors=True)
-        except OSError:
-            continue
+            is_same = os.path.samestat(os.stat(path), os.fstat(descriptor))
+        except FileNotFoundError:
+            is_same = False
+        yield is_same
+    finally:
+        os.close(descriptor)
+
+
+def drop_old(directory: str, parts_of: Callable[[str], List[str]], most: int = _MOST) -> None:
+    """Remove parts without use for a month, and the oldest parts while the directory has more than `most` bytes.
+
+    Parts with a running job stay, as do entries with a held lock.
+    """
+    # Before parts are removed, which changes the times of their entries.
+    entries = {
+        path: _last_use(path) for path in (os.path.join(directory, name) for name in os.listdir(directory))
+    }
+    total, parts = 0, []
+    for entry in entries:
+        for part in parts_of(entry):
+            size = _size(part)
+            total += size
+            parts.append((_last_use(part), size, part, entry))
+    for last_use, size, part, entry in sorted(parts):
+        if (last_use < time.time() - _KEPT or total > most) and _remove(entry, part):
+            total -= size
+    for entry, last_use in entries.items():
+        if last_use < time.time() - _KEPT and os.path.isdir(entry) and not parts_of(entry):
+            _remove(entry, entry)
+
+
+def _remove(entry: str, part: str) -> bool:
+    """Remove a part without a running job; return False if the part stays."""
+    try:
+        with _lock(entry, 0, fcntl.LOCK_NB) as is_locked:
+            if not is_locked or is_used(part, counts_own=True):
+                return False
+            # First, because half of a part does not count.
+            if os.path.exists(os.path.join(part, "complete")):
+                os.unlink(os.path.join(part, "complete"))
+            shutil.rmtree(part)
+    except OSError:
+        return False  # the lock is held, or another errand removes the part
+    return True
+
+
+def _last_use(part: str) -> float:
+    return max(map(_time, (part, os.path.join(part, "users"), os.path.join(part, "lock"))))
+
+
+def _time(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(part: str) -> int:
+    try:
+        with open(os.path.join(part, "size")) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        pass
+    try:
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(part))
+    except OSError:
+        return 0
 
 
 def _started(pid: int) -> str:
@@ -65,32 +146,46 @@ def _started(pid: int) -> str:
         return ""
 
 
+def _machine() -> str:
+    """Return a name for the visible processes of this kernel: a container has its own."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = ""
+    return (boot_id() or "unknown") + "".join(character for character in namespace if character.isdigit())
+
+
 def own_use() -> str:
     """Return the name of this agent's file in `users`; for an errand."""
     agent = os.getppid()
-    return "%s_%d_%s" % ((boot_id() or "unknown"), agent, _started(agent))
+    return "%s_%d_%s" % (_machine(), agent, _started(agent))
 
 
-def is_used(entry: str) -> bool:
-    """True if another running job uses the entry."""
+def is_used(part: str, *, counts_own: bool = False, job: str = "") -> bool:
+    """True if a running job uses the part. This agent counts with `counts_own` alone, and `job` does not count."""
     try:
-        users = os.listdir(os.path.join(entry, "users"))
+        users = os.listdir(os.path.join(part, "users"))
     except OSError:
         return False
-    boot = boot_id() or "unknown"
+    machine = _machine()
     has_users = False
     for user in users:
-        path = os.path.join(entry, "users", user)
-        if user == own_use():
+        path = os.path.join(part, "users", user)
+        if user == own_use() and not counts_own:
             continue
-        user_boot, pid, started = [*user.split("_"), "", ""][:3]
-        if user_boot == boot:
+        user_machine, pid, started = [*user.split("_"), "", ""][:3]
+        if user_machine == machine:
             is_here = pid.isdigit() and started == _started(int(pid))
         else:
             # The user's home is shared with another host, whose processes are invisible here.
             is_here = os.stat(path).st_mtime > time.time() - _FOREIGN_USE
-        if is_here:
-            has_users = True
-        else:
+        if not is_here:
             os.unlink(path)
+        elif not job or _read(path) != job:
+            has_users = True
     return has_users
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()

@@ -44,6 +44,8 @@ class LauncherOptions:
     """Copy the project to the hosts, and start workers in the copy."""
     sync_dir: str | PathLike[str] | None = None
     """Directory to copy in place of the project; implies `--sync`."""
+    sync_to: str | None = None
+    """Fixed place of the copy on the hosts; implies `--sync`. Default: a place in `~/.cache`."""
     sync_limit: int | str | None = None
     """Most that a copy may have. Default: 1 GB."""
     templates: bool | None = None
@@ -235,6 +237,7 @@ class GivenOptions(TypedDict, total=False):
     cwd: str | PathLike[str] | None
     sync: bool | None
     sync_dir: str | PathLike[str] | None
+    sync_to: str | None
     sync_limit: int | str | None
     templates: bool | None
     env: Mapping[str, str | int | float] | Sequence[str] | None

@@ -77,7 +77,8 @@ def _left_out(names: Sequence[str], *, is_verbose: bool) -> str:
 def _directory(spec: JobSpec) -> str:
     if spec.sync is None:
         return quoted(spec.cwd)
-    return f"{quoted(spec.sync.below or '.')} in each host's copy of {quoted(spec.sync.root)}"
+    place = "" if spec.sync.to is None else f", at {quoted(spec.sync.to)}"
+    return f"{quoted(spec.sync.below or '.')} in each host's copy of {quoted(spec.sync.root)}{place}"
 
 
 def _block(title: str, lines: Sequence[str]) -> str:

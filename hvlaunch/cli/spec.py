@@ -143,11 +143,12 @@ def current_directory(environ: Mapping[str, str]) -> str:
 
 
 def _sync(options: Options, cwd: str) -> SyncOptions | None:
-    if "sync" not in options.given and "sync_dir" not in options.given and "sync_limit" not in options.given:
+    if options.given.keys().isdisjoint(("sync", "sync_dir", "sync_to", "sync_limit")):
         return None
     from hvlaunch.sync.tree import tree_at  # noqa: PLC0415 (few lines have it)
 
-    return tree_at(cwd, options.given.get("sync_dir"), options.given.get("sync_limit"))
+    tree = tree_at(cwd, options.given.get("sync_dir"), options.given.get("sync_limit"))
+    return tree._replace(to=options.given.get("sync_to"))
 
 
 def _templates(

@@ -327,9 +327,8 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
             if directory is not None:
                 directory.update()
         has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
-        yield Delivery(
-            snapshot, sync.below, has_peers=has_peers, arguments={"project": snapshot.name}
-        ).prepare
+        arguments = {"project": snapshot.name, "to": sync.to, "job": job.keys.job_id}
+        yield Delivery(snapshot, sync.below, has_peers=has_peers, arguments=arguments).prepare
 
 
 def _code_of(directory: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ __all__ = ["Commit", "Directory", "Stat", "Tree", "tree_at"]
 
 IGNORE_FILES = (".gitignore", ".hvlaunchignore")
 """The second file wins over the first."""
-_NEVER = frozenset([".git", ".hg", ".svn", "__pycache__"])
+_NEVER = frozenset([".git", ".hg", ".svn", ".hvlaunch", "__pycache__"])
 _LIMIT = 1_000_000_000
 """Bytes."""
 _ENVIRONMENT = "pyvenv.cfg"

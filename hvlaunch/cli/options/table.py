@@ -437,6 +437,16 @@ _WORKERS = OptionGroup(
             source="own",
         ),
         Option(
+            "sync_to",
+            ("--sync-to",),
+            "fixed place of the copy on the hosts; implies `--sync`",
+            Value(("PATH",), values.not_empty),
+            default="a place in `~/.cache`",
+            more="A relative one counts from the home directory. Files there that hvlaunch has not written stay.",
+            # A file that was found could name any directory of the hosts.
+            source="own",
+        ),
+        Option(
             "sync_limit",
             ("--sync-limit",),
             "most that a copy may have",

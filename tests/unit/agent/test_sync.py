@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errands.sync import PART
+from hvlaunch.agent import cache
+from hvlaunch.agent.errands.sync import PART, _parts_of
 from hvlaunch.agent.errands.sync.peers import part_numbers
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.sync import delivery as module
@@ -18,6 +21,7 @@ from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import AgentProcess, interpreter
 
 GB = 1 << 30
+IN_CACHE = {"to": None, "job": "job"}
 
 
 @pytest.fixture
@@ -45,17 +49,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Host:
     """An agent, and copies on its host as a driver makes them."""
 
-    def __init__(self, agent: AgentProcess, root: Path, cache: Path) -> None:
+    def __init__(
+        self, agent: AgentProcess, root: Path, cache: Path, *, to: str | None = None, job: str = "job"
+    ) -> None:
         self.rig = ErrandRig(agent)
+        self._more = {"to": to, "job": job}
         self._root = root
         self._cache = cache
+        self.home = Path(os.environ["XDG_CACHE_HOME"], "hvlaunch/trees")
 
     def snapshot(self) -> TreeSnapshot:
         self._cache.mkdir(mode=0o700, exist_ok=True)
         return take_snapshot(str(self._root), self._cache, GB)
 
     def start(self, snapshot: TreeSnapshot) -> Errand:
-        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": None}
+        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": None, **self._more}
         return self.rig.errands.start("sync", arguments, module._LIMITS)
 
     def line(self, errand: Errand) -> bytes:
@@ -236,7 +244,7 @@ def test_damaged_content_fails_the_errand_and_not_the_next_one(host: Host, root:
 
 def test_another_list_of_files_is_refused(host: Host) -> None:
     with closing(host.snapshot()) as snapshot:
-        arguments = {"project": snapshot.name, "hash": "0" * 64, "peer": None}
+        arguments = {"project": snapshot.name, "hash": "0" * 64, "peer": None, **IN_CACHE}
         errand = host.rig.errands.start("sync", arguments, module._LIMITS)
         answer_it(errand, snapshot, host.line(errand))
         assert host.rig.failure(errand) == ("raised", "ValueError: the list of files is damaged")
@@ -244,7 +252,8 @@ def test_another_list_of_files_is_refused(host: Host) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b"])
 def test_a_name_that_leads_elsewhere_is_refused(host: Host, name: str) -> None:
-    errand = host.rig.errands.start("sync", {"project": name, "hash": "0" * 64, "peer": None}, module._LIMITS)
+    arguments = {"project": name, "hash": "0" * 64, "peer": None, **IN_CACHE}
+    errand = host.rig.errands.start("sync", arguments, module._LIMITS)
     assert host.rig.failure(errand) == ("raised", "ValueError: no name of a project")
 
 
@@ -255,3 +264,252 @@ def test_a_cache_that_others_can_write_to_is_refused(host: Host, home: Path) -> 
         reason, cause = host.rig.failure(host.start(snapshot))
     assert reason == "raised"
     assert cause == f"PermissionError: {home}: other users can write there, or it is not yours"
+
+
+def test_a_large_file_continues_behind_its_last_part(host: Host, root: Path) -> None:
+    """Of four parts two have come when the host is killed; the file is named twice, with other parts behind them."""
+    parts = [os.urandom(PART) for _ in range(4)]
+    (root / "big").write_bytes(b"".join(parts))
+    (root / "other").write_bytes(parts[0] + parts[3])
+    with closing(host.snapshot()) as snapshot:
+        errand = host.start(snapshot)
+        answer_it(errand, snapshot, host.line(errand))
+        numbers = part_numbers(host.line(errand).split()[1].decode(), len(snapshot.numbered))
+        size = sum(map(snapshot.size_of, numbers))
+        errand.write(b'{"from":[]}\n')
+        for number in numbers[:2]:
+            errand.write(snapshot.size_of(number).to_bytes(4, "big") + snapshot.read(number))
+        [incoming] = host.home.glob("*/incoming")
+        host.rig.until(
+            lambda: [file for file in incoming.glob("*.part") if file.stat().st_size >= 2 * PART], "two parts"
+        )
+        errand.stop()
+        host.rig.until(lambda: errand.has_ended, "its end")
+    result = host.copy()
+    assert result["received"] == size - 2 * PART
+    assert tree_of(Path(result["directory"])) == tree_of(root)
+
+
+def test_of_a_large_file_only_the_parts_that_changed_are_sent(host: Host, root: Path) -> None:
+    (root / "large").write_bytes(os.urandom(3 * PART))
+    host.copy()
+    with (root / "large").open("r+b") as file:
+        file.seek(PART + 5)
+        file.write(b"other")
+    result = host.copy()
+    assert result["received"] == PART
+    assert tree_of(Path(result["directory"])) == tree_of(root)
+
+
+def test_sparse_files_stay_sparse(host: Host, root: Path) -> None:
+    with (root / "sparse").open("wb") as file:
+        file.seek(8 * PART)
+        file.write(b"end")
+    copy = Path(host.copy()["directory"])
+    assert (copy / "sparse").read_bytes() == (root / "sparse").read_bytes()
+    assert (copy / "sparse").stat().st_blocks * 512 < PART
+
+
+def test_a_name_of_any_form_is_a_files_own(host: Host, root: Path) -> None:
+    """Content that two files have in common is copied beside none of them."""
+    (root / "a.part").write_text("mine")
+    host.copy()
+    for name in "ab":
+        (root / name).write_text("twice")
+    assert tree_of(Path(host.copy()["directory"])) == tree_of(root)
+
+
+# A fixed place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    path = tmp_path / "place"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def at_place(home: Path, launch: Any, root: Path, tmp_path: Path, place: Path) -> Callable[[str], Host]:
+    def start(job: str) -> Host:
+        agent = launch()
+        agent.hello()
+        return Host(agent, root, tmp_path / "cache", to=str(place), job=job)
+
+    return start
+
+
+def without_own(place: Path) -> dict[str, object]:
+    return {name: entry for name, entry in tree_of(place).items() if not name.startswith(".hvlaunch")}
+
+
+def refusal(host: Host) -> str:
+    """The cause for which a copy fails."""
+    with closing(host.snapshot()) as snapshot:
+        errand = host.start(snapshot)
+        while line := host.line(errand):
+            answer_it(errand, snapshot, line)
+        return host.rig.failure(errand)[1]
+
+
+def test_a_fixed_place_keeps_what_hvlaunch_has_not_written(
+    at_place: Callable[[str], Host], root: Path, place: Path
+) -> None:
+    """A file beside the project, one that was equal to the project's, and one of the project that was changed there."""
+    (place / "sub").mkdir()
+    (place / "sub/mine").write_text("notes")
+    (place / "run.sh").write_text("#!/bin/sh\n")
+    host = at_place("job")
+    assert host.copy()["directory"] == str(place)
+    assert without_own(place) == {
+        **tree_of(root),
+        "sub/mine": (b"notes", False),
+        "run.sh": (b"#!/bin/sh\n", False),
+    }
+    assert host.copy()["received"] == 0
+    (place / "none").write_text("results")
+    for name in ("run.sh", "none", "also-none", "sub/train.py"):
+        (root / name).unlink()
+    (root / "sub").rmdir()
+    (root / "link").unlink()
+    host.copy()
+    assert without_own(place) == {
+        **tree_of(root),
+        "sub": None,
+        "sub/mine": (b"notes", False),
+        "run.sh": (b"#!/bin/sh\n", False),
+        "none": (b"results", False),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "sub", "link", "large"])
+def test_a_fixed_place_with_another_file_of_the_project_is_refused(
+    at_place: Callable[[str], Host], root: Path, place: Path, name: str
+) -> None:
+    """Also if the file was equal at first: it is the user's nevertheless."""
+    (place / name).write_text("mine")
+    host = at_place("job")
+    assert refusal(host).startswith(f"FileExistsError: {place}/{name} is not from hvlaunch")
+    assert without_own(place) == {name: (b"mine", False)}
+    (root / "link").unlink()
+    shutil.rmtree(root / "sub")
+    for path in ("link", "sub", "none", "large"):
+        (root / path).write_text("mine")
+    host.copy()
+    (root / name).write_text("other")
+    assert refusal(host).startswith(f"FileExistsError: {place}/{name} is not from hvlaunch")
+    assert (place / name).read_text() == "mine"
+
+
+def test_a_fixed_place_in_use_by_another_job_is_refused(
+    at_place: Callable[[str], Host], root: Path, place: Path
+) -> None:
+    first = at_place("one")
+    first.copy()
+    other = at_place("two")
+    assert refusal(other) == f"BlockingIOError: {place} is in use by another running job"
+    (root / "sub/train.py").write_text("print(2)\n")
+    assert refusal(other) == f"BlockingIOError: {place} is in use by another running job"
+    assert (place / "sub/train.py").read_text() == "print(1)\n"
+    assert at_place("one").copy()["directory"] == str(place), "another agent of the same job"
+    first.rig.agent.bye()
+
+
+def test_a_copy_at_a_fixed_place_that_was_broken_off_is_mended(
+    at_place: Callable[[str], Host], root: Path, place: Path
+) -> None:
+    host = at_place("job")
+    host.copy()
+    (place / "sub/train.py").unlink()
+    (place / ".hvlaunch/complete").unlink()
+    (root / "run.sh").unlink()
+    host.copy()
+    assert without_own(place) == tree_of(root)
+
+
+@pytest.mark.parametrize("words", ["/", ".", "~", "open", "theirs/place", "link"])
+def test_places_that_are_nobodys_or_everybodys_are_refused(
+    home: Path, launch: Any, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o777)
+    (tmp_path / "link").symlink_to("open")
+    agent = launch()
+    agent.hello()
+    cause = refusal(Host(agent, root, tmp_path / "cache", to=words))
+    assert cause.startswith("PermissionError: ")
+    assert not (tmp_path / ".hvlaunch").exists()
+
+
+# Old copies
+
+
+def test_old_copies_go_by_age_and_size_but_copies_of_running_jobs_stay(
+    launch: Any, host: Host, root: Path, tmp_path: Path
+) -> None:
+    """Two jobs use copies of one project; a third copy, and another project, are free."""
+    agents = [launch() for _ in range(3)]
+    hosts = [host]
+    for agent in agents:
+        agent.hello()
+        hosts.append(Host(agent, root, tmp_path / "cache"))
+    copies = []
+    for number, user in enumerate(hosts):
+        (root / "sub/train.py").write_text(f"print({number})\n")
+        copies.append(Path(user.copy()["directory"]).parent)
+    shutil.copytree(copies[0].parent, host.home / "another")
+    for user in hosts[2:]:
+        user.rig.agent.bye()
+    before = [tree_of(copy) for copy in copies[:2]]
+    for users in (host.home / "another").glob("*/users"):
+        shutil.rmtree(users)
+
+    cache.drop_old(str(host.home), _parts_of)
+    assert all(copy.exists() for copy in copies), "they are young, and small"
+    month_ago = time.time() - 31 * 86400
+    for path in [*host.home.rglob("*"), *host.home.iterdir()]:
+        os.utime(path, (month_ago, month_ago), follow_symlinks=False)
+    os.utime(copies[3] / "users")
+    cache.drop_old(str(host.home), _parts_of)
+    assert [copy.exists() for copy in copies] == [True, True, False, True]
+    assert [path.name for path in host.home.iterdir()] == [copies[0].parent.name]
+    cache.drop_old(str(host.home), _parts_of, 0)
+    assert [copy.exists() for copy in copies] == [True, True, False, False]
+    assert [tree_of(copy) for copy in copies[:2]] == before
+    # A new copy takes a free name.
+    (root / "sub/train.py").write_text("print(9)\n")
+    third = launch()
+    third.hello()
+    assert Path(Host(third, root, tmp_path / "cache").copy()["directory"]).parent.name == "2"
+    third.bye()
+
+
+def test_an_entry_that_is_held_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "p/0").mkdir(parents=True)
+    (home / "p/0/size").write_text("100")
+    with cache.locked(str(home / "p")):
+        cache.drop_old(str(home), _parts_of, 0)
+        assert (home / "p/0").exists()
+    cache.drop_old(str(home), _parts_of, 0)
+    assert not (home / "p/0").exists()
+
+
+def test_an_entry_that_was_removed_while_another_waited_is_made_anew(home: Path) -> None:
+    entry = str(home / "p")
+    second = threading.Event()
+
+    def wait() -> None:
+        with cache.locked(entry):
+            second.set()
+            assert Path(entry, "lock").exists()
+
+    with cache.locked(entry):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not second.wait(0.2)
+        shutil.rmtree(entry)
+    assert second.wait(30.0)
+    thread.join()

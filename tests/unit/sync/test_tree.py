@@ -104,6 +104,7 @@ def test_some_directories_never_travel(root):
             ".git/HEAD": "",
             "m/__pycache__/m.pyc": "",
             ".hg/x": "",
+            ".hvlaunch/index.json": "",
             "env/pyvenv.cfg": "",
             "env/bin/python": "",
         },

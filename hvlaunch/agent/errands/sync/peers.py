@@ -1,7 +1,7 @@
 """Content of the tree from host to host: each host offers its parts by TLS to hosts with the job's secret.
 
 A peer sends the secret and ranges of parts, as a 4-byte length and text. The answer is each part with a 4-byte length, in
-order. A missing part is sent after its arrival; a length of zero says that it is still on its way. Both ends check every part
+order. A missing part is sent after its arrival; a length of zero is a sign of life until then. Both ends check every part
 by its hash.
 """
 
@@ -37,7 +37,7 @@ _LONGEST_PART = 1 << 26
 
 
 def part_numbers(ranges: str, count: int) -> List[int]:
-    """Read `FIRST-LAST,FIRST-LAST`, the way in which hosts name parts. Raises ValueError for parts beyond `count`."""
+    """Read numbers of parts, as `FIRST-LAST,FIRST-LAST`. Raises ValueError for parts beyond `count`."""
     numbers: List[int] = []
     for words in ranges.split(","):
         first, _, last = words.partition("-")
@@ -123,7 +123,7 @@ class PartServer:
             return  # the peer asks the driver
 
     def _part(self, number: int, peer: ssl.SSLSocket) -> bytes:
-        """Return a part after its arrival; tell the peer meanwhile that it comes. Raises EOFError after a long wait."""
+        """Return a part after its arrival; send signs of life until then. Raises EOFError after a long wait."""
         now = time.monotonic()
         deadline, sign = now + _COMING, now + _SIGN
         while True:

@@ -1,0 +1,269 @@
+"""Content of files on its way to this host: the list of files, their parts, and the arrival of parts.
+
+Files come into a directory of their own. Each is named by its content, and ends with `.part` until its content is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+    from hvlaunch.agent.errand_runner import ErrandStream
+
+__all__ = [
+    "PART",
+    "Manifest",
+    "PartWriter",
+    "TreeFile",
+    "copy_content",
+    "has_content",
+    "keep_parts",
+    "places_of_parts",
+    "ranges_of",
+    "receive_parts",
+    "status_of",
+]
+
+PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
+_PROGRESS = 5.0  # seconds between signs of progress, which the driver can't see for itself
+
+
+class TreeFile:
+    """A file of the tree."""
+
+    def __init__(self, path: str, is_executable: bool, size: int, parts: List[str]) -> None:
+        self.path = path
+        self.mode = 0o755 if is_executable else 0o644
+        self.size = size
+        self.parts = parts
+        # Equal content has equal names.
+        self.content = hashlib.sha256(",".join(parts).encode("ascii")).hexdigest()
+
+
+class Manifest:
+    """The content of a tree. Raises ValueError for another hash, and for a path out of the tree."""
+
+    def __init__(self, data: bytes, tree_hash: str) -> None:
+        if hashlib.sha256(data).hexdigest() != tree_hash:
+            raise ValueError("the list of files is damaged")
+        self.hash = tree_hash
+        self.directories: List[str] = []
+        self.links: Dict[str, str] = {}
+        self.files: List[TreeFile] = []
+        parents = {""}
+        for entry in json.loads(data.decode("ascii")):
+            path = entry[1]
+            parent, _, name = path.rpartition("/")
+            # A listed parent is a directory of ours, so no path can lead through a link.
+            if parent not in parents or name in ("", ".", "..") or "\0" in name:
+                raise ValueError("a path that leads out of the tree: %r" % path)
+            if entry[0] == "d":
+                parents.add(path)
+                self.directories.append(path)
+            elif entry[0] == "l":
+                self.links[path] = entry[2]
+            else:
+                self.files.append(TreeFile(path, bool(entry[2]), entry[3], entry[4]))
+        self._files = {file.path: file for file in self.files}
+        self.kinds: Dict[str, str] = dict.fromkeys(self.directories, "d")
+        """The kind of each path: directory, link or file."""
+        self.kinds.update(dict.fromkeys(self.links, "l"))
+        self.kinds.update(dict.fromkeys(self._files, "f"))
+
+    def is_at(self, path: str, place: str) -> bool:
+        """True if `place` has what the tree has at `path`."""
+        kind = self.kinds[path]
+        if kind == "f":
+            return has_content(place, self._files[path], None)
+        if kind == "l":
+            return os.path.islink(place) and os.readlink(place) == self.links[path]
+        return os.path.isdir(place) and not os.path.islink(place)
+
+
+def places_of_parts(files: Iterable[TreeFile]) -> Dict[str, List[Tuple[TreeFile, int]]]:
+    """Return the files and offsets of each part, in the order of the parts' first places."""
+    places: Dict[str, List[Tuple[TreeFile, int]]] = {}
+    for file in files:
+        for number, part in enumerate(file.parts):
+            places.setdefault(part, []).append((file, number * PART))
+    return places
+
+
+class PartWriter:
+    """Writes parts in the order of their numbers, each into every file with this part."""
+
+    def __init__(self, folder: str, lacking: Dict[str, TreeFile], numbers: Dict[str, int]) -> None:
+        self.received = 0
+        self.on_part: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._places: Dict[str, List[Tuple[TreeFile, int]]] = {}
+        self._left: Dict[str, int] = {}
+        for file in lacking.values():
+            self._add(file)
+        self.needed = {numbers[part]: part for part in self._places}
+        """The parts that have not come, by number."""
+        self._order = sorted(self.needed, reverse=True)
+
+    def _add(self, file: TreeFile) -> None:
+        """Note the missing parts of a file: some may have come in an earlier try."""
+        path = os.path.join(self._folder, file.content)
+        here = _parts_of(path + ".part")
+        missing = [number for number, part in enumerate(file.parts) if here[number : number + 1] != [part]]
+        for number in missing:
+            self._places.setdefault(file.parts[number], []).append((file, number * PART))
+        self._left[file.content] = len(missing)
+        if not missing:
+            os.rename(path + ".part", path)
+
+    def write_next(self, data: bytes) -> bool:
+        """Write the next needed part. Return False if the data is not this part, or if it was the last."""
+        number = self._order[-1]
+        part = self.needed[number]
+        if hashlib.sha256(data).hexdigest() != part:
+            return False
+        for file, offset in self._places[part]:
+            path = os.path.join(self._folder, file.content)
+            _write_part(path, data, offset)
+            self._left[file.content] -= 1
+            if not self._left[file.content]:
+                os.rename(path + ".part", path)
+        del self.needed[self._order.pop()]
+        self.received += len(data)
+        self.on_part()
+        return bool(self.needed)
+
+
+def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
+    """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
+    ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
+    stream.write(b"parts " + ranges.encode("ascii") + b"\n")
+    answer = json.loads(stream.read_line().decode("ascii"))
+    if answer["from"] and peer is not None:
+        from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (few copies are large)
+
+        addresses = [(host, port) for host, port in answer["from"]]
+        shown = time.monotonic()
+
+        def tell() -> None:
+            nonlocal shown
+            if time.monotonic() >= shown + _PROGRESS:
+                shown = time.monotonic()
+                stream.write(b"progress\n")
+
+        def take(data: bytes) -> bool:
+            tell()
+            return writer.write_next(data)
+
+        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take, tell)
+        return
+    while writer.needed:
+        size = int.from_bytes(stream.read_exactly(4), "big")
+        if not writer.write_next(stream.read_exactly(size)) and writer.needed:
+            raise ValueError("a part of a file was damaged on its way")
+
+
+def ranges_of(numbers: List[int]) -> Iterator[Tuple[int, int]]:
+    """Yield first and last of each run of numbers."""
+    first: Optional[int] = None
+    last = -1
+    for number in numbers:
+        if first is None or number != last + 1:
+            if first is not None:
+                yield first, last
+            first = number
+        last = number
+    if first is not None:
+        yield first, last
+
+
+def status_of(path: str) -> List[int]:
+    """Return size, times and inode of a file; empty for no file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return []
+    if not stat.S_ISREG(status.st_mode):
+        return []
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def has_content(path: str, file: TreeFile, entry: Any) -> bool:
+    """True if the file at `path` has the content; `entry` is its entry in the index, if any."""
+    status = status_of(path)
+    if not status or status[0] != file.size:
+        return False
+    if entry and entry[0] == "f" and entry[2:] == status:
+        return bool(entry[1] == file.content)
+    return _parts_of(path) == file.parts
+
+
+def _parts_of(path: str) -> List[str]:
+    parts: List[str] = []
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            while True:
+                data = file.read(PART)
+                if not data:
+                    return parts
+                parts.append(hashlib.sha256(data).hexdigest())
+    except OSError:
+        return []
+
+
+def copy_content(source: str, target: str, file: TreeFile) -> bool:
+    """Copy a file of this host, and check its content; False for other content."""
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(target + ".part", flags, 0o600))
+    with open(descriptor, "rb", buffering=0) as from_file:
+        for number, part in enumerate(file.parts):
+            data = from_file.read(PART)
+            if hashlib.sha256(data).hexdigest() != part:
+                return False
+            _write_part(target, data, number * PART)
+    os.rename(target + ".part", target)
+    return True
+
+
+def keep_parts(before: str, target: str, file: TreeFile) -> None:
+    """Copy the parts of another version of a file with equal content at equal offsets."""
+    if file.size <= PART or os.path.exists(target + ".part"):
+        return
+    try:
+        descriptor = os.open(before, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    with open(descriptor, "rb", buffering=0) as from_file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
+        for number, part in enumerate(file.parts):
+            data = from_file.read(PART)
+            if hashlib.sha256(data).hexdigest() == part:
+                _write_part(target, data, number * PART)
+
+
+def _write_part(path: str, data: bytes, offset: int) -> None:
+    """Write a part of a file. The file's name ends with `.part` until the file is whole."""
+    descriptor = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if data.count(0) == len(data) and os.fstat(descriptor).st_size <= offset:
+            # A hole, as sparse files have them: it takes no space.
+            os.ftruncate(descriptor, offset + len(data))
+            return
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(descriptor)

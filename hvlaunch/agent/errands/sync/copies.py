@@ -1,0 +1,200 @@
+"""A copy of the user's working tree on this host: its content, its users, and its change to another version.
+
+A copy has
+
+- `tree`, the directory of the workers. Files of workers stay, as in any working directory;
+- `index.json`, a list of the files from the user's tree, with the status of each file after its installation;
+- `theirs.json`, the listed paths with files from before at a fixed place: they are never removed or replaced;
+- `complete`, with the hash of the tree. The file is missing during a change, so a copy counts whole or not at all;
+- `size`, the bytes of the tree;
+- `users`, with a file for each agent with a job in this copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from hvlaunch.agent.cache import own_use
+from hvlaunch.agent.errands.sync.content import copy_content, has_content, status_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Set
+
+    from hvlaunch.agent.errands.sync.content import Manifest, TreeFile
+
+__all__ = ["Copy", "copies_of"]
+
+
+def copies_of(project: str) -> List[str]:
+    """Return the directories of a project's copies."""
+    names = sorted((name for name in os.listdir(project) if name.isdigit()), key=int)
+    return [os.path.join(project, name) for name in names]
+
+
+class Copy:
+    """A copy with its files in `directory`. Its lock is held. `tree` is another place for the tree itself."""
+
+    def __init__(self, directory: str, tree: str = "") -> None:
+        self.directory = directory
+        self.tree = tree or os.path.join(directory, "tree")
+        self.is_fixed = bool(tree)
+        """True if the tree may have files that hvlaunch has not written, and that must stay."""
+        self.index: Dict[str, Any] = self._load("index.json", {})
+        """The kind of each path from the user's tree, and the content and status of files."""
+        self._theirs: Set[str] = set(self._load("theirs.json", []))
+
+    def make(self) -> None:
+        for path in (self.tree, os.path.join(self.directory, "users")):
+            os.makedirs(path, 0o700, exist_ok=True)
+
+    def is_current(self, tree_hash: str) -> bool:
+        """True if the copy is complete and no path has changed since its installation."""
+        if _read(os.path.join(self.directory, "complete")) != tree_hash:
+            return False
+        for path, entry in self.index.items():
+            whole_path = self.tree + "/" + path
+            if entry[0] == "f":
+                if status_of(whole_path) != entry[2:]:
+                    return False
+            elif not (os.path.islink(whole_path) if entry[0] == "l" else os.path.isdir(whole_path)):
+                return False
+        return True
+
+    def has(self, file: TreeFile) -> bool:
+        """True if the tree has the file with its content."""
+        return has_content(os.path.join(self.tree, file.path), file, self.index.get(file.path))
+
+    def use(self, job: str) -> None:
+        """Note that this agent's job uses the copy."""
+        with open(os.path.join(self.directory, "users", own_use()), "w") as file:
+            file.write(job)
+
+    def leave(self) -> None:
+        """Note that this agent's job does not use the copy."""
+        path = os.path.join(self.directory, "users", own_use())
+        if os.path.exists(path):
+            os.unlink(path)
+
+    def check_conflicts(self, manifest: Manifest) -> None:
+        """Raises FileExistsError if a fixed place has another file of the user's at a path of the tree."""
+        if not self.is_fixed:
+            return
+        for path in manifest.kinds:
+            whole_path = os.path.join(self.tree, path)
+            if not os.path.lexists(whole_path):
+                self._theirs.discard(path)
+            elif path not in self.index or path in self._theirs:
+                if not manifest.is_at(path, whole_path):
+                    raise FileExistsError(
+                        "%s is not from hvlaunch, and the project has another %s: move it away, or name another place"
+                        % (whole_path, path)
+                    )
+                self._theirs.add(path)
+
+    def install(self, manifest: Manifest, incoming: str) -> None:
+        """Change the tree to the manifest's; all new content is in `incoming`."""
+        before = self.index
+        lacking = {file.path for file in manifest.files if not self.has(file)}
+        if os.path.exists(os.path.join(self.directory, "complete")):
+            os.unlink(os.path.join(self.directory, "complete"))
+        self._save("theirs.json", sorted(self._theirs))
+        # After a kill, the next try finds old and new paths in this list.
+        new = {path: ["?"] for path in manifest.kinds if path not in before or path in lacking}
+        self._save("index.json", dict(before, **new))
+        _write(self.directory, "size", str(sum(file.size for file in manifest.files)))
+        self._remove_old(before, manifest)
+        for path in manifest.directories:
+            directory = os.path.join(self.tree, path)
+            if os.path.islink(directory) or not os.path.isdir(directory):
+                _remove(directory)
+                os.mkdir(directory, 0o755)
+        index: Dict[str, Any] = {path: ["d"] for path in manifest.directories}
+        for path, target in manifest.links.items():
+            link = os.path.join(self.tree, path)
+            if not os.path.islink(link) or os.readlink(link) != target:
+                _remove(link)
+                os.symlink(target, link)
+            index[path] = ["l"]
+        last = {file.content: file for file in manifest.files if file.path in lacking}
+        for file in manifest.files:
+            path = os.path.join(self.tree, file.path)
+            if file.path in lacking:
+                self._install_file(path, file, incoming, is_last=last[file.content] is file)
+            if file.path not in self._theirs and os.lstat(path).st_mode & 0o7777 != file.mode:
+                os.chmod(path, file.mode)
+            index[file.path] = ["f", file.content, *status_of(path)]
+        self.index = index
+        self._save("theirs.json", sorted(self._theirs & index.keys()))
+        self._save("index.json", index)
+        _write(self.directory, "complete", manifest.hash)
+
+    def _install_file(self, path: str, file: TreeFile, incoming: str, *, is_last: bool) -> None:
+        content = os.path.join(incoming, file.content)
+        if not is_last:
+            # Not beside `path`: the tree may have a file of any name.
+            content = os.path.join(incoming, "copy")
+            if not copy_content(os.path.join(incoming, file.content), content, file):
+                raise OSError("%s was changed while it was installed" % file.path)
+        _remove(path)
+        os.rename(content, path)
+
+    def _remove_old(self, before: Dict[str, Any], manifest: Manifest) -> None:
+        """Remove files and links that left the tree, and empty directories."""
+        kinds = manifest.kinds
+        # Children first.
+        for path in sorted(before, reverse=True):
+            if path in kinds and before[path][0] in (kinds[path], "?"):
+                continue
+            whole_path = os.path.join(self.tree, path)
+            if self.is_fixed and (path in self._theirs or not _is_ours(whole_path, before[path])):
+                continue
+            try:
+                _remove(whole_path)
+            except OSError:
+                if path in kinds:
+                    raise  # a directory with a job's files, where the tree has a file now
+
+    def _load(self, name: str, default: Any) -> Any:
+        try:
+            return json.loads(_read(os.path.join(self.directory, name)))
+        except ValueError:
+            return default
+
+    def _save(self, name: str, value: Any) -> None:
+        _write(self.directory, name, json.dumps(value))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _write(directory: str, name: str, words: str) -> None:
+    new = os.path.join(directory, name + ".new")
+    with open(new, "w") as file:
+        file.write(words)
+    os.rename(new, os.path.join(directory, name))
+
+
+def _is_ours(path: str, entry: List[Any]) -> bool:
+    """True if a path at a fixed place has not changed since its installation."""
+    if entry[0] == "f":
+        return status_of(path) == entry[2:]
+    if entry[0] == "l":
+        return os.path.islink(path)
+    return entry[0] == "?" or os.path.isdir(path)
+
+
+def _remove(path: str) -> None:
+    """Remove a file or a link, or an empty directory."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        os.rmdir(path)
