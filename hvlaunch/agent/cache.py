@@ -81,7 +81,7 @@ def drop_old(directory: str, parts_of: Callable[[str], List[str]], most: int = _
 
     Parts with a running job stay, as do entries with a held lock.
     """
-    # Before parts are removed, which changes the times of their entries.
+    # Removing a part changes the times of its entry.
     entries = {
         path: _last_use(path) for path in (os.path.join(directory, name) for name in os.listdir(directory))
     }

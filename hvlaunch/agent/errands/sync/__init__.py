@@ -87,7 +87,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     # The host is ready, but others may still fetch content from here, until the driver ends the input.
     stream.write(b"ready " + json.dumps(result).encode("ascii") + b"\n")
     if projects:
-        # Now, when no worker waits for it.
+        # After `ready`: no worker waits for the removal.
         drop_old(projects, _parts_of)
     while stream.read(1 << 16):
         pass
@@ -186,7 +186,7 @@ class _Project:
             lacking[file.content] = file
         self._make_room(lacking)
         for file in lacking.values():
-            # The version before has most of a large file, if only some of it has changed.
+            # The version before has most of a large file with a small change.
             keep_parts(os.path.join(copy.tree, file.path), os.path.join(self._incoming, file.content), file)
         places = places_of_parts(manifest.files)
         numbers = {part: number for number, part in enumerate(places)}
@@ -208,7 +208,7 @@ class _Project:
 
         def places_of(number: int) -> Iterator[Tuple[str, int]]:
             for file, offset in places[hashes[number]]:
-                # It moves from the first to the last while it is installed.
+                # The content moves from the first to the last during the installation.
                 incoming = os.path.join(self._incoming, file.content)
                 yield incoming, offset
                 yield incoming + ".part", offset
@@ -230,7 +230,7 @@ class _Project:
     def _make_room(self, lacking: Dict[str, TreeFile]) -> None:
         """Remove unused copies if the disk has no room for these files. Raises OSError if the disk is full even then."""
         size = sum(file.size for file in lacking.values())
-        # What has come in an earlier try is counted by its blocks: the files have holes.
+        # Content of an earlier try is counted by its blocks, because the files have holes.
         begun = {file.content + ".part" for file in lacking.values()}
         entries = (entry for entry in os.scandir(self._incoming) if entry.name in begun)
         size -= sum(entry.stat().st_blocks * 512 for entry in entries)
@@ -269,4 +269,4 @@ class _FixedPlace(_Project):
         return copy, copy.is_current(self._hash)
 
     def _drop_unused(self) -> None:
-        pass  # what is beside the place is the user's
+        pass  # everything beside the place is the user's

@@ -258,7 +258,7 @@ def _write_part(path: str, data: bytes, offset: int) -> None:
     descriptor = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if data.count(0) == len(data) and os.fstat(descriptor).st_size <= offset:
-            # A hole, as sparse files have them: it takes no space.
+            # A hole takes no space, as in sparse files.
             os.ftruncate(descriptor, offset + len(data))
             return
         view = memoryview(data)
