@@ -6,6 +6,7 @@ from datetime import datetime
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import number_set
 from hvlaunch.view.model import HostRow, RankRow, View
+from hvlaunch.view.verdict import verdict
 
 __all__ = [
     "COLUMNS",
@@ -114,10 +115,12 @@ def worst_ranks(view: View) -> list[RankRow]:
 
 
 def plain(view: View, width: int, few: int = FEW) -> str:
-    """Return the table in lines of at most `width` letters. With more than `few` ranks, hosts are folded, and only the worst ranks shown."""
+    """Return verdict and table in lines of at most `width` letters. With more than `few` ranks, hosts are folded, and only the worst ranks shown."""
     # A table longer than a screen helps nobody: the worst ranks are what people look for.
     is_folded = len(view.ranks) > few
-    lines = [header(view), "", *_table(cells(view, is_folded=is_folded), width)]
+    judged = verdict(view)
+    summary = f"{judged.text}  {judged.detail}".rstrip()[:width]
+    lines = [summary, header(view), "", *_table(cells(view, is_folded=is_folded), width)]
     if is_folded:
         worst = [(row.host, *rank_cells(row)[1:]) for row in worst_ranks(view)]
         lines += ["", f"the worst {len(worst)} of {len(view.ranks)} ranks", *_table(worst, width)]

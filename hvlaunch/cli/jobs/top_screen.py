@@ -19,6 +19,7 @@ from hvlaunch.errors import HvlaunchError
 from hvlaunch.view.model import HostRow, RankRow, View
 from hvlaunch.view.output import newest_lines_with, shown_stacks
 from hvlaunch.view.table import COLUMNS, FAILURE, FEW, header, host_cells, rank_cells, strip, worst_ranks
+from hvlaunch.view.verdict import verdict
 
 __all__ = ["Reading", "TopScreen", "WordQuestion", "YesNoQuestion"]
 
@@ -122,6 +123,11 @@ class WordQuestion(ModalScreen[str]):
         self.dismiss(event.value.strip())
 
 
+_TONES = {
+    "good": "bold white on dark_green",
+    "wait": "bold black on yellow3",
+    "bad": "bold white on dark_red",
+}
 _ROUND_STYLES = ("on dark_blue", "on purple4")
 _STATE_STYLES = {
     "working": "green",
@@ -139,6 +145,7 @@ class TopScreen(App[None]):
     TITLE = "hvlaunch top"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
+    #verdict { height: auto; max-height: 2; padding: 0 1; }
     #head { height: 1; text-style: bold; padding: 0 1; background: $panel; }
     #rounds { height: 1; padding: 0 1; }
     #table { height: 1fr; }
@@ -166,6 +173,7 @@ class TopScreen(App[None]):
         self._rows: list[HostRow | RankRow] = []
 
     def compose(self) -> ComposeResult:
+        yield Static("", id="verdict", markup=False)
         yield Static("", id="head", markup=False)
         yield Static("", id="rounds")
         yield Input(placeholder="host, rank, state, line", id="filter")
@@ -207,6 +215,9 @@ class TopScreen(App[None]):
     def _show(self, view: View) -> None:
         """Draw a view."""
         self._view = view
+        judged = verdict(view)
+        summary = Text.assemble((f" {judged.text} ", _TONES[judged.tone]), "  ", judged.detail)
+        self.query_one("#verdict", Static).update(summary)
         self.query_one("#head", Static).update(header(view))
         rounds = self.query_one("#rounds", Static)
         rounds.update(_rounds(view, max(10, self.size.width - 2)))

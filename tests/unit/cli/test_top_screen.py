@@ -4,10 +4,18 @@ import asyncio
 import queue
 from types import SimpleNamespace
 
+import pytest
+from rich.color import Color
 from textual.widgets import DataTable, Static
 
 from hvlaunch.cli.jobs.top_screen import TopScreen, YesNoQuestion
 from hvlaunch.view.model import Model, View
+from tests.unit.view.scenes import SCENES
+
+COLOURS = {
+    tone: Color.parse(name).get_truecolor()
+    for tone, name in (("good", "dark_green"), ("wait", "yellow3"), ("bad", "dark_red"))
+}
 
 
 def view(ranks=3, **more):
@@ -108,6 +116,25 @@ def test_the_title_names_the_job_and_a_static_job_has_no_round():
         await until(pilot, lambda: "round" in shown(screen, "#head"))
         assert "running, round 0 running, 3 of 3 workers" in shown(screen, "#head")
         assert screen.screen.query_one("#rounds").display
+
+    played(feed, play)
+
+
+@pytest.mark.parametrize(
+    "scene", {scene.tone: scene for scene in SCENES.values()}.values(), ids=lambda scene: scene.tone
+)
+def test_the_verdict_stands_above_all_and_its_colour_is_its_tone(scene):
+    feed = Feed(scene.view())
+
+    async def play(screen, pilot):
+        await until(pilot, lambda: shown(screen, "#verdict"))
+        assert shown(screen, "#verdict").strip().split("   ") == [
+            part for part in (scene.verdict, scene.detail) if part
+        ]
+        assert screen.screen.query_one("#verdict").region.y == 0
+        line = screen.screen.query_one("#verdict", Static).render_line(0)
+        first = next(segment for segment in line if segment.text.startswith(f" {scene.verdict[:20]}"))
+        assert first.style.bgcolor.get_truecolor() == COLOURS[scene.tone]
 
     played(feed, play)
 

@@ -175,8 +175,9 @@ def test_thousand_ranks_are_folded_by_host_with_the_worst_ranks():
     workers = [worker(rank, f"h{rank // 8}", "hanging" if rank == 777 else "working") for rank in range(1000)]
     text = plain(shown(workers, [host(f"h{number}") for number in range(125)]), 120)
     lines = text.splitlines()
-    assert lines[3].startswith("h97")
-    assert "1 hanging, 7 working" in lines[3]
+    assert lines[0] == "Hung: rank 777  on host h97"
+    assert lines[4].startswith("h97")
+    assert "1 hanging, 7 working" in lines[4]
     assert [line.split()[:3] for line in lines if line.startswith("h97 ")][-1] == ["h97", "777", "hanging"]
     assert len(lines) < 150
     assert max(map(len, lines)) <= 120
