@@ -22,7 +22,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
-from benchmarks.launch import HVLAUNCH
+from benchmarks.launch import HVLAUNCH, PACKAGE
 from benchmarks.measure import heading, run, table
 from tests.testhosts.hosts import TestHosts
 
@@ -57,7 +57,8 @@ class Bench:
     def __init__(self, hosts: TestHosts, root: Path) -> None:
         self._hosts = hosts
         self._root = root
-        self._env = {**hosts.driver.env, "PWD": str(root)}
+        # In the tree's directory Python would not see the checkout.
+        self._env = {**hosts.driver.env, "PWD": str(root), "PYTHONPATH": str(PACKAGE.parent)}
 
     def _sent(self) -> int:
         words = ["sh", "-c", "cat /sys/class/net/*/statistics/tx_bytes | sort -n | tail -1"]

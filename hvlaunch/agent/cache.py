@@ -57,6 +57,7 @@ def locked(entry: str) -> Iterator[None]:
         os.makedirs(entry, 0o700, exist_ok=True)
         with _lock(entry, os.O_CREAT, 0) as is_locked:
             if is_locked:
+                os.utime(os.path.join(entry, "lock"))
                 yield
 
 

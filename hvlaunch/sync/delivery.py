@@ -11,6 +11,7 @@ from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import CopyFailed, HostError
 from hvlaunch.rendezvous.serving.certificate import Certificate
+from hvlaunch.sync.snapshot import megabytes
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -103,7 +104,8 @@ class Delivery:
                 self._deliver(link, facts, ready)
             except HostError as error:
                 failed(error)
-            except (OSError, KeyError, ValueError) as error:
+            # A host may answer with anything.
+            except (OSError, KeyError, TypeError, ValueError) as error:
                 failed(CopyFailed(f"{type(error).__name__}: {error}", host=link.host.name))
 
         link.tell_preparing("files")
@@ -114,26 +116,30 @@ class Delivery:
         snapshot = self._snapshot
         arguments = {"hash": snapshot.hash, "peer": self._peer, **self._arguments}
         errand = link.errands.start(self._errand, arguments, _LIMITS)
-        offer = source = None
+        offer = source = size = None
         try:
             for line in _lines(errand):
                 word, _, text = line.partition(" ")
                 if word == "manifest":
                     errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
-                elif word == "offer":
-                    offer = _Source([(address, int(text)) for address in _addresses(facts)], errand)
+                elif word == "offer" and offer is None:
+                    offer = _Source([(address, _port(text)) for address in _addresses(facts)], errand)
                 elif word == "parts":
-                    # Asked for a second time: the other host has not sent all.
-                    self._release(source)
-                    source = self._source(offer) if source is None else None
-                    self._answer(link, errand, text, source)
+                    numbers = part_numbers(text, len(snapshot.numbered))
+                    if size is None:
+                        size = sum(map(snapshot.size_of, numbers))
+                        source = self._source(offer)
+                    else:
+                        # Asked for a second time: the other host has not sent all.
+                        self._release(source)
+                        source = None
+                    self._answer(link, errand, numbers, source, size)
                 elif word == "progress":
-                    link.tell_preparing("files from other hosts")
+                    link.tell_preparing(_stage(int(text), size or 0))
                 elif word == "ready":
-                    directory = loads(text)["directory"]
-                    directory = f"{directory}/{self._below}" if self._below else directory
-                    ready(facts._replace(directory=directory))
+                    ready(facts._replace(directory=self._directory(loads(text))))
                     self._is_ready(offer, errand)
+                    break
             while not errand.wait(_LOOK):
                 pass  # a silent host is given up, and its errand with it
             errand.result()
@@ -174,30 +180,47 @@ class Delivery:
                 self._offers = [other for other in self._offers if other is not offer]
         errand.close_input()
 
-    def _answer(self, link: "HostLink", errand: Errand, ranges: str, source: _Source | None) -> None:
-        errand.write(dumps({"from": [] if source is None else source.addresses}).encode("ascii") + b"\n")
-        if source is None:
-            self._send_parts(link, errand, ranges)
-        else:
-            link.tell_preparing("files from other hosts")
+    def _directory(self, result: Any) -> str:
+        """Return the workers' directory for the result of a host's errand. Raises KeyError, TypeError, ValueError."""
+        directory = result["directory"]
+        if not isinstance(directory, str) or not directory.startswith("/"):
+            raise ValueError("its directory is no path")
+        return f"{directory}/{self._below}" if self._below else directory
 
-    def _send_parts(self, link: "HostLink", errand: Errand, ranges: str) -> None:
+    def _answer(
+        self, link: "HostLink", errand: Errand, numbers: Sequence[int], source: _Source | None, size: int
+    ) -> None:
+        """Name the other host, or send the parts; `size` are the bytes that the host lacked at first."""
+        errand.write(dumps({"from": [] if source is None else source.addresses}).encode("ascii") + b"\n")
         snapshot = self._snapshot
-        numbers = part_numbers(ranges, len(snapshot.numbered))
-        size = sum(snapshot.size_of(number) for number in numbers)
-        sent = unsent = 0
-        for number in numbers:
+        done = size - sum(map(snapshot.size_of, numbers))
+        link.tell_preparing(_stage(done, size))
+        unsent = 0
+        for number in numbers if source is None else ():
             data = snapshot.read(number)
             errand.write(len(data).to_bytes(4, "big") + data)
-            sent += len(data)
+            done += len(data)
             unsent += len(data)
             if unsent >= _AHEAD:
                 unsent = 0
-                link.tell_preparing(f"files {10 * sent // size}0%")
+                link.tell_preparing(_stage(done, size))
                 while not errand.drain(_LOOK):
                     pass
             if errand.has_ended:
                 return
+
+
+def _stage(done: int, size: int) -> str:
+    """Return how far a host is, for its line: hosts with equal lines share one."""
+    return f"files {min(10 * done // max(size, 1), 10)}0% of {megabytes(size)}"
+
+
+def _port(text: str) -> int:
+    """Raises ValueError: other hosts connect to this port."""
+    port = int(text)
+    if not 0 < port < 1 << 16:
+        raise ValueError("it offers content at no port")
+    return port
 
 
 def _addresses(facts: "HostFacts") -> list[str]:

@@ -28,7 +28,7 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree
 
-__all__ = ["PackedPart", "TreeSnapshot", "take_snapshot"]
+__all__ = ["PackedPart", "TreeSnapshot", "megabytes", "take_snapshot"]
 
 _QUIET = 0.1
 """Seconds for which nothing may have changed."""
@@ -40,6 +40,10 @@ _LARGEST = 10
 _GB = 1e9
 _KEPT = 30 * 86400.0
 """Seconds for which the content of a tree is kept without being used."""
+_MOST = 20 << 30
+"""Bytes of content that trees may have together."""
+_BUSY = 60.0
+"""Seconds since a tree's last use within which another job may be about to lock its content."""
 _SPARE = 64 << 20
 """Bytes of old content that packs may have beside twice the tree's."""
 
@@ -148,27 +152,41 @@ def take_snapshot(root: str, cache: Path, limit: int, clock: Callable[[], float]
     folder = cache / sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     try:
         make_own_directory(str(folder))
-        _drop_old(cache, clock())
         with _locked(folder / "lock"):
+            # With the lock: this tree's content is not old any more.
+            _drop_old(cache, clock())
             return _Reader(root, folder, limit, clock).snapshot()
     except OSError as error:
         raise BadUsage(f"{root} can't be copied: {error.filename or folder}: {reason(error)}") from None
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, flags: int = 0) -> Iterator[None]:
+    """Hold a lock, whose time is that of its last use. Raises OSError."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX | flags)
         yield
 
 
 def _drop_old(cache: Path, now: float) -> None:
-    """Remove the content of trees without use for a month."""
-    for folder in cache.iterdir():
-        lock = folder / "lock"
-        with suppress(OSError):
-            if lock.stat().st_mtime < now - _KEPT:
+    """Remove the content of trees without use for a month, and the oldest while all have more than 20 GB.
+
+    Running jobs keep their content: they hold the packs open.
+    """
+    ages = sorted((now - _time(folder / "lock"), folder) for folder in cache.iterdir())
+    total = 0
+    for age, folder in ages:
+        total += sum(pack.stat().st_size for pack in folder.glob("*.pack"))
+        if age > _KEPT or (total > _MOST and age > _BUSY):
+            with suppress(OSError), _locked(folder / "lock", fcntl.LOCK_NB):
                 shutil.rmtree(folder)
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _link(path: Path, new: Path) -> None:
@@ -243,7 +261,7 @@ class _Reader:
         deadline = self._clock() + _PATIENCE
         while True:
             changed = self._changed(statuses)
-            self._wait_for_quiet(statuses[path].ctime / 1e9 for path in changed)
+            self._wait_for_quiet(self._times(statuses, changed))
             read = {path: self._read(path, statuses[path], pack) for path in changed}
             again = self._tree.look()
             if again == statuses and None not in read.values():
@@ -257,6 +275,16 @@ class _Reader:
                 )
             statuses = again
             self._check_size(statuses)
+
+    def _times(self, statuses: Mapping[str, Stat], changed: Iterable[str]) -> Iterator[float]:
+        """Yield when paths have changed, in seconds."""
+        for path in changed:
+            yield statuses[path].ctime / 1e9
+        # A removed file has no time, but its directory has.
+        for path in self._entries.keys() - statuses.keys():
+            directory = self._tree.directories.get(path.rpartition("/")[0])
+            if directory is not None:
+                yield directory.mtime / 1e9
 
     def _wait_for_quiet(self, times: Iterable[float]) -> None:
         # Time stamps of another machine's clock may be in the future; ignore them.
@@ -323,9 +351,9 @@ class _Reader:
             head, slash, _ = path.partition("/")
             sizes[head + slash] = sizes.get(head + slash, 0) + status.size
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
-        named = ", ".join(f"{path} {_megabytes(entry)}" for path, entry in largest if entry)
+        named = ", ".join(f"{path} {megabytes(entry)}" for path, entry in largest if entry)
         raise BadUsage(
-            f"{self._root} has {_megabytes(size)}, and --sync-limit is {_megabytes(self._limit)}; "
+            f"{self._root} has {megabytes(size)}, and --sync-limit is {megabytes(self._limit)}; "
             f"its largest entries: {named}",
             hint="name what hosts do not need in .gitignore or .hvlaunchignore, or raise --sync-limit",
         )
@@ -356,5 +384,6 @@ class _Reader:
         new.replace(self._folder / name)
 
 
-def _megabytes(size: int) -> str:
+def megabytes(size: int) -> str:
+    """Return a number of bytes for people."""
     return f"{size / _GB:.1f} GB" if size >= _GB else f"{size / 1e6:.1f} MB"

@@ -182,6 +182,51 @@ def test_the_content_of_a_tree_is_removed_after_a_month_without_use(root, cache,
     assert not folder.exists()
 
 
+def test_a_tree_is_copied_again_after_a_month(root, cache):
+    (root / "a").write_text("1")
+    before = taken(root, cache)
+    (folder,) = cache.iterdir()
+    os.utime(folder / "lock", (0, 0))
+    assert taken(root, cache) == before
+
+
+def test_the_oldest_content_goes_if_trees_have_too_much(root, cache, tmp_path, monkeypatch):
+    """But not that of a tree that was used a moment ago; and a running job keeps what it has open."""
+    monkeypatch.setattr(module, "_MOST", 500)
+    trees = [tmp_path / f"tree{number}" for number in range(4)]
+    folders = []
+    jobs = []
+    for age, tree in zip((300, 30, 200, 1), trees, strict=True):
+        tree.mkdir()
+        (tree / "a").write_bytes(os.urandom(1000))
+        before = set(cache.iterdir())
+        jobs.append(take_snapshot(str(tree), cache, GB))
+        (folder,) = set(cache.iterdir()) - before
+        folders.append(folder)
+        used = time.time() - age
+        for path in folders[-1:]:
+            os.utime(path / "lock", (used, used))
+    (root / "a").write_bytes(os.urandom(1000))
+    taken(root, cache)
+    assert [folder.exists() for folder in folders] == [False, True, False, True]
+    for tree, job in zip(trees, jobs, strict=True):
+        assert content(job)["a"] == ((tree / "a").read_bytes(), False)
+        job.close()
+
+
+def test_two_files_that_are_removed_together_are_in_no_snapshot_alone(root, cache, monkeypatch):
+    """A program removes one file, a snapshot begins, and the program removes the other one within the tenth of a second."""
+    for name in ("a", "z", "other"):
+        (root / name).write_text(name)
+    taken(root, cache)
+    (root / "a").unlink()
+    remover = threading.Timer(module._QUIET / 3, (root / "z").unlink)
+    remover.start()
+    tree = taken(root, cache)[1]
+    remover.join()
+    assert tree.keys() == {"other"}
+
+
 def test_too_large_a_tree_is_an_error_that_names_the_largest_entries(root, cache):
     (root / "data").mkdir()
     for number in range(12):

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
-_PROGRESS = 5.0  # seconds between signs of progress, which the driver can't see for itself
+_PROGRESS = 1.0  # seconds between signs of progress, which the driver can't see for itself
 
 
 class TreeFile:
@@ -155,7 +155,7 @@ def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: 
             nonlocal shown
             if time.monotonic() >= shown + _PROGRESS:
                 shown = time.monotonic()
-                stream.write(b"progress\n")
+                stream.write(b"progress %d\n" % writer.received)
 
         def take(data: bytes) -> bool:
             tell()
