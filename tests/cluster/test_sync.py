@@ -4,8 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -216,3 +219,151 @@ def test_hosts_that_can_not_reach_each_other_get_all_from_the_driver(
     assert "can't connect" in job.stderr or "reach" in job.stderr
     for host in "ab":
         assert sum_of(project / "data") in on_host(cluster, host, f"sha256sum {TREE}/data")
+
+
+def test_a_fixed_place_is_for_one_job_at_a_time(cluster: TestHosts, project: Path) -> None:
+    """Files of the user stay there; a second job is refused while the first one runs."""
+    on_host(cluster, "a", "rm -rf ~/place && mkdir -m 700 ~/place && echo mine > ~/place/notes")
+    words = ["--sync-to", "~/place", "-H", "a:1", "sh", "-c"]
+    job = SyncJob(cluster, project, *words, "echo begins in $PWD; sleep 1000")
+    job.saw("begins in /run/home/root/place/sub")
+    (project / "sub/train.py").write_text("VERSION = 2\n")
+    other = SyncJob(cluster, project, *words, "true")
+    assert other.code(LIMIT) == 69
+    assert "host a: BlockingIOError: /run/home/root/place is in use by another running job" in other.stderr
+    job.send(signal.SIGINT)
+    assert job.code(LIMIT) == 130
+    job = SyncJob(cluster, project, *words, "cat train.py ../notes; rm -r ~/place")
+    assert job.code(LIMIT) == 0, job.stderr
+    assert [line.split(">: ")[1] for line in job.stdout.splitlines()] == ["VERSION = 2", "mine"]
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left(cluster: TestHosts, project: Path) -> None:
+    """By its size before anything comes, and by its number of files while they come."""
+    (project / "data").write_bytes(os.urandom(16 << 20))
+    words = ("-H", "a:1,b:1", *SUM)
+    for options, cause in (
+        ("size=8m", "MB free, and the files need 16 MB"),
+        ("nr_inodes=9", "No space left"),
+    ):
+        on_host(cluster, "b", f"mkdir -p ~/.cache && mount -t tmpfs -o {options} tmpfs ~/.cache")
+        job = SyncJob(cluster, project, *words)
+        assert job.code(LIMIT) == 69
+        assert "host b: " in job.stderr
+        assert cause in job.stderr
+        assert "sha" not in job.stdout
+        on_host(cluster, "b", "umount ~/.cache")
+    job = SyncJob(cluster, project, *words)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert job.stdout.count(sum_of(project / "data")) == 2
+
+
+def test_a_host_that_joins_later_gets_the_tree_of_the_jobs_start(
+    cluster: TestHosts, project: Path, tmp_path: Path
+) -> None:
+    pool = tmp_path / "pool"
+    pool.write_text("a:1\n")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {pool}\n")
+    script.chmod(0o755)
+    (project / "sub/show.py").write_text(
+        SHOW + "import time\nif os.environ['WORLD_SIZE'] == '1':\n    time.sleep(1e3)\n"
+    )
+    job = SyncJob(
+        cluster, project, "-np", 1, "--min-np", 1, "--max-np", 2, "--host-discovery-script", script,
+        "python3", "-u", "show.py",
+    )  # fmt: skip
+    job.saw("0: 1 in sub")
+    (project / "sub/train.py").write_text("VERSION = 2\n")
+    pool.write_text("a:1\nb:1\n")
+    job.saw("1: 1 in sub")
+    assert job.code(LIMIT) == 0, job.stderr
+    assert ": 2 in sub" not in job.stdout
+    assert on_host(cluster, "b", f"cat {TREE}/sub/train.py") == "VERSION = 1\n"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victim", ["driver", "source", "receiver"])
+def test_whatever_is_killed_at_whichever_moment_a_copy_is_whole_or_not_used(
+    cluster: TestHosts, project: Path, victim: str
+) -> None:
+    """Twenty random moments. The next job gets all files on all hosts, soon, and nothing is left of the one before."""
+    host = {"source": "a", "receiver": "c"}.get(victim)
+    random = Random(victim)
+    words = ("-H", "a:1,b:1,c:1", "sh", "-c", "cat ../data ../files/* | sha256sum")
+    (project / "files").mkdir()
+    whole, codes, slowest = 1.0, [], 0.0
+    for number in range(21):
+        (project / "data").write_bytes(random.randbytes(24 << 20))
+        for name in range(200):
+            (project / f"files/{name:03}").write_bytes(random.randbytes(2000))
+        began = time.monotonic()
+        job = SyncJob(cluster, project, *words)
+        if number:
+            # The moment is random.
+            time.sleep(random.uniform(0.1, whole))
+            if host is None:
+                job.process.kill()
+            else:
+                cluster[host].run(["pkill", "-9", "hvl-sync"])
+            codes.append(code := job.process.wait(LIMIT))
+            assert code in (0, -9 if host is None else 69), job.stderr
+            assert code != 69 or f"host {host}: " in job.stderr
+            wait_until(
+                lambda: not any(each.user_processes() for each in cluster), "nothing runs on hosts", LIMIT
+            )
+            began = time.monotonic()
+            job = SyncJob(cluster, project, *words)
+        assert job.code(LIMIT) == 0, job.stderr
+        took = time.monotonic() - began
+        whole = whole if number else took
+        slowest = max(slowest, took)
+        files = b"".join((project / f"files/{name:03}").read_bytes() for name in range(200))
+        total = sha256((project / "data").read_bytes() + files).hexdigest()
+        assert job.stdout.count(total) == 3, "each host has all files"
+        left = "ls ~/.cache/hvlaunch/trees/*/ | grep -v '^[0-9]*$' | grep -v lock; true"
+        assert {on_host(cluster, name, left).strip() for name in "abc"} == {""}
+    sys.stderr.write(f"{victim}: codes {codes}; whole {whole:.1f} s, slowest next {slowest:.1f} s\n")
+    assert slowest < 3 * whole + 3
+
+
+@pytest.mark.long
+def test_a_network_that_loses_packets_brings_it_all(cluster: TestHosts, project: Path) -> None:
+    """One of a hundred packets, in each direction, on each host."""
+    (project / "data").write_bytes(os.urandom(32 << 20))
+    for host in cluster:
+        host.touched = True
+        loss = "-m statistic --mode random --probability 0.01 -j DROP"
+        on_host(cluster, host.name, f"iptables -A INPUT {loss}; iptables -A OUTPUT {loss}")
+    job = SyncJob(cluster, project, "-H", "a:1,b:1,c:1,d:1", *SUM)
+    assert job.code(LIMIT) == 0, job.stderr
+    assert job.stdout.count(sum_of(project / "data")) == 4
+
+
+@pytest.mark.long
+def test_no_host_sees_one_change_of_two(cluster: TestHosts, project: Path) -> None:
+    """A program writes a number into two files, again and again, while jobs start."""
+    script = project.parent / "writer.py"
+    script.write_text(
+        "import itertools, time\n"
+        "for number in itertools.count():\n"
+        "    for name in 'az':\n"
+        f"        open('{project}/' + name, 'w').write(str(number))\n"
+        "    time.sleep(0.25)\n"
+    )
+    writer = subprocess.Popen([sys.executable, script])
+    try:
+        wait_until((project / "z").exists, "it writes", LIMIT)
+        numbers = []
+        for _ in range(8):
+            job = SyncJob(cluster, project, "-H", "a:1,b:1", "sh", "-c", "echo $(cat ../a) $(cat ../z)")
+            assert job.code(LIMIT) == 0, job.stderr
+            pairs = {tuple(line.split(">: ")[1].split()) for line in job.stdout.splitlines()}
+            [(first, second)] = pairs
+            assert first == second
+            numbers.append(first)
+        assert len(set(numbers)) > 1, "it has written meanwhile"
+    finally:
+        writer.kill()
+        writer.wait()
