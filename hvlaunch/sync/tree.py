@@ -5,6 +5,7 @@ import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,8 +59,8 @@ class Directory(NamedTuple):
 class _Rules(NamedTuple):
     """The ignore files for a directory, the nearest last."""
 
-    files: tuple[tuple[str, str], ...]
-    """Prefix of paths below its directory, and text."""
+    files: tuple[tuple[str, str, str], ...]
+    """The directory from the root on, or the root from the directory on, and the text."""
 
     @property
     def key(self) -> str:
@@ -90,6 +91,9 @@ class Tree:
 
     def __init__(self, root: str, directories: Mapping[str, Directory]) -> None:
         self.root = root
+        self._top = next(
+            (path for path in (Path(root), *Path(root).parents) if (path / ".git").exists()), None
+        )
         self._before = directories
         self.directories: dict[str, Directory] = {}
         """The directories that look() has read."""
@@ -99,7 +103,7 @@ class Tree:
         """Return all files, links and directories, by path below the root. Raises OSError."""
         statuses: dict[str, Stat] = {}
         self.directories = {}
-        pending = [("", _Rules(tuple(self._rules_of_all())))]
+        pending = [("", _Rules(self._rules_of_all()))]
         while pending:
             path, rules = pending.pop()
             listed, rules = self._list(path, rules)
@@ -126,13 +130,31 @@ class Tree:
         except FileNotFoundError:
             return None  # removed meanwhile
 
-    def _rules_of_all(self) -> Iterator[tuple[str, str]]:
-        """Yield the rules of the user and of the clone."""
+    def _rules_of_all(self) -> tuple[tuple[str, str, str], ...]:
+        """Return the rules of the user, of the clone, and of the directories above in the clone, for all paths."""
+        root = Path(self.root)
+        top = self._top or root
+        lead = _lead(root, top)
+        paths = [(lead, path) for path in self._paths_of_rules]
+        above = [directory for directory in reversed(root.parents) if directory.is_relative_to(top)]
+        paths += [(_lead(root, directory), directory / name) for directory in above for name in IGNORE_FILES]
+        rules = tuple(("", lead, text) for lead, path in paths if (text := _text(path)))
+        # A directory that is ignored as a whole was named by the user, who wants its files.
+        return () if lead and self._is_ignored("", _Rules(rules)) else rules
+
+    @cached_property
+    def _paths_of_rules(self) -> Sequence[Path]:
+        """Git's own files with rules; asking git takes milliseconds."""
+        return list(self._find_rules())
+
+    def _find_rules(self) -> Iterator[Path]:
         config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-        for path in (f"{config}/git/ignore", f"{self.root}/.git/info/exclude"):
-            text = _text(path)
-            if text:
-                yield "", text
+        yield Path(_git(self.root, "config", "--path", "core.excludesFile") or f"{config}/git/ignore")
+        if self._top is not None:
+            exclude = self._top / ".git/info/exclude"
+            if (self._top / ".git").is_file():  # a linked work tree
+                exclude = Path(self.root, _git(self.root, "rev-parse", "--git-path", "info/exclude"))
+            yield exclude
 
     def _list(self, path: str, rules: _Rules) -> tuple[Directory, _Rules]:
         """Return the names in a directory without ignored names, and the rules below the directory."""
@@ -154,7 +176,7 @@ class Tree:
 
     def _with_own(self, path: str, whole: str, rules: _Rules, names: Iterable[str]) -> tuple[_Rules, bool]:
         prefix = f"{path}/" if path else ""
-        rules_here = [(prefix, _text(f"{whole}/{name}")) for name in IGNORE_FILES if name in names]
+        rules_here = [(prefix, "", _text(Path(whole, name))) for name in IGNORE_FILES if name in names]
         return _Rules((*rules.files, *rules_here)), bool(rules_here)
 
     def _choose(
@@ -174,8 +196,8 @@ class Tree:
 
     def _is_ignored(self, name: str, rules: _Rules) -> bool:
         # As in git, the last matching line of the nearest file decides.
-        for prefix, text in reversed(rules.files):
-            answer = self._spec(prefix, text).check_file(name[len(prefix) :]).include
+        for prefix, lead, text in reversed(rules.files):
+            answer = self._spec(prefix, text).check_file(lead + name[len(prefix) :]).include
             if answer is not None:
                 return answer
         return False
@@ -185,12 +207,16 @@ class Tree:
 
         spec = self._specs.get((prefix, text))
         if spec is None:
-            spec = self._specs[prefix, text] = GitIgnoreSpec.from_lines(text.splitlines())
+            spec = self._specs[prefix, text] = GitIgnoreSpec.from_lines(
+                # Not splitlines(): a name may have other line ends, and git knows none of them.
+                line.removesuffix("\r")
+                for line in text.split("\n")
+            )
         return spec
 
     def _add_tracked(self, statuses: dict[str, Stat]) -> None:
         """Add ignored files that git tracks."""
-        if not Path(self.root, ".git").exists():
+        if self._top is None:
             return
         words = ["git", "-C", self.root, "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
         try:
@@ -236,8 +262,24 @@ class Commit:
         return {"commit": commit, "is_dirty": any(not entry.startswith("#") for entry in entries)}
 
 
-def _text(path: str) -> str:
+def _text(path: Path) -> str:
+    """Return the text of a file with rules, empty without a file. Raises OSError: unread rules would let secrets leave."""
+    if not path.is_file():
+        return ""
+    # Git skips a byte order mark.
+    return path.read_text(encoding="utf-8-sig", errors="surrogateescape")
+
+
+def _lead(root: Path, directory: Path) -> str:
+    """Return the path of the root from a directory above on, with a slash at its end."""
+    lead = root.relative_to(directory).as_posix()
+    return "" if lead == "." else f"{lead}/"
+
+
+def _git(root: str, *words: str) -> str:
+    """Return the line that git prints; empty without git."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="surrogateescape")
+        done = subprocess.run(["git", "-C", root, *words], capture_output=True, check=False)
     except OSError:
         return ""
+    return os.fsdecode(done.stdout).rstrip("\n")

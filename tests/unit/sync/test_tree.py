@@ -62,12 +62,94 @@ IGNORED = {
 def test_what_is_ignored_is_what_git_ignores(root):
     make(root, **IGNORED)
     subprocess.run(["git", "init", "-q", root], check=True)
-    words = ["git", "-C", root, "ls-files", "-z", "--others", "--exclude-standard"]
-    listed = subprocess.run(words, check=True, capture_output=True).stdout
-    files = {os.fsdecode(name) for name in listed.split(b"\0") if name}
+    files = git_files(root)
     assert {name for name in names(root) if not (root / name).is_dir()} == files
     assert "keep.log" in files
     assert "a.log" not in files
+
+
+def git_files(root: Path) -> set[str]:
+    words = ["git", "-C", str(root), "ls-files", "-z", "--others", "--exclude-standard"]
+    listed = subprocess.run(words, check=True, capture_output=True).stdout
+    return {os.fsdecode(name) for name in listed.split(b"\0") if name}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        b"\xef\xbb\xbf*.env\n",
+        b"x\r\n*.env\r\n",
+        b"x\x0b\n*.env",
+        "x\u2028\n*.env".encode(),
+        b"\xff\n*.env\n",
+    ],
+)
+def test_rules_of_any_form_keep_secrets_here(root, rules):
+    """Editors write a byte order mark, or lines that end with CR and LF."""
+    (root / ".gitignore").write_bytes(rules)
+    make(root, **{"my.env": "", "y": ""})
+    subprocess.run(["git", "init", "-q", root], check=True)
+    assert names(root) == git_files(root) == {".gitignore", "y"}
+
+
+def test_the_users_own_file_of_rules_counts(root, tmp_path):
+    """Many have ~/.gitignore_global; git's own place for the file does not count then."""
+    make(
+        tmp_path,
+        **{
+            "home/.gitconfig": "[core]\n  excludesFile = ~/.gitignore_global\n",
+            "home/.gitignore_global": ".env\n",
+            "home/.config/git/ignore": "y\n",
+        },
+    )
+    make(root, **{".env": "", "y": ""})
+    subprocess.run(["git", "init", "-q", root], check=True)
+    assert names(root) == git_files(root) == {"y"}
+
+
+def test_rules_of_a_linked_work_tree_count(root, tmp_path):
+    """Its .git is a file, and the rules are in the clone."""
+    make(tmp_path, **{"clone/a": ""})
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path / "clone"]
+    for words in (
+        ["init", "-q"],
+        ["add", "a"],
+        ["commit", "-q", "-m", "a"],
+        ["worktree", "add", "-q", root / "w"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    make(tmp_path, **{"clone/.git/info/exclude": "*.env\n"})
+    make(root, **{"w/my.env": "", "w/y": ""})
+    assert names(root / "w") == {"a", "y"}
+
+
+def test_rules_above_a_part_of_a_clone_count(root):
+    make(
+        root,
+        **{
+            ".gitignore": "*.env\n/sub/data\nbuild/\n",
+            "sub/my.env": "",
+            "sub/data/x": "",
+            "sub/deep/data/x": "",
+            "sub/y": "",
+            "sub/w.env": "",
+            "build/out/x": "",
+        },
+    )
+    subprocess.run(["git", "init", "-q", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "-f", "sub/w.env"], check=True)
+    assert names(root / "sub") == {"deep", "deep/data", "deep/data/x", "y", "w.env"}
+    assert names(root / "sub/deep") == {"data", "data/x"}
+    assert names(root / "build") == {"out", "out/x"}, "the user has named it"
+
+
+def test_rules_that_can_not_be_read_are_an_error(root):
+    make(root, **{".gitignore": "*.env\n", "my.env": ""})
+    (root / ".gitignore").chmod(0)
+    if os.access(root / ".gitignore", os.R_OK):
+        pytest.skip("root reads everything")
+    with pytest.raises(PermissionError):
+        names(root)
 
 
 def test_a_file_that_git_tracks_counts_although_a_rule_ignores_it(root):
