@@ -12,6 +12,7 @@ from hvlaunch.errors import Problem
 
 __all__ = [
     "RECONNECT_TIMEOUT",
+    "Bind",
     "Call",
     "ColorPolicy",
     "ConsoleOptions",
@@ -47,6 +48,8 @@ ColorPolicy = Literal["auto", "always", "never"]
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
 """Relay through agents to the rendezvous: if a host can't reach it, always, or never."""
+Bind = Literal["none", "numa", "socket", "core", "cache", "gpu"]
+"""Processors of a worker: any, those of a NUMA node or socket, cores or a cache of its own, those near its GPU."""
 MapPolicy = Literal["slot", "node"]
 """Distribution of workers: fill the slots of one host after the other, or take hosts in turn."""
 OnHang = Literal["warn", "stop", "restart"]
@@ -285,6 +288,10 @@ class JobSpec(_Data):
     """Distribution of workers over hosts."""
     visible_gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """GPUs for the workers of a host (CUDA_VISIBLE_DEVICES), by host; other hosts show all their GPUs."""
+    bind: Bind = "none"
+    """Processors and memory to which each worker is bound."""
+    gpus_per_worker: int | None = None
+    """Number of GPUs that each worker sees; None shows all."""
     skip_bad_hosts: bool = False
     """Let a static job start without failed hosts, if the others have enough slots."""
     end_with_rank: int | None = None
@@ -347,6 +354,11 @@ class JobSpec(_Data):
     """Response to a hang. A static job ends, because it can't be restarted."""
     verbose: bool = False
     """Print details of hosts and rounds."""
+
+    @property
+    def is_bound(self) -> bool:
+        """True if agents deal out processors or GPUs. A launcher binds its processes itself."""
+        return self.mpi is None and (self.bind != "none" or self.gpus_per_worker is not None)
 
 
 class PortHolder(NamedTuple):

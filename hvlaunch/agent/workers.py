@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+    from hvlaunch.agent.binding import Binder
     from hvlaunch.agent.local_ranks import LocalRanks
     from hvlaunch.agent.wire.rejoin import Spill
     from hvlaunch.agent.worker import WorkerProcess
@@ -240,6 +241,7 @@ class HostWorkers:
         """Seconds of suspension (SIGSTOP) before a report to the driver; None: no report."""
         self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
         """Gets pid and wait status of other children."""
+        self._binder: Optional[Binder] = None
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes on this host, each the parent of its slot's worker."""
 
@@ -253,6 +255,10 @@ class HostWorkers:
         self._clear([item["slot"] for item in plan["workers"]])
         # Before the orders, which name it.
         trouble = plan["cwd"] and process.enter(plan["cwd"])
+        if "bind" in plan:
+            from hvlaunch.agent.binding import Binder  # noqa: PLC0415 (few jobs bind their workers)
+
+            self._binder = Binder(plan["bind"], plan["env"])
         # All orders go out first, so that the launcher's processes start their workers at the same time.
         for item in plan["workers"]:
             if self.ranks is not None and item["slot"] in self.ranks:
@@ -289,7 +295,11 @@ class HostWorkers:
             return self.ranks.started(number, job_env.get("TORCHELASTIC_ERROR_FILE", ""))
         # The host's own variables win over hvlaunch's defaults, and the job's over the host's.
         env = {**plan["defaults"], **os.environ, **job_env}
-        return process.start(number, _argv(item, plan), env, item["stdin"], plan["result"])
+
+        def begin() -> process.WorkerProcess:
+            return process.start(number, _argv(item, plan), env, item["stdin"], plan["result"])
+
+        return begin() if self._binder is None else self._binder.start(number, env, job_env, begin)
 
     def _clear(self, numbers: Sequence[int]) -> None:
         """End leftover processes of earlier workers in these slots: some may hold GPUs and ports."""

@@ -36,6 +36,10 @@ class LauncherOptions:
     """This machine's address for the rendezvous server. Default: this machine's addresses that its hosts can use."""
     worker_port_range: str | tuple[int, int] | None = None
     """Ports of the workers, on every host. Default: any."""
+    bind: Literal["none", "numa", "socket", "core", "cache", "gpu"] | None = None
+    """Processors for each worker: numa, socket, core, cache or gpu. Default: none."""
+    gpus_per_worker: int | None = None
+    """Number of GPUs that each worker sees. Default: all GPUs of the host."""
     np: int | None = None
     """Number of workers. Default: one in every slot."""
     cwd: str | PathLike[str] | None = None
@@ -233,6 +237,8 @@ class GivenOptions(TypedDict, total=False):
     rendezvous_port: int | None
     rendezvous_bind: str | None
     worker_port_range: str | tuple[int, int] | None
+    bind: Literal["none", "numa", "socket", "core", "cache", "gpu"] | None
+    gpus_per_worker: int | None
     np: int | None
     cwd: str | PathLike[str] | None
     sync: bool | None

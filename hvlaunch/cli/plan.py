@@ -1,13 +1,15 @@
 """--dry-run: hosts and ranks, the command and the environment of a job, as text."""
 
+import os
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.console.masking import MASK, masked, masked_words
-from hvlaunch.driver.program.start_frame import default_env, elastic_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import default_env, elastic_env, gpu_env, identity_env, shared_env
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Placement, needed, place, slots_of
@@ -59,6 +61,7 @@ def plan(
         _block("command", list(_commands(spec, places, show_secrets=show_secrets))),
         _block("working directory", [_directory(spec)]),
         launcher,
+        _block("bindings", _binding_lines(spec, hosts, places, is_local)),
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
         _left_out(left_out, is_verbose=spec.verbose),
     ]
@@ -84,6 +87,42 @@ def _directory(spec: JobSpec) -> str:
 def _block(title: str, lines: Sequence[str]) -> str:
     """Return a titled block; empty without lines."""
     return "\n".join([f"{title}:", *(f"  {line}".rstrip() for line in lines)]) if lines else ""
+
+
+def _binding_lines(
+    spec: JobSpec, hosts: Sequence[Host], places: Sequence[Placement] | None, is_local: Callable[[Host], bool]
+) -> list[str]:
+    """Return the bindings of workers on this machine; those of other hosts are known to their agents."""
+    if not spec.is_bound:
+        return []
+    from hvlaunch.agent.binding import bindings, ranges, read_topology  # noqa: PLC0415 (few plans need it)
+    from hvlaunch.driver.observing.bindings import table  # noqa: PLC0415 (as above)
+
+    counts = Counter(placement.host for placement in places or ())
+    here = [host.name for host in hosts if counts[host.name] and is_local(host)]
+    elsewhere = [host.name for host in hosts if host.name not in here]
+    lines = []
+    if here:
+        topology = read_topology(spec.bind, os.sched_getaffinity(0))
+        env = {**os.environ, **spec.env}
+        shares = {
+            name: bindings(topology, spec.bind, spec.gpus_per_worker, counts[name], env) for name in here
+        }
+        lines = table(
+            {
+                name: [
+                    (
+                        "any" if share.cpus is None else ranges(share.cpus),
+                        ranges(share.memory) or "any",
+                        str(share.threads),
+                        ",".join(word for word, _ in share.devices) or "none",
+                    )
+                    for share in those
+                ]
+                for name, those in shares.items()
+            }
+        )
+    return lines + [f"{name}: known once connected" for name in elsewhere]
 
 
 def _environment(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets: bool) -> tuple[str, str]:
@@ -242,6 +281,7 @@ def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]
         first, second = (
             identity_env(placement, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
             | elastic_env(spec.elastic)
+            | gpu_env(spec.gpus_per_worker)
             for mark in "ab"
         )
         for name, value in first.items():

@@ -264,6 +264,12 @@ def _mpi(options: Options) -> MPIOptions | None:
         return None
     if options.skip_bad_hosts:
         raise BadUsage(f"--skip-bad-hosts needs ssh: {launcher} starts the workers on all hosts or on none")
+    if "gpus_per_worker" in options.given:
+        raise BadUsage(
+            "the launcher deals out GPUs itself", hint="--binding-args, with the launcher's own words"
+        )
+    if {"bind", "binding_args"} <= options.given.keys():
+        raise BadUsage("--bind and --binding-args mean the same", hint="--binding-args alone")
     if launcher != "mpirun" and options.mpirun is not None:
         raise BadUsage(f"--mpirun is for --mpi, but {launcher} starts the workers")
     return MPIOptions(launcher=launcher, **options.fields("mpi"))

@@ -139,6 +139,8 @@ class Driver:
             say=self._say,
         )
         self._watchers.append(self.observing.hang_watch.watch)
+        if self.observing.bindings is not None:
+            self._watchers.append(self.observing.bindings.watch)
         self._turns = None if record is None else self._turn_record(record)
         self._files = None if spec.output_dir is None else self._round_files(spec.output_dir)
         self._heartbeat = Heartbeat(

@@ -15,7 +15,7 @@ from hvlaunch.driver.program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import lsf_slots
 from hvlaunch.hosts.placement import needed, place
-from hvlaunch.job import Host, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.job import Bind, Host, JobSpec, MPIOptions, SSHOptions
 from hvlaunch.mpi import Kind, LauncherProgram
 from hvlaunch.mpi.builders import LaunchRequest
 from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
@@ -52,6 +52,17 @@ _IN_A_SCHEDULERS_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE",
 _LAUNCHER_VARIABLES = ("OMPI_MCA_plm", "OMPI_MCA_orte_rsh", "PRTE_MCA_plm", "HYDRA_", "I_MPI_HYDRA_")
 _LAUNCHER_FLAGS = ("plm", "launcher", "bootstrap", "rsh")
 """A variable or a flag with these words: the user has chosen how launchers reach hosts."""
+
+
+_HWLOC = {"numa": "numa", "socket": "socket", "core": "core", "cache": "l3cache"}
+_BINDINGS: Mapping[Kind, tuple[str, Mapping[str, str]]] = {
+    Kind.OPEN_MPI: ("--bind-to", _HWLOC),
+    Kind.SPECTRUM: ("--bind-to", _HWLOC),
+    Kind.MPICH: ("-bind-to", _HWLOC),
+    Kind.MVAPICH: ("-bind-to", _HWLOC),
+    Kind.SRUN: ("--cpu-bind", {"numa": "ldoms", "socket": "sockets", "core": "cores"}),
+}
+"""Flags for --bind, by launcher: the flag, and its word for each value. Intel's and LSF's bind by variables and files."""
 
 
 def counted(spec: JobSpec) -> tuple[tuple[str, int], ...]:
@@ -110,11 +121,29 @@ def request_of(
         ),
         ssh_words=_ssh_words(spec.ssh),
         interfaces=spec.network_interfaces,
-        binding=options.binding,
+        binding=options.binding or flags_for(spec.bind, launcher),
         extra=options.args,
         root=os.geteuid() == 0,
         cores=tuple((lsf_slots(os.environ) or {}).items()) if launcher.kind is Kind.JSRUN else (),
     )
+
+
+def flags_for(bind: Bind, launcher: LauncherProgram) -> tuple[str, ...]:
+    """Return the launcher's own flags for --bind, none for `none`. Raises BadUsage if it has none."""
+    if bind == "none":
+        return ()
+    flag, words = _BINDINGS.get(launcher.kind, ("", {}))
+    # Open MPI 5 calls a socket a package.
+    newer = {"socket": "package"} if launcher.kind is Kind.OPEN_MPI and launcher.version[:1] >= (5,) else {}
+    word = {**words, **newer}.get(bind)
+    if word is None:
+        raise BadUsage(
+            f"--bind {bind} has no equal in {launcher.kind.value}",
+            hint="--binding-args, with the launcher's own words, or without the launcher",
+        )
+    # Open MPI would deal ranks out to nodes or sockets in turns.
+    order = ("--map-by", "slot") if flag == "--bind-to" else ()
+    return flag, word, *order
 
 
 def _in_use(spec: JobSpec) -> list[Host]:

@@ -1,5 +1,6 @@
 """A warm pool on real hosts: jobs are as ever, whatever ends, and nothing is left."""
 
+import os
 import re
 import signal
 import subprocess
@@ -226,3 +227,16 @@ def test_hosts_that_cannot_be_reached(cluster: TestHosts, tmp_path: Path) -> Non
     cluster["b"].heal()
     pool.is_shown("ready: a,b")
     pool.do("down", "p")
+
+
+def test_bound_workers(pool: Pool) -> None:
+    script = "import os; print('mask', sorted(os.sched_getaffinity(0)))"
+    everything = sorted(os.sched_getaffinity(0))
+    job = pool.job("-np", 4, "--bind", "core", "python3", "-c", script)
+    assert job.code() == 0, job.stderr
+    masks = {line.partition("mask ")[2] for line in job.stdout.splitlines()}
+    assert len(masks) == min(2, len(everything))
+    # The pool's next job is not bound.
+    job = pool.job("-np", 2, "python3", "-c", script)
+    assert job.code() == 0, job.stderr
+    assert {line.partition("mask ")[2] for line in job.stdout.splitlines()} == {str(everything)}

@@ -435,3 +435,28 @@ def test_each_round_gets_other_ports(tmp_path: Path) -> None:
 
 def test_without_templates_braces_stay() -> None:
     assert run("-np", 1, "--quiet", "--prefix", "", "echo", "{rank}", "{rnk}").stdout == "{rank} {rnk}\n"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two processors")
+def test_bound_workers_have_processors_of_their_own_within_the_cpuset() -> None:
+    script = "import os; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])"
+    done = run("-np", 2, "--bind", "core", sys.executable, "-c", script)
+    masks = sorted(line.partition(": ")[2] for line in done.stdout.splitlines())
+    assert len(set(masks)) == 2, done
+    # A cpuset with a single processor: the workers share it, and no error reaches the user.
+    last = max(os.sched_getaffinity(0))
+    words = ["-np", "2", "--bind", "core", sys.executable, "-c", script]
+    command = ["taskset", "-c", str(last), *HVLAUNCH, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    assert {line.partition(": ")[2] for line in done.stdout.splitlines()} == {f"[{last}] 1"}
+    assert "Invalid argument" not in done.stderr
+
+
+def test_workers_see_gpus_by_slot_within_the_hosts_own_choice() -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "6,4,2,0"}
+    script = 'echo "$CUDA_VISIBLE_DEVICES $LOCAL_RANK $HVLAUNCH_LOCAL_RANK"'
+    done = run("-np", 2, "--gpus-per-worker", 2, "sh", "-c", script, env=env)
+    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: 6,4 0 0", "[1]<stdout>: 2,0 0 1"]
+    done = run("-np", 3, "--gpus-per-worker", 2, "sh", "-c", script, env=env)
+    assert done.returncode == 126
+    assert "--gpus-per-worker 2: slot 2 needs GPUs 4-5, and 4 are visible" in done.stderr

@@ -144,7 +144,10 @@ PLAN = record(
             ),
             1 << 16,
         ),
-    }
+        # With --bind or --gpus-per-worker; `slots` is the number of workers that share the host.
+        "bind": record({"mode": _NAME, "gpus_per_worker": or_null(_SLOT), "slots": _SLOT}),
+    },
+    optional=("bind",),
 )
 """The body of a `start`."""
 

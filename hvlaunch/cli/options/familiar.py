@@ -5,7 +5,7 @@ from typing import Any
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["FAMILIAR", "HOROVOD"]
+__all__ = ["BINDING", "FAMILIAR", "HOROVOD"]
 
 FAMILIAR = OptionGroup(
     "known from other launchers",
@@ -96,6 +96,34 @@ FAMILIAR = OptionGroup(
             more="`slot`: they fill the slots of a host, then those of the next. `node`: they go to one host after the other. `ppr:N:node`: "
             "`N` on each host.",
             example="hvlaunch -np 4 -H a:4,b:4 --map-by node python train.py",
+        ),
+    ),
+)
+
+
+BINDING = OptionGroup(
+    "processors and GPUs",
+    pages=(("Processors and GPUs of a worker", "../guides/binding.md"),),
+    options=(
+        Option(
+            "bind",
+            ("--bind",),
+            "processors for each worker: numa, socket, core, cache or gpu",
+            Value(("WHAT",), choices=("none", "numa", "socket", "core", "cache", "gpu")),
+            field="bind",
+            more="`numa` and `socket` are those of the worker's GPU, or of an equal share by slot. `core` divides the cores of the NUMA node "
+            "among its workers, `cache` gives each a last-level cache of the node. `gpu` binds to the processors nearest to the GPU, and leaves workers without one alone. Memory is preferred from the same node.",
+            example="hvlaunch -np 8 -H a:4,b:4 --bind numa python train.py",
+        ),
+        Option(
+            "gpus_per_worker",
+            ("--gpus-per-worker",),
+            "number of GPUs that each worker sees",
+            Value(("N",), values.positive),
+            field="gpus_per_worker",
+            default="all GPUs of the host",
+            more="Slot 0 gets the first `N`, slot 1 the next: of the host's, or of those in its `CUDA_VISIBLE_DEVICES`. `LOCAL_RANK` is then 0.",
+            example="hvlaunch -np 8 -H a:4,b:4 --gpus-per-worker 2 python train.py",
         ),
     ),
 )

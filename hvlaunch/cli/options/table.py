@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
-from hvlaunch.cli.options.familiar import FAMILIAR, HOROVOD
+from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
@@ -781,6 +781,7 @@ _CONTROLLER = OptionGroup(
 
 GROUPS = (
     _HOSTS,
+    BINDING,
     _WORKERS,
     _ENVIRONMENT,
     _OUTPUT,

@@ -81,7 +81,7 @@ class HostLinks:
         )
         self._call, self._results = calls
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
-        self._program = AgentProgram(config, spec.remote_python, own_pythons)
+        self._program = AgentProgram(config, spec.remote_python, own_pythons, binds=spec.is_bound)
 
     def __getitem__(self, host: str) -> HostLink:
         return self._links[host]

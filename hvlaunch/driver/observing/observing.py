@@ -24,6 +24,7 @@ from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
+    from hvlaunch.driver.observing.bindings import Bindings
     from hvlaunch.driver.observing.observation import Observation
     from hvlaunch.driver.observing.stacks import Stacks
     from hvlaunch.report.failure_report import Memory, Missing
@@ -206,6 +207,16 @@ _PREPARE_AFTER = 5.0
 """Seconds after the first workers were started. Shorter jobs use only the stack tools that their hosts have."""
 
 
+def _bindings(
+    spec: JobSpec, observers: Observers, clock: Callable[[], float], say: Callable[[str], None]
+) -> "Bindings | None":
+    if not spec.is_bound:
+        return None
+    from hvlaunch.driver.observing.bindings import Bindings  # noqa: PLC0415 (few jobs bind their workers)
+
+    return Bindings(spec.bind, observers, clock, say, is_verbose=spec.verbose)
+
+
 class Observing:
     """Observes a job, for the loop's thread. `post` puts events and requests on the loop's queue.
 
@@ -248,6 +259,7 @@ class Observing:
             clock,
             say=say,
         )
+        self.bindings = _bindings(spec, self._observers, clock, say)
         self._stacks: Stacks | None = None
         self._is_prepared = False
         self._versions = Versions(self._observers, clock)

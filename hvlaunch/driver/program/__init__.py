@@ -42,11 +42,18 @@ class AgentProgram:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], python: str | None, own_pythons: Container[str] = frozenset()
+        self,
+        config: Mapping[str, Any],
+        python: str | None,
+        own_pythons: Container[str] = frozenset(),
+        *,
+        binds: bool = False,
     ) -> None:
+        """`binds`: the agent needs the module for --bind."""
         self.config = config
         self._python = python
         self._own_pythons = own_pythons
+        self._binds = binds
         self._making = Lock()
         self._packed: dict[tuple[bool, bool], bytes] = {}
         self._rare = b""
@@ -95,7 +102,7 @@ class AgentProgram:
         if self._has_files(host, is_here):
             return b""
         with self._making:
-            self._rare = self._rare or rare_modules()
+            self._rare = self._rare or rare_modules(binds=self._binds)
             return self._rare
 
     def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
@@ -125,7 +132,9 @@ _MODULES = (
 """Files below agent/ that every agent needs: first its guardian's."""
 _WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
-_WARM = ("warm",)
+_WARM = ("warm", "binding")
+_BINDING = ("binding",)
+"""Needed by jobs that bind their workers: sent with the rare ones."""
 _RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _TIGHT, _QUICK = 6, 1
@@ -209,9 +218,9 @@ def _boot() -> str:
     return _text(Path(agent.__file__).with_name("boot.py"))
 
 
-def rare_modules() -> bytes:
-    """Return the agent's rarely used modules, in the form for agent/boot.py."""
-    return _packed(_texts(_RARE), _TIGHT)
+def rare_modules(*, binds: bool = False) -> bytes:
+    """Return the agent's rarely used modules, in the form for agent/boot.py; with `binds` the module for --bind too."""
+    return _packed(_texts((*_RARE, *_BINDING) if binds else _RARE), _TIGHT)
 
 
 def carrier(scratch: str) -> bytes:

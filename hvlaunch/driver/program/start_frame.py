@@ -33,6 +33,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
                     scratch=start.facts.scratch,
                 ),
                 **elastic_env(spec.elastic),
+                **gpu_env(spec.gpus_per_worker),
             },
             "stdin": gets_stdin(launch.place, spec),
         }
@@ -48,7 +49,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
     if spec.templates is not None:
         _fill_in(workers, spec.templates, start)
-    body = {
+    body: dict[str, Any] = {
         "argv": spec.command,
         "cwd": start.facts.directory,
         "defaults": default_env(start.facts.cpus, len(start.launches)),
@@ -56,6 +57,12 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         "result": spec.call is not None,
         "workers": workers,
     }
+    if spec.is_bound:
+        body["bind"] = {
+            "mode": spec.bind,
+            "gpus_per_worker": spec.gpus_per_worker,
+            "slots": _sharers(start, spec),
+        }
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
 
 
@@ -102,6 +109,22 @@ _LONGEST = 130_000
 def default_env(cpus: int, local_size: int) -> dict[str, str]:
     """Return the defaults of variables that neither the user nor the host has set."""
     return {"OMP_NUM_THREADS": str(max(1, cpus // local_size)), "PYTHONUNBUFFERED": "1"}
+
+
+def gpu_env(per_worker: int | None) -> dict[str, str]:
+    """Return the variables by which libraries count the worker's own GPUs from 0, as with torchrun's --virtual-local-rank."""
+    # NCCL's groups of torch 2.15 take the GPU of LOCAL_RANK, and so do most scripts: any other number is out of range.
+    return {} if per_worker is None else {"LOCAL_RANK": "0", "HVLAUNCH_GPUS_PER_WORKER": str(per_worker)}
+
+
+def _sharers(start: Start, spec: JobSpec) -> int:
+    """Return the number of workers that share the host: in an elastic job, the most that the host can ever have."""
+    here = max(max(launch.slot + 1, launch.place.local_size) for launch in start.launches)
+    if spec.elastic is None:
+        return here
+    # A later round may fill the other slots, and the masks of earlier workers stay.
+    slots = next((host.slots for host in spec.hosts if host.name == start.host), None)
+    return max(here, slots or spec.slots_per_host or spec.elastic.per_host or 1)
 
 
 class Fingerprinted(Protocol):

@@ -102,6 +102,8 @@ def test_everything_said_arrives(here):
             "skip_bad_hosts",
             "map_by",
             "visible_gpus",
+            "bind",
+            "gpus_per_worker",
             "pool",
             "call",
         ):
@@ -144,6 +146,16 @@ def test_a_schedulers_program_in_place_of_ssh(here):
 def test_a_launchers_flag_without_a_launcher(here, flag):
     with pytest.raises(BadUsage, match="is for a launcher, and hvlaunch itself starts the workers"):
         spec_of(f"{flag} true")
+
+
+def test_a_launcher_binds_by_flags_of_its_own(here):
+    assert spec_of("--mpi true").bind == "none"
+    assert spec_of("--gpus-per-worker 2 true").gpus_per_worker == 2
+    assert spec_of("--mpi --bind core true").bind == "core"
+    with pytest.raises(BadUsage, match="the launcher deals out GPUs itself"):
+        spec_of("--mpi --gpus-per-worker 1 true")
+    with pytest.raises(BadUsage, match="--bind and --binding-args mean the same"):
+        spec_of("--srun --bind core --binding-args=-a true")
 
 
 def test_what_horovod_reads_is_passed_on_with_it_alone(here):

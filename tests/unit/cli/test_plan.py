@@ -238,3 +238,15 @@ def test_each_workers_command_is_there_if_its_words_have_places():
     ]
     unknown = sections(spec(Host("a"), templates=templates))["command"]
     assert unknown == ["serve '{rank}' '{first:--port {port:x}}' '--head={master_addr}'"]
+
+
+def test_bindings_of_this_machine_are_shown_and_others_are_known_later(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    job = spec(Host("a", slots=2), Host("b", slots=2), bind="core", gpus_per_worker=1)
+    lines = sections(job, local=("a",))["bindings"]
+    assert lines[0].split() == ["host", "worker", "processors", "memory", "threads", "GPUs"]
+    assert [line.split()[-1] for line in lines[1:3]] == ["5", "3"]
+    assert lines[3] == "b: known once connected"
+    assert by_rank(sections(job, local=("a",)))["HVLAUNCH_LOCAL_RANK"] == ["0", "1", "0", "1"]
+    assert "bindings" not in sections(spec(Host("a", slots=2)), local=("a",))

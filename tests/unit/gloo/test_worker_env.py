@@ -9,7 +9,7 @@ from hvlaunch.driver.program.start_frame import default_env, identity_env, share
 from hvlaunch.engine import actions as do
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.placement import Launch, place
-from hvlaunch.job import JobSpec
+from hvlaunch.job import ElasticOptions, JobSpec
 from tests.unit.gloo.history import facts, spec
 
 NETWORK = HostNetwork(
@@ -187,3 +187,33 @@ def test_ranks_that_read_stdin(policy: str, expected: list[bool]) -> None:
     )
     _, body = start_frame(start, spec("a:2", stdin=policy), job_id="j", keys=KEYS)
     assert [worker["stdin"] for worker in json.loads(body)["workers"]] == expected
+
+
+def bound(job: JobSpec, *slots: int) -> dict[str, object]:
+    """The body of a `start` for workers of host a in these slots."""
+    hosts = [("a", len(slots) if job.elastic is None else 4)]
+    places = place(hosts)
+    launches = tuple(Launch(slot, 0, places[index]) for index, slot in enumerate(slots))
+    _, body = start_frame(do.Start("a", 0, launches, NETWORK, facts(1)), job, job_id="j", keys=KEYS)
+    return json.loads(body)  # type: ignore[no-any-return]
+
+
+def test_only_a_bound_job_has_an_order_to_bind() -> None:
+    assert "bind" not in bound(spec("a:2"), 0, 1)
+    body = bound(spec("a:2", bind="core"), 0, 1)
+    assert body["bind"] == {"mode": "core", "gpus_per_worker": None, "slots": 2}
+
+
+def test_elastic_workers_share_a_host_with_all_its_slots() -> None:
+    job = spec("a:8", bind="numa", elastic=ElasticOptions(min_np=1))
+    assert bound(job, 2)["bind"] == {"mode": "numa", "gpus_per_worker": None, "slots": 8}
+    # A discovered host's slots are not known here: as many as there are now.
+    job = spec("b:8", bind="numa", elastic=ElasticOptions(min_np=1))
+    assert bound(job, 5)["bind"] == {"mode": "numa", "gpus_per_worker": None, "slots": 6}
+
+
+def test_a_worker_with_gpus_of_its_own_counts_them_from_0() -> None:
+    body = bound(spec("a:2", gpus_per_worker=2), 0, 1)
+    envs = [worker["env"] for worker in body["workers"]]  # type: ignore[attr-defined]
+    assert [(env["LOCAL_RANK"], env["HVLAUNCH_LOCAL_RANK"]) for env in envs] == [("0", "0"), ("0", "1")]
+    assert {env["HVLAUNCH_GPUS_PER_WORKER"] for env in envs} == {"2"}

@@ -103,3 +103,30 @@ def test_the_interpreter():
     assert remote_python(spec(Host("a", slots=1), remote_python="/p")) == "/p"
     with pytest.raises(BadUsage, match="one python for all hosts, and theirs differ"):
         remote_python(spec(Host("a", slots=1, python="/q"), Host("b", slots=1), remote_python="/p"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "bind", "flags"),
+    [
+        (MPIRUN, "none", ""),
+        (MPIRUN, "socket", "--bind-to socket --map-by slot"),
+        (LauncherProgram(Kind.OPEN_MPI, (5, 0, 1), "mpirun"), "socket", "--bind-to package --map-by slot"),
+        (LauncherProgram(Kind.MPICH, (4, 0), "mpirun"), "cache", "-bind-to l3cache"),
+        (LauncherProgram(Kind.SRUN, (), "srun"), "numa", "--cpu-bind ldoms"),
+    ],
+)
+def test_bind_becomes_the_launchers_own_flags(launcher, bind, flags):
+    job = spec(Host("a", slots=2), bind=bind)
+    asked = request_of(job, MPIOptions(), launcher, ("boot",), ())
+    assert " ".join(asked.binding) == flags
+    assert (flags or "none") in " ".join(build(launcher, asked).argv)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bind"),
+    [(Kind.OPEN_MPI, "gpu"), (Kind.INTEL, "numa"), (Kind.JSRUN, "core"), (Kind.SRUN, "cache")],
+)
+def test_a_launcher_without_an_equal_of_bind_is_an_error(kind, bind):
+    job = spec(Host("a", slots=2), bind=bind)
+    with pytest.raises(BadUsage, match=f"--bind {bind} has no equal in"):
+        request_of(job, MPIOptions(), LauncherProgram(kind, (4,), "x"), ("boot",), ())

@@ -77,6 +77,12 @@ def _versions(question: Question) -> Any:
     return answer(question)
 
 
+def _bindings(question: Question) -> Any:
+    from hvlaunch.agent.errands.observer.bindings import answer  # noqa: PLC0415 (as the samples)
+
+    return answer(question)
+
+
 _ANSWERS: Mapping[str, Callable[[Question], Any]] = {
     "samples": _Samples(),
     "stacks": _stacks,
@@ -84,6 +90,7 @@ _ANSWERS: Mapping[str, Callable[[Question], Any]] = {
     "py_spy": _py_spy,
     "peers": _peers,
     "versions": _versions,
+    "bindings": _bindings,
 }
 """A function for each kind of question. It returns the answer as JSON; its exception becomes the `problem`."""
 
