@@ -188,7 +188,7 @@ class Caller:
 
 
 def _run(request: Request, caller: Caller) -> DriverEnd:
-    from hvlaunch.gloo.controller import run  # noqa: PLC0415 (slow to load: the caller may be gone)
+    from hvlaunch.gloo import run  # noqa: PLC0415 (slow to load: the caller may be gone)
 
     stdout, stderr = (sys.stdout.buffer, sys.stderr.buffer) if request.is_shown else (_nothing(), _nothing())
     if request.tells_status:

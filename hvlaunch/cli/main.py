@@ -199,7 +199,7 @@ def _controller(spec: JobSpec) -> Run:
         from hvlaunch.mpi.controller import run as mpi_run  # noqa: PLC0415 (see the docstring)
 
         return mpi_run
-    from hvlaunch.gloo.controller import run as gloo_run  # noqa: PLC0415 (see the docstring)
+    from hvlaunch.gloo import run as gloo_run  # noqa: PLC0415 (see the docstring)
 
     return gloo_run
 

@@ -69,8 +69,10 @@ WaysToHosts = Callable[[JobSpec, Keys, Callable[[str], None]], AbstractContextMa
 
 
 @contextmanager
-def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[HostWays]:
-    """Open hvlaunch's own ways: by ssh, or by a scheduler's own program."""
+def by_ssh(
+    spec: JobSpec, keys: Keys, _say: Callable[[str], None], shared: Ways | None = None
+) -> Iterator[HostWays]:
+    """Open hvlaunch's own ways: by ssh (with `shared` if they have begun), or by a scheduler's own program."""
     agent = spec.ssh.remote_agent
     if agent is not None:
         from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few jobs have one)
@@ -78,12 +80,8 @@ def by_ssh(spec: JobSpec, keys: Keys, _say: Callable[[str], None]) -> Iterator[H
         remote = partial(connect_by_agent, agent)
         yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
         return
-    with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
+    with closing(shared or Ways(spec.ssh, timeout=spec.start_timeout)) as ways:
         plain = HostWays(partial(_connect, spec, ways.connect), partial(_lost, spec, ways.connect))
-        first = next((host for host in spec.hosts if not is_local(host)), None)
-        if spec.pool is None and first is not None:
-            # The answer of `ssh -G` comes while this process loads its loop.
-            ways.prepare(first)
         yield plain if spec.pool is None else _by_pool(spec, keys, plain, ways.connect)
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -17,9 +17,10 @@ from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
 from hvlaunch.ssh import Channel, stage
 from hvlaunch.ssh.complaints import FAILED, explain, lost
-from hvlaunch.ssh.config import HostSettings, by_hand, resolve, resolve_early, ssh_words
+from hvlaunch.ssh.config import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hops
+from hvlaunch.ssh.early import EarlyStarts
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.streams import borrow
 from hvlaunch.ssh.tcp import ConnectLimit, addresses_toward, persist, silence
@@ -72,11 +73,14 @@ class OpenSSHClient:
         # ssh processes must not outlive a driver that is killed: each could hold a host's session open.
         self._sweeper = Sweeper()
         self._ask = Questions(self._asker)
+        self._early = EarlyStarts(
+            partial(resolve, options=options, timeout=timeout, ask=self._ask), self._ask.is_same_for_all
+        )
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
 
-    def prepare(self, host: Host) -> None:
-        """Ask ssh about the host in another thread."""
-        resolve_early(host, self._options, timeout=self._timeout, ask=self._ask.ask_early)
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        """Ask ssh about the hosts in another thread."""
+        self._early.begin(hosts)
 
     def connect(self, host: Host, timeout: float | None = None) -> "OpenSSHConnection":
         """Return a connection. Each of its commands is an ssh process, and so the first command connects.
@@ -84,7 +88,10 @@ class OpenSSHClient:
         `timeout` replaces the common timeout. Raises HostError for unusable settings.
         """
         limit = self._timeout if timeout is None else timeout
-        settings = resolve(host, self._options, timeout=limit, ask=self._ask)
+        early = self._early.take(host)
+        settings = (
+            resolve(host, self._options, timeout=limit, ask=self._ask) if early is None else early.settings
+        )
         # Also checks for loops: in a loop of jump hosts, ssh would start ssh for ever.
         hops = self._hops.before(host.name, settings.proxy_jump)
         first = self._hops.settings(hops[0].host) if hops else settings

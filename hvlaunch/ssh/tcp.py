@@ -1,15 +1,17 @@
 """TCP connections to hosts, and the limit of simultaneous handshakes."""
 
 import contextlib
+import os
+import select
 import socket
 import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import random as any_random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout, UnknownHost
 from hvlaunch.ssh import stage
@@ -18,9 +20,11 @@ from hvlaunch.ssh.streams import GreetingSocket
 
 __all__ = [
     "ConnectLimit",
+    "Dialed",
     "QuickSocket",
     "addresses_toward",
     "dial",
+    "dial_early",
     "is_near",
     "persist",
     "silence",
@@ -42,6 +46,10 @@ _RTO_MAX_MS = 44
 _LONGEST_PAUSE = 1000
 _USER_TIMEOUT = 900_000
 """Linux' own limit with its default pauses between retransmissions."""
+_FRESH = 5.0
+"""Seconds for which an early connection may wait: sshd ends one without a login, and a snapshot of a tree can take minutes."""
+_Addresses = Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
+"""An answer of getaddrinfo."""
 
 
 class QuickSocket(GreetingSocket):
@@ -80,16 +88,52 @@ class QuickSocket(GreetingSocket):
         return data
 
 
-def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
+class Dialed(NamedTuple):
+    """A connection to the first of a host's addresses, perhaps not open yet."""
+
+    addresses: _Addresses
+    sock: QuickSocket
+    until: float
+    """Not used after this time."""
+
+
+def dial_early(settings: HostSettings) -> Dialed | None:
+    """Begin a connection for dial(), which waits for it; None behind a proxy or a jump host. Raises OSError, UnicodeError.
+
+    Only the lookup of the name may block.
+    """
+    if settings.proxy_command is not None or settings.proxy_jump is not None:
+        return None
+    addresses = socket.getaddrinfo(
+        settings.hostname, settings.port, settings.address_family, socket.SOCK_STREAM
+    )
+    family, _, protocol, _, address = addresses[0]
+    sock = QuickSocket(family, socket.SOCK_STREAM, protocol)
+    sock.setblocking(False)
+    # An error now is found again by dial().
+    sock.connect_ex(address)
+    return Dialed(addresses, sock, time.monotonic() + _FRESH)
+
+
+def dial(host: str, settings: HostSettings, deadline: float, dialed: Dialed | None = None) -> QuickSocket:
     """Connect to the host's addresses in the order of getaddrinfo; the first answer wins.
 
     `host` is for messages, and `deadline` is in time.monotonic(). A silent address gets an equal share of the
-    remaining time. The resolver's own limits bound the lookup. Raises UnknownHost, ConnectFailed, StartTimeout.
+    remaining time. The resolver's own limits bound the lookup. `dialed` is used or closed. Raises UnknownHost,
+    ConnectFailed, StartTimeout.
     """
+    if dialed is not None and time.monotonic() >= dialed.until:
+        dialed.sock.close()
+        dialed = None
     name, port = settings.hostname, settings.port
     stage("resolve")
+    addresses: _Addresses
     try:
-        addresses = socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
+        addresses = (
+            socket.getaddrinfo(name, port, settings.address_family, socket.SOCK_STREAM)
+            if dialed is None
+            else dialed.addresses
+        )
     except (OSError, UnicodeError) as error:
         cause = f"the name {name} can't be resolved to an address: {_reason(error)}"
         hint = (
@@ -99,14 +143,16 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
     stage("connect")
     failures: list[str] = []
     silent = refused = True
+    begun = None if dialed is None else dialed.sock
     for index, (family, _, protocol, _, address) in enumerate(addresses):
         # An equal share for each address left: a silent first address must not use up all the time.
         share = (deadline - time.monotonic()) / (len(addresses) - index)
         limit = min(share, settings.connect_timeout or share)
         if limit <= 0:
             break
+        sock, begun = begun, None
         try:
-            return _connect(family, protocol, address, limit)
+            return _connect(family, protocol, address, limit, sock)
         except TimeoutError as error:
             failures.append(f"{address[0]}: no answer within {limit:.0f} s")
             silent = silent and error.errno is None
@@ -115,6 +161,8 @@ def dial(host: str, settings: HostSettings, deadline: float) -> QuickSocket:
             failures.append(f"{address[0]}: {_reason(error)}")
             silent = False
             refused = refused and isinstance(error, ConnectionRefusedError)
+    if begun is not None:
+        begun.close()
     cause = f"no connection to {name} port {port}: " + (
         "; ".join(failures) or "no time was left of --start-timeout"
     )
@@ -175,11 +223,16 @@ def addresses_toward(settings: HostSettings) -> tuple[str, str]:
     return "", ""
 
 
-def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: float) -> QuickSocket:
-    sock = QuickSocket(family, socket.SOCK_STREAM, protocol)
+def _connect(
+    family: socket.AddressFamily, protocol: int, address: Any, limit: float, begun: QuickSocket | None
+) -> QuickSocket:
+    sock = begun or QuickSocket(family, socket.SOCK_STREAM, protocol)
     try:
         sock.settimeout(limit)
-        sock.connect(address)
+        if begun is None:
+            sock.connect(address)
+        else:
+            _finish(begun, limit)
         # SSH sends small packets in both directions; Nagle's algorithm would delay each.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         persist(sock)
@@ -187,6 +240,16 @@ def _connect(family: socket.AddressFamily, protocol: int, address: Any, limit: f
         sock.close()
         raise
     return sock
+
+
+def _finish(sock: socket.socket, limit: float) -> None:
+    """Wait until a connection is open, with the errors of connect()."""
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    if not poll.poll(limit * 1000):
+        raise TimeoutError("timed out")
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
 
 
 def _info(sock: socket.socket, field: struct.Struct) -> int | None:

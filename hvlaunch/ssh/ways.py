@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ __all__ = ["Ways", "agent_words", "connect_by_agent"]
 
 
 class _Client(Protocol):
-    def prepare(self, host: Host) -> None: ...
+    def prepare(self, hosts: Sequence[Host]) -> None: ...
 
     def connect(self, host: Host, timeout: float | None = None) -> Connection: ...
 
@@ -40,9 +41,9 @@ class Ways:
         self._keyring: Keyring | None = None
         self._client: _Client | None = None
 
-    def prepare(self, host: Host) -> None:
-        """Begin what a connection to the host will wait for. Does not block, and raises nothing."""
-        self._shared_client().prepare(host)
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        """Begin what connections to these hosts will wait for. Does not block, and raises nothing."""
+        self._shared_client().prepare(hosts)
 
     def connect(self, host: Host, timeout: float | None = None) -> Connection:
         """Return an open connection to the host. `timeout` replaces the common timeout. Blocks. Raises HostError."""

@@ -4,17 +4,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hvlaunch.errors import ConnectFailed, HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve, resolve_early
+from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
+from hvlaunch.ssh.early import EarlyStarts
 from hvlaunch.ssh.streams import ProxySocket, Stream, start_proxy
-from hvlaunch.ssh.tcp import ConnectLimit, dial
+from hvlaunch.ssh.tcp import ConnectLimit, Dialed, dial, dial_early
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,6 +48,11 @@ class ParamikoClient:
         self._options = options
         self._asker = AskSSH()
         self._ask = Questions(self._asker)
+        self._early = EarlyStarts(
+            partial(resolve, options=options, timeout=timeout, ask=self._ask),
+            self._ask.is_same_for_all,
+            dial_early,
+        )
         self._hops = Hops(options, timeout=timeout, ask=self._asker)
         self._timeout = timeout
         self._keyring = keyring
@@ -57,9 +63,9 @@ class ParamikoClient:
         self._proxies: weakref.WeakSet[ProxySocket] = weakref.WeakSet()
         self._closed = False
 
-    def prepare(self, host: Host) -> None:
-        """Ask ssh about the host in another thread."""
-        resolve_early(host, self._options, timeout=self._timeout, ask=self._ask.ask_early)
+    def prepare(self, hosts: Sequence[Host]) -> None:
+        """Ask ssh about the hosts and begin to dial them, in another thread."""
+        self._early.begin(hosts)
 
     def connect(self, host: Host, timeout: float | None = None) -> "ParamikoConnection":
         """Connect to `host`, check its key and authenticate with a key. Blocks.
@@ -70,7 +76,11 @@ class ParamikoClient:
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        settings = resolve(host, self._options, timeout=limit, ask=self._ask)
+        early = self._early.take(host)
+        settings = (
+            resolve(host, self._options, timeout=limit, ask=self._ask) if early is None else early.settings
+        )
+        dialed = None if early is None else early.dialed
         target = LoginTarget(host.name, settings, by_hand(host, self._options, settings))
         # Each jump host is reached over the one before it, and then the host over the last.
         via: ParamikoConnection | None = None
@@ -81,7 +91,7 @@ class ParamikoClient:
             except HostError as error:
                 raise behind(host.name, hop.key[-1], error) from None
         try:
-            return self._open(target, via, limit, deadline)
+            return self._open(target, via, limit, deadline, dialed)
         except StartTimeout:
             # The jump host may be dead: the next host gets a new connection to it.
             if via is not None and (via.silence() or 0.0) > limit / 2:
@@ -91,6 +101,7 @@ class ParamikoClient:
     def close(self) -> None:
         """End questions, connections to jump hosts and every ProxyCommand; may be repeated."""
         self._asker.close()
+        self._early.close()
         self._jumps.close()
         with self._lock:
             self._closed = True
@@ -106,10 +117,18 @@ class ParamikoClient:
         return self._open(LoginTarget(hop.host.name, settings, hint), via, limit, deadline)
 
     def _open(
-        self, target: LoginTarget, via: "ParamikoConnection | None", limit: float, deadline: float
+        self,
+        target: LoginTarget,
+        via: "ParamikoConnection | None",
+        limit: float,
+        deadline: float,
+        dialed: Dialed | None = None,
     ) -> "ParamikoConnection":
+        # For the first attempt alone.
+        unused = [] if dialed is None else [dialed]
+
         def attempt() -> "ParamikoConnection":
-            stream = self._stream(target, via, deadline)
+            stream = self._stream(target, via, deadline, unused.pop() if unused else None)
             try:
                 login = _load_login()(
                     target, self._options.host_keys, self._keyring(), timeout=limit, deadline=deadline
@@ -120,15 +139,25 @@ class ParamikoClient:
             return login.over(stream)
 
         address = f"{target.settings.hostname} port {target.settings.port}"
-        return self._connect_limit.run(address, attempt, host=target.name, deadline=deadline)
+        try:
+            return self._connect_limit.run(address, attempt, host=target.name, deadline=deadline)
+        finally:
+            for connection in unused:
+                connection.sock.close()
 
-    def _stream(self, target: LoginTarget, via: "ParamikoConnection | None", deadline: float) -> Stream:
+    def _stream(
+        self,
+        target: LoginTarget,
+        via: "ParamikoConnection | None",
+        deadline: float,
+        dialed: Dialed | None,
+    ) -> Stream:
         settings = target.settings
         if via is not None:
             to = (settings.hostname, settings.port)
             return via.open_jump(to, host=target.name, timeout=max(0.0, deadline - time.monotonic()))
         if settings.proxy_command is None:
-            return dial(target.name, settings, deadline)
+            return dial(target.name, settings, deadline, dialed)
         if any(setting.startswith("ProxyUseFdpass") for setting in settings.beyond):
             raise HostError("paramiko can't do ProxyUseFdpass", host=target.name, hint=OPENSSH)
         with self._lock:

@@ -8,10 +8,8 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple
 
 from hvlaunch.errors import HostError, StartTimeout
@@ -27,7 +25,6 @@ __all__ = [
     "allowed",
     "by_hand",
     "resolve",
-    "resolve_early",
     "ssh_words",
 ]
 
@@ -204,16 +201,6 @@ def resolve(
         if jump is not None:
             configured = {**configured, "proxyjump": [jump], "proxycommand": ["none"]}
     return _settings(host, options, configured, environ)
-
-
-def resolve_early(host: Host, options: SSHOptions, *, timeout: float, ask: Ask) -> None:
-    """Resolve in another thread, for `ask` to keep the answer. The host's connection reports errors."""
-
-    def run() -> None:
-        with suppress(HostError):
-            resolve(host, options, timeout=timeout, ask=ask)
-
-    Thread(target=run, name="ssh -G", daemon=True).start()
 
 
 def by_hand(host: Host, options: SSHOptions, settings: HostSettings) -> str:

@@ -93,11 +93,12 @@ class Questions:
         self._lock = threading.Lock()
         self._answers: dict[tuple[str, ...], _Asked] = {}
 
-    def ask_early(self, arguments: Sequence[str], timeout: float) -> Answer:
-        """Ask like a call, and keep the answer for the next call with the same arguments."""
-        return self(arguments, timeout, is_early=True)
+    def is_same_for_all(self) -> bool:
+        """True if the answers so far serve all hosts, and further hosts cost no process."""
+        with self._lock:
+            return all(asked.template is not None for asked in self._answers.values())
 
-    def __call__(self, arguments: Sequence[str], timeout: float, *, is_early: bool = False) -> Answer:
+    def __call__(self, arguments: Sequence[str], timeout: float) -> Answer:
         """Return the answer to `ssh ARGUMENTS`; the last argument is the host's name. Raises the errors of `ask`."""
         *words, name = arguments
         deadline = time.monotonic() + timeout
@@ -110,12 +111,7 @@ class Questions:
                 answer = self._ask(["-v", *words, name], self._left(arguments, deadline))
                 asked.template = _template(answer, name)
                 if answer.returncode == 0:
-                    asked.early = (name, answer) if is_early else None
                     return answer
-            if asked.early is not None and asked.early[0] == name:
-                # Once only: by the time of a later connection, `Match exec` may give another answer.
-                (_, answer), asked.early = asked.early, None
-                return answer
         # A token in the name would be expanded by ssh, and not by the template.
         if asked.template is not None and "%" not in name:
             return subprocess.CompletedProcess(list(arguments), 0, asked.template.replace("\0", name), "")
@@ -137,8 +133,6 @@ class _Asked:
         self.lock = threading.Lock()
         self.done = False
         self.template: str | None = None
-        self.early: tuple[str, Answer] | None = None
-        """The first host's name and answer, if it was asked early."""
 
 
 def _template(answer: Answer, name: str) -> str | None:

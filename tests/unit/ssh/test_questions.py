@@ -8,7 +8,7 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import resolve, resolve_early
+from hvlaunch.ssh.config import resolve
 from hvlaunch.ssh.config.ask_ssh import Questions, ask_ssh
 
 from .conftest import PATIENCE, in_thread
@@ -108,24 +108,6 @@ def test_a_bad_configuration_is_reported_for_each_host(tmp_path, counting):
         with pytest.raises(HostError) as by_ssh:
             resolve(Host(name), options)
         assert str(by_us.value) == str(by_ssh.value)
-
-
-@pytest.mark.parametrize("lines", [("User ada",), ("Host n1", "  User ada", "Host *", "  User bob")])
-def test_an_early_answer_is_kept_for_the_next_question_alone(tmp_path, counting, lines):
-    options, ask = config(tmp_path, *lines), Questions(counting)
-    resolve(Host("n1"), options, ask=ask.ask_early)
-    assert settings(options, ask, ("n2", "n1")) == settings(options, ask_ssh, ("n2", "n1"))
-    assert [asked[-1] for asked in counting.asked].count("n1") == 1
-    once = len(counting.asked)
-    assert resolve(Host("n1"), options, ask=ask) == resolve(Host("n1"), options)
-    assert len(counting.asked) == once + (len(lines) > 1)
-
-
-def test_an_early_question_reports_no_error(tmp_path, counting):
-    options, ask = config(tmp_path, "NoSuchSetting yes"), Questions(counting)
-    resolve_early(Host("n1"), options, timeout=PATIENCE, ask=ask.ask_early)
-    with pytest.raises(HostError, match=r"(?i)nosuchsetting"):
-        resolve(Host("n1"), options, ask=ask)
 
 
 def test_no_ssh_is_told_to_each():

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from hvlaunch.driver.program.keys import Keys
-from hvlaunch.gloo.controller import by_ssh
-from hvlaunch.job import Host, JobSpec
+from hvlaunch.errors import BadUsage
+from hvlaunch.gloo import begin_connections, run
+from hvlaunch.job import ElasticOptions, Host, JobSpec, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHConnection
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.config.ask_ssh import AskSSH
@@ -39,21 +39,43 @@ def test_settings_that_were_asked_for_early_are_not_asked_for_again(sshd, client
 
     monkeypatch.setattr(AskSSH, "__call__", counting)
     with closing(Ways(sshd.options(client=client), timeout=PATIENCE)) as ways:
-        ways.prepare(sshd.host())
+        ways.prepare([sshd.host()])
         until(lambda: asked, "the early question")
         with closing(ways.connect(sshd.host())) as connection:
             assert read_all(connection.run("echo hello")) == b"hello\n"
     assert len(asked) == 1
 
 
-def test_a_job_asks_early_for_its_first_host_elsewhere(monkeypatch):
-    prepared = []
-    monkeypatch.setattr(Ways, "prepare", lambda _self, host: prepared.append(host.name))
-    for names in (["localhost", "n1.invalid", "n2.invalid"], ["localhost"], []):
-        spec = JobSpec(command=("true",), hosts=tuple(map(Host, names)), cwd="/")
-        with by_ssh(spec, Keys.new(), print):
-            pass
-    assert prepared == ["n1.invalid"]
+NAMES = ("localhost", "n1.invalid", "n2.invalid")
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({}, ["n1.invalid", "n2.invalid"]),
+        ({"elastic": ElasticOptions(min_np=1)}, ["n1.invalid"]),
+        ({"hosts": (Host("localhost"),)}, []),
+        ({"pool": "p"}, []),
+        ({"ssh": SSHOptions(remote_agent="rsh")}, []),
+    ],
+)
+def test_a_job_begins_early_with_hosts_that_the_engine_will_ask_for(monkeypatch, more, names):
+    prepared: list[str] = []
+    monkeypatch.setattr(Ways, "prepare", lambda _self, hosts: prepared.extend(host.name for host in hosts))
+    spec = JobSpec(**{"command": ("true",), "hosts": tuple(map(Host, NAMES)), "cwd": "/", **more})
+    begin_connections(spec).close()
+    assert prepared == names
+
+
+def test_connections_that_have_begun_are_closed_if_the_job_can_not_start(monkeypatch, tmp_path):
+    closed = []
+    monkeypatch.setattr(Ways, "prepare", lambda *_: None)
+    monkeypatch.setattr(Ways, "close", lambda _self: closed.append(True))
+    (tmp_path / "file").touch()
+    spec = JobSpec(command=("true",), hosts=(Host("n1.invalid"),), cwd="/", output_dir=tmp_path / "file")
+    with pytest.raises(BadUsage):
+        run(spec, stdout=None, stderr=None)
+    assert closed
 
 
 def test_nothing_is_loaded_before_it_is_used():
