@@ -88,7 +88,7 @@ class OpenSSHClient:
         `timeout` replaces the common timeout. Raises HostError for unusable settings.
         """
         limit = self._timeout if timeout is None else timeout
-        early = self._early.take(host)
+        early = self._early.hand_over(host)
         settings = (
             resolve(host, self._options, timeout=limit, ask=self._ask) if early is None else early.settings
         )

@@ -50,7 +50,7 @@ class EarlyStarts:
         """Begin with these hosts, in order. Does not block."""
         threading.Thread(target=self._run, args=(tuple(hosts),), name="early", daemon=True).start()
 
-    def take(self, host: Host) -> Early | None:
+    def hand_over(self, host: Host) -> Early | None:
         """Return what is ready for the host, at most once; waits if the thread is at work on this host."""
         with self._changed:
             self._taken.add(host)
@@ -76,12 +76,12 @@ class EarlyStarts:
                 self._at_work = host
             early: Early | None = None
             try:
-                # An error is met again by the host's own thread, which reports it.
+                # The host's own thread meets and reports an error.
                 with suppress(HostError, OSError, UnicodeError):
                     settings = self._resolve(host)
                     address = settings.hostname, settings.port
                     early = Early(settings, None)
-                    # One for each address: sshd's MaxStartups counts them, and so does --connect-limit.
+                    # One for each address: sshd's MaxStartups and --connect-limit count connections.
                     if address not in dialed:
                         dialed.add(address)
                         early = Early(settings, self._dial(settings))

@@ -76,7 +76,7 @@ class ParamikoClient:
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit
-        early = self._early.take(host)
+        early = self._early.hand_over(host)
         settings = (
             resolve(host, self._options, timeout=limit, ask=self._ask) if early is None else early.settings
         )

@@ -103,7 +103,7 @@ def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd, accepte
     assert len(accepted) == 2
 
 
-def test_who_connects_at_once_waits_for_the_early_connection(sshd, accepted, monkeypatch):
+def test_a_connection_at_once_waits_for_the_early_one(sshd, accepted, monkeypatch):
     ask = AskSSH.__call__
     questions = []
 
@@ -120,7 +120,7 @@ def test_who_connects_at_once_waits_for_the_early_connection(sshd, accepted, mon
     assert len(questions) == len(accepted) == 1
 
 
-def test_a_connection_that_nobody_wants_is_closed(options, door):
+def test_an_unused_connection_is_closed(options, door):
     connections = client(options)
     connections.prepare([at(door.port)])
     until(lambda: is_ready(connections, at(door.port)), "the early connection")
@@ -163,7 +163,7 @@ def test_one_connection_for_each_address(options, door):
     early = EarlyStarts(lambda host: resolve(host, options), lambda: True, dial_early)
     early.begin(hosts)
     until(lambda: not is_at_work(), "the end of the early thread")
-    dialed = [begun is not None and begun.dialed is not None for begun in map(early.take, hosts)]
+    dialed = [begun is not None and begun.dialed is not None for begun in map(early.hand_over, hosts)]
     assert dialed == [True, False, False]
 
 
@@ -206,7 +206,7 @@ def silent_port():
 
 
 @pytest.mark.parametrize("kind", ["refused", "unknown name", "silent", "bad configuration"])
-def test_errors_are_those_of_a_connection_without_a_beginning(options, silent_port, kind):
+def test_errors_are_as_without_an_early_connection(options, silent_port, kind):
     host, timeout = at(free_port()), PATIENCE
     if kind == "unknown name":
         host = Host("no-such-host.invalid")
@@ -231,8 +231,8 @@ def test_hosts_with_settings_of_their_own_are_left_to_their_threads(options, mon
         until(
             lambda: is_ready(connections, at(door.port)) and not is_at_work(), "the end of the early thread"
         )
-        early = connections._early.take(at(door.port))
+        early = connections._early.hand_over(at(door.port))
         assert early is not None
         assert early.settings.user == "ada"
-        assert connections._early.take(at(door.port, "n2")) is None
+        assert connections._early.hand_over(at(door.port, "n2")) is None
     assert names == ["n1"]
