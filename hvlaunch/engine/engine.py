@@ -17,7 +17,17 @@ from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Ending, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.policy import Decision, Policy, Then, alone
-from hvlaunch.engine.pool import HostState, InvalidHostStep, Pool, PoolHost, no_list, no_start, stuck, unfit
+from hvlaunch.engine.pool import (
+    HostState,
+    InvalidHostStep,
+    Pool,
+    PoolHost,
+    gone_unasked,
+    no_list,
+    no_start,
+    stuck,
+    unfit,
+)
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits
@@ -217,12 +227,17 @@ class Engine:
     def _pool_event(self, event: on.Began | on.HostsDiscovered | on.DiscoveryFailed, now: float) -> Decision:
         match event:
             case on.Began():
+                if self._lifecycle.has_begun:
+                    return Decision(then=Then.NOTHING)
+                self._lifecycle.has_begun = True
                 if self._elastic is None:
                     return alone(self._connect(self._pool, now))
                 if not self._is_pool_known:
                     by = now + self._elastic.discovery_timeout + _LIST_MARGIN
                     self.waits.begin(Wait.FIRST_LIST, None, by)
                 return Decision()
+            case _ if self._elastic is None or not self._elastic.discovers:
+                return Decision(then=Then.NOTHING)
             case on.HostsDiscovered(hosts):
                 return self._discovered(hosts)
             case on.DiscoveryFailed(problem):
@@ -291,8 +306,11 @@ class Engine:
                 return self._host_failed(host, problem, now)
             case on.HostParting(_, problem) if host.state is HostState.READY:
                 return self._parting(host, problem, now)
-            case on.HostClosed(_, left, pids):
-                actions = [tell.HostLeftOver(host.name, left, pids)] if left else []
+            case on.HostClosed(_, remaining, pids):
+                actions = [tell.HostLeftOver(host.name, remaining, pids)] if remaining else []
+                # An agent may close when it was released, or has announced its end. Otherwise its workers are lost.
+                if host.state in (HostState.CONNECTING, HostState.READY):
+                    return Decision(actions).also(self._host_failed(host, gone_unasked(host.name), now))
                 self._gone(host, now)
                 return Decision(actions)
             case on.HostConnected():

@@ -144,6 +144,7 @@ class Lifecycle:
         self._pool = pool
         self._rounds = rounds
         self.phase = Phase.CONNECTING
+        self.has_begun = False
         self.ending = Ending()
         """Reason for an early end of the job."""
         self.final: str | None = None

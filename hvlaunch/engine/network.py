@@ -75,7 +75,7 @@ class _Target:
     def add(self, host: str, address: str | None) -> None:
         if address is None:
             self._trying.discard(host)
-        else:
+        elif address in self._reached:
             self._reached[address].add(host)
 
     def common(self) -> str | None:

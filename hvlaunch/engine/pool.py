@@ -26,6 +26,7 @@ __all__ = [
     "InvalidHostStep",
     "Pool",
     "PoolHost",
+    "gone_unasked",
     "no_list",
     "no_start",
     "stuck",
@@ -322,6 +323,11 @@ def stuck(host: str) -> Problem:
         host=host,
         hint="ps -eo pid,stat,wchan,args on that host: processes in state D wait for a disk or a driver",
     ).problem
+
+
+def gone_unasked(host: str) -> Problem:
+    """Make the error for an agent that ends, and was not told to."""
+    return HostLost("lost: its agent ended without an order", host=host).problem
 
 
 def unfit(host: str, facts: HostFacts, slots: int, spec: JobSpec) -> Problem | None:

@@ -495,6 +495,10 @@ def a_stop_of_the_driver_prolongs_nothing(patch: Patch) -> None:
     patch.setattr(Waits, "prolong", lambda self, seconds: None)
 
 
+def a_stop_of_the_driver_prolongs_cooldowns(patch: Patch) -> None:
+    patch.setattr(Wait.COOLDOWN, "is_prolonged", True)
+
+
 # workers
 
 
@@ -597,6 +601,13 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("rounds", a_broken_round_goes_on_gathering, "the first round does not wait for", 378),
     ModuleBug("waits", a_wait_that_begins_again_keeps_its_time, "the round had no time for a commit", 8),
     ModuleBug("waits", a_stop_of_the_driver_prolongs_nothing, "are not given up", 0, "stories"),
+    ModuleBug(
+        "waits",
+        a_stop_of_the_driver_prolongs_cooldowns,
+        "sleeps beyond the end of a cool-down",
+        84,
+        "takeovers",
+    ),
     ModuleBug("workers", dismissed_workers_have_no_time_to_end_well, "and stopped at once", 4),
     ModuleBug("workers", starts_of_a_slot_are_not_counted, "is called 0", 4),
     ModuleBug("workers", a_hanging_worker_that_is_stopped_counts_as_stopped, "not told to end", 609),

@@ -1,4 +1,4 @@
-"""Cool-downs: no connection before the end, one after it if slots are needed, and the right length."""
+"""Cool-downs: no connection before the end, one after it if slots are needed, the right length, and a look at the end."""
 
 import math
 from collections.abc import Sequence
@@ -62,9 +62,25 @@ class Cooldowns(Law):
         slots = sum(host.slots for host in able)
         assert not lost or slots >= self.world.options.min_np, f"{lost[0]} is needed, and excluded for good"
 
+    def _check_look(self) -> None:
+        """Check that the engine looks again when the next cool-down of a host ends: nothing else may happen then."""
+        ends = [
+            host.until
+            for host in self.ledger.hosts.values()
+            if host.is_listed and host.link == "none" and self.ledger.now < host.until < math.inf
+        ]
+        deadline = self.world.engine.deadline
+        assert not ends or (deadline is not None and deadline <= min(ends) + _EPSILON), (
+            "the engine sleeps beyond the end of a cool-down"
+        )
+
     def after(self) -> None:
         world, ledger = self.world, self.ledger
-        if world.engine.phase not in AT_WORK or not ledger.is_pool_known or world.is_late:
+        if world.engine.phase not in AT_WORK or not ledger.is_pool_known:
+            return
+        # Old messages that a driver has not read yet change nothing in this.
+        self._check_look()
+        if world.is_late:
             return
         self._check_lost()
         idle = [
