@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import stat
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -156,7 +157,7 @@ def _installation(_environ: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding(section, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield Finding(section, "system", "ok", platform.platform())
     if lacking := " ".join(_lacking()):
-        hint = f"{sys.executable} -m pip install {lacking}"
+        hint = f"{shlex.quote(sys.executable)} -m pip install {lacking}"
         yield Finding(section, "requirements", "error", f"missing: {lacking}", hint, EXIT_USAGE)
     else:
         yield Finding(section, "requirements", "ok", "all are installed")
@@ -300,7 +301,7 @@ def _directory(root: Path) -> Finding:
     if writer is None and os.access(nearest, os.W_OK | os.X_OK):
         return Finding("jobs", "directory", "ok", text)
     cause = writer or f"{nearest} can't be written to"
-    hint = f"chmod go-w {nearest}" if writer else "XDG_STATE_HOME=DIRECTORY"
+    hint = f"chmod go-w {shlex.quote(str(nearest))}" if writer else "XDG_STATE_HOME=DIRECTORY"
     return Finding("jobs", "directory", "warning", f"{text}: {cause}; jobs run, but --detach does not", hint)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -126,7 +127,7 @@ def _certificate(token_file: Path) -> "Certificate":
             raise BadTokenFile(
                 f"other users can read or write it (mode {file.stat().st_mode & 0o777:03o})",
                 path=file,
-                hint=f"chmod 600 {file}",
+                hint=f"chmod 600 {shlex.quote(str(file))}",
             )
         certificate = Certificate(file.read_bytes())
         public = Path(certificate_beside(str(token_file)))
@@ -139,7 +140,9 @@ def _certificate(token_file: Path) -> "Certificate":
             if isinstance(error, OSError) and error.strerror
             else "it has no key and certificate"
         )
-        raise BadTokenFile(cause, path=file, hint=f"rm {file}: the next start makes another") from error
+        raise BadTokenFile(
+            cause, path=file, hint=f"rm {shlex.quote(str(file))}: the next start makes another"
+        ) from error
     _say(f"{certificate_beside(str(token_file))} has the certificate, {certificate.fingerprint}")
     return certificate
 

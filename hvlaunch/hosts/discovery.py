@@ -95,7 +95,7 @@ class HostScript:
         # Checked before each run: permissions may change while the job runs.
         if is_open_to_all(self._argv[0]):
             cause = f"{self.command}: every user of this machine can change it"
-            raise BadUsage(cause, hint=f"chmod o-w {self._argv[0]}")
+            raise BadUsage(cause, hint=f"chmod o-w {shlex.quote(self._argv[0])}")
         with self._lock:
             if self._stopped:
                 raise DiscoveryFailed(f"{self.command}: stopped")
@@ -104,7 +104,9 @@ class HostScript:
                     self._argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
                 )
             except PermissionError:
-                raise BadUsage(f"{self.command}: not executable", hint=f"chmod +x {self._argv[0]}") from None
+                raise BadUsage(
+                    f"{self.command}: not executable", hint=f"chmod +x {shlex.quote(self._argv[0])}"
+                ) from None
             except OSError as error:
                 is_there = Path(self._argv[0]).is_file()
                 hint = (

@@ -60,7 +60,7 @@ def read_hostfile(path: Path, warn: Callable[[str], object] = str, *, is_named: 
     writer = other_writer(status)
     if writer is not None:
         if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH:
-            raise BadUsage(f"hostfile {path}: {writer}", hint=f"chmod o-w {path}")
+            raise BadUsage(f"hostfile {path}: {writer}", hint=f"chmod o-w {shlex.quote(str(path))}")
         warn(f"hostfile {path}: {writer}; anyone who can change it chooses the hosts of this job")
     if len(data) > MAX_TEXT:
         raise BadUsage(f"hostfile {path}: it is longer than {MAX_TEXT >> 20} MiB")

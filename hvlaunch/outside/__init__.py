@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -230,7 +231,9 @@ def check_root(root: Path) -> None:
     # The parent too: whoever can write to it can replace the directory.
     for path in (root, root.parent):
         if (writer := writer_of_directory(str(path))) is not None:
-            raise NoJobDirectory(f"{path}: {writer}", hint=f"chmod go-w {path}, if it is yours")
+            raise NoJobDirectory(
+                f"{path}: {writer}", hint=f"chmod go-w {shlex.quote(str(path))}, if it is yours"
+            )
 
 
 def is_own_directory(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,11 @@ def read_token_file(path: Path) -> str:
     if problem is None and stat.S_ISREG(mode) and mode & stat.S_IROTH:
         problem = f"every user of this machine can read it (mode {stat.S_IMODE(mode):03o})"
     if problem is not None:
-        hint = f"chmod 600 {path}" if status.st_uid == os.getuid() else "a copy of your own, with mode 600"
+        hint = (
+            f"chmod 600 {shlex.quote(str(path))}"
+            if status.st_uid == os.getuid()
+            else "a copy of your own, with mode 600"
+        )
         raise BadTokenFile(problem, path=path, hint=hint)
     # latin-1 decodes any bytes; the checks below refuse other than ASCII.
     token = content.decode("latin-1").strip()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
@@ -241,7 +242,7 @@ def start_advice(worker: WorkerExit, which: Callable[[str], str | None] = shutil
 def _not_found(program: str, host: str, which: Callable[[str], str | None]) -> str:
     here = which(program)
     if program.endswith(".py") and host != _LOCAL:
-        return f"python {program}, if that host has the file"
+        return f"python {shlex.quote(program)}, if that host has the file"
     if "/" in program or program.endswith(".py"):
         return _A_PATH if here is None else "install it on that host too, under the same path"
     if which(f"./{program}") is not None:

@@ -4,6 +4,7 @@ The texts are those of OpenSSH 7.4 to 10 (sshconnect.c, sshconnect2.c, packet.c,
 """
 
 import re
+import shlex
 
 from hvlaunch.errors import (
     ConnectFailed,
@@ -98,7 +99,7 @@ def explain(stderr: str, *, host: str, by_hand: str, is_ssh_alone: bool = False)
         notes = [note for note in _lines(stderr) if note.startswith(_KEY_TROUBLE)]
         if exposed := _EXPOSED.search(stderr):
             # The usual cause when ssh refuses a key: its file is readable by others.
-            hint = f"chmod 600 {exposed[1]}"
+            hint = f"chmod 600 {shlex.quote(exposed[1])}"
         return PermissionDenied("; ".join([line.rstrip("."), *notes]), host=host, hint=hint, tried=())
     if line := _line(stderr, _NO_FORWARDING):
         return ConnectFailed(f"its jump host can't connect to it: {line}", host=host, hint=by_hand)

@@ -1,5 +1,6 @@
 """Facts, causes and details in English: messages about a job's events are written only here."""
 
+import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -297,5 +298,5 @@ def launcher_advice(command: Sequence[str]) -> str | None:
     if any(word.startswith(launcher.meant) for word in command[1:] if launcher.meant):
         return None
     scripts = [number for number, word in enumerate(command) if number and word.endswith(".py")]
-    script = f"python {' '.join(command[scripts[0] :])}" if scripts else "python train.py"
+    script = f"python {shlex.join(command[scripts[0] :])}" if scripts else "python train.py"
     return f"{name} starts a job of its own in each worker; write: hvlaunch … {launcher.flag}{script}"

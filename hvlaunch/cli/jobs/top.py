@@ -39,7 +39,7 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         return _plain(feed, is_redrawn=has_terminal)
     if find_spec("textual") is None:
         complain(
-            'showing a plain table, since textual is not installed; for the full screen: pip install "hvlaunch[top]"'
+            "showing a plain table, since textual is not installed; for the full screen: pip install 'hvlaunch[top]'"
         )
         return _plain(feed, is_redrawn=True)
     from hvlaunch.cli.jobs.top_screen import TopScreen  # noqa: PLC0415 (an extra, and 200 ms)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import threading
 import time
@@ -56,7 +57,9 @@ def await_output(job: KnownJob) -> None:
             time.sleep(_LOOK)
     while not _is_kept(job) and not _is_over(job):
         if time.monotonic() > deadline:
-            raise DriverGone(f"job {job.id}: its output can't be kept", hint=f"df {job.directory}")
+            raise DriverGone(
+                f"job {job.id}: its output can't be kept", hint=f"df {shlex.quote(str(job.directory))}"
+            )
         time.sleep(_LOOK)
 
 

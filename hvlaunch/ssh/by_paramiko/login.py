@@ -1,5 +1,6 @@
 """The login by paramiko: handshake, check of the host key, and authentication, in this order."""
 
+import shlex
 import threading
 import time
 from collections.abc import Sequence
@@ -224,7 +225,7 @@ class Login:
         """Return advice to make the host accept a key."""
         copy = f"`{self._by_hand.replace('ssh', 'ssh-copy-id', 1)}`"
         if offers.exposed is not None:
-            return f"chmod 600 {offers.exposed}"
+            return f"chmod 600 {shlex.quote(offers.exposed)}"
         if any_tried:
             return f"{copy}, or use another user or key"
         if offers.locked:

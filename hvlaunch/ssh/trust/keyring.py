@@ -3,6 +3,7 @@
 import contextlib
 import os
 import selectors
+import shlex
 import termios
 import threading
 import time
@@ -210,9 +211,10 @@ class Keyring:
             elif asked_for and not identity.encrypted:
                 cause = f"the private key {identity.path} can't be used: {identity.problem}"
                 private = identity.path.removesuffix(".pub")
-                hint = f"ssh-keygen -y -f {private}" if private == identity.path else f"-i {private}"
+                way = "ssh-keygen -y -f" if private == identity.path else "-i"
+                hint = f"{way} {shlex.quote(private)}"
                 if identity.exposed:
-                    hint = f"chmod 600 {identity.path}"
+                    hint = f"chmod 600 {shlex.quote(identity.path)}"
                 raise HostError(cause, host=host, hint=hint)
             elif identity.encrypted and self._asker.is_there():
                 locked = self._locked(identity, certificates, deadline)

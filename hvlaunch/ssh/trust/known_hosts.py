@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -348,7 +349,7 @@ def _changed(key: HostKey, host: str, settings: HostSettings, entry: _Entry) -> 
         f" ({entry.key.type} {entry.key.fingerprint}): the host was reinstalled, or another machine answers under its name"
     )
     names = [name for name in (settings.host_key_name, settings.other_key_name) if name is not None]
-    remove = " && ".join(f"ssh-keygen -f {entry.path} -R '{name}'" for name in names)
+    remove = " && ".join(shlex.join(["ssh-keygen", "-f", entry.path, "-R", name]) for name in names)
     hint = f"if it was reinstalled, `{remove}`"
     return HostKeyChanged(cause, host=host, hint=hint, key_type=key.type, fingerprint=key.fingerprint)
 
