@@ -191,7 +191,7 @@ ALLOWED_ELSEWHERE: dict[str, set[str]] = {
         "typing",
     },
     "view": {"collections", "dataclasses", "datetime", "re", "statistics", "typing"},
-    "watch": {"bisect", "collections", "json", "os", "pathlib", "re", "signal", "time", "typing"},
+    "watch": {"bisect", "collections", "json", "os", "pathlib", "re", "shlex", "signal", "time", "typing"},
 }
 """For packages that are pure or that travel: the modules outside hvlaunch that they may import."""
 NEVER = {"torch"}
