@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,7 +100,9 @@ def _binding_lines(
     from hvlaunch.driver.observing.bindings import table  # noqa: PLC0415 (as above)
 
     counts = Counter(placement.host for placement in places or ())
-    here = [host.name for host in hosts if counts[host.name] and is_local(host)]
+    # Workers need Linux, and so does the file system that is read.
+    is_linux = sys.platform.startswith("linux")
+    here = [host.name for host in hosts if is_linux and counts[host.name] and is_local(host)]
     elsewhere = [host.name for host in hosts if host.name not in here]
     lines = []
     if here:

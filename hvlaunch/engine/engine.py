@@ -89,7 +89,7 @@ class Engine:
             least = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
             hosts = hosts if spec.skip_bad_hosts else least
         self.waits = Waits()
-        self._pool = Pool(hosts, spec.slots_per_host, self.waits)
+        self._pool = Pool(hosts, spec.slots_per_host, self.waits, spec.gpus_per_worker)
         self._rounds = Rounds(spec, self._pool, self.waits)
         self._hearing = Hearing(spec.lease)
         is_elastic = spec.elastic is not None

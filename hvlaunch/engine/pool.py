@@ -157,8 +157,11 @@ class PoolHost:
 class Pool:
     """The hosts in order: the newest list, then former members."""
 
-    def __init__(self, hosts: Sequence[Host], slots_per_host: int | None, waits: Waits) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], slots_per_host: int | None, waits: Waits, gpus_per_worker: int | None
+    ) -> None:
         self._slots_per_host = slots_per_host
+        self._gpus_per_worker = gpus_per_worker or 1
         self._waits = waits
         self._hosts = {host.name: PoolHost(host) for host in hosts}
         self.open: dict[str, None] = {}
@@ -197,7 +200,7 @@ class Pool:
 
     def slots(self, host: PoolHost) -> int:
         """Return the host's number of slots; 1 until its agent has counted them."""
-        return slots_of(host.host, self._slots_per_host, host.gpus)
+        return slots_of(host.host, self._slots_per_host, host.gpus // self._gpus_per_worker)
 
     def has_slot(self, seat: Seat, now: float) -> bool:
         """True if the pool has this slot, and the host may be used."""

@@ -19,6 +19,7 @@ _LOOKS = (0.5, 5.0, 30.0, 120.0)
 """Seconds after the last start: a program binds itself long after its start."""
 _PATIENCE = 5.0
 _MOST_ROWS = 100
+_MOST_DETAILS = 16
 _MOST_WORKERS = 1 << 16
 _TEXT = text(4096)
 _NOTE = exactly(text(256), 2)
@@ -158,20 +159,23 @@ def _question(target: "Target") -> Mapping[str, Any] | None:
 
 def _sentences(mode: Bind, rows_by_host: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, str]]:
     """Yield a sentence for each kind of difference, behind a name of the kind."""
-    hosts: dict[tuple[str, str], list[str]] = {}
+    hosts: dict[str, dict[str, None]] = {}
+    details: dict[str, dict[str, None]] = {}
     again: list[str] = []
     for host, rows in rows_by_host.items():
         for row in rows:
             for word, detail in row["notes"]:
-                hosts.setdefault((word, detail), []).append(host)
+                hosts.setdefault(word, {})[host] = None
+                details.setdefault(word, {})[detail] = None
             if row["other"] is not None:
                 other = row["other"]
                 again.append(
                     f"process {other['pid']} ({other['name']}) of rank {row['rank']} on {host} has processors "
                     f"{other['cpus']}, and --bind gave {row['ordered']}"
                 )
-    instead = "its worker is not bound" if mode == "gpu" else "its worker is bound by its slot"
-    for (word, detail), names in hosts.items():
+    instead = "its worker is not bound" if mode == "gpu" else "its worker is bound by slot"
+    for word, names in hosts.items():
+        detail = ", ".join(list(details[word])[:_MOST_DETAILS])
         sentence = {
             "outside": f"NUMA node {detail}, which has a worker's GPU, has no processor in the cpuset, so {instead}",
             "unknown": f"the NUMA node of GPU {detail} is not known, so {instead}",
@@ -179,7 +183,7 @@ def _sentences(mode: Bind, rows_by_host: Mapping[str, Sequence[Row]]) -> Iterato
             "affinity": f"the kernel refuses to bind a worker ({detail})",
         }.get(word)
         if sentence is not None:
-            yield f"{word} {detail}", f"{host_set(names)}: {sentence}"
+            yield f"{word} {detail} {host_set(names)}", f"{host_set(names)}: {sentence}"
     if again:
         more = f", and {len(again) - 1} more" if len(again) > 1 else ""
         sentence = f"another program binds too: {again[0]}{more}"

@@ -115,7 +115,7 @@ def test_another_binder_is_named_once_with_both_masks():
         (
             ["outside", "1"],
             "numa",
-            "a,b: NUMA node 1, which has a worker's GPU, has no processor in the cpuset, so its worker is bound by its slot",
+            "a,b: NUMA node 1, which has a worker's GPU, has no processor in the cpuset, so its worker is bound by slot",
         ),
         (["unknown", "3"], "gpu", "a,b: the NUMA node of GPU 3 is not known, so its worker is not bound"),
         (
@@ -132,6 +132,14 @@ def test_what_could_not_be_done_is_said_once(note, mode, sentence):
     hosts.start()
     hosts.go_on(1000.0)
     assert hosts.texts == [sentence]
+
+
+def test_gpus_of_the_same_kind_share_a_sentence():
+    hosts = Hosts(is_verbose=False)
+    hosts.rows = {"a": [row(0, notes=[["unknown", "0"]]), row(1, notes=[["unknown", "1"]])]}
+    hosts.start()
+    hosts.go_on(1000.0)
+    assert hosts.texts == ["a: the NUMA node of GPU 0, 1 is not known, so its worker is bound by slot"]
 
 
 @pytest.mark.parametrize(
