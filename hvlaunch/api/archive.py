@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.api.errors import CallNotPickled
 from hvlaunch.errors import BadUsage
+from hvlaunch.job import SyncOptions
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
@@ -98,11 +99,15 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
-    """Write the archive. With `raises` a worker fails if its function raises an exception. Raises OSError."""
+def write_archive(path: Path, pickled: bytes, *, raises: bool, sync: SyncOptions | None = None) -> None:
+    """Write the archive. With `raises` a worker fails if its function raises an exception. Raises OSError.
+
+    With `sync`, modules of the tree come from the hosts' copies.
+    """
+    places = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 (a text; "" means the working directory)
     call = {
         "python": "{}.{}".format(*sys.version_info),
-        "path": [os.path.abspath(place) for place in sys.path],  # noqa: PTH100 (a text; "" means the working directory)
+        "path": places if sync is None else [_place_in(sync, place) for place in places],
         "raises": raises,
     }
     # Opened for reading as well: zipfile looks for the archive's directory before it appends.
@@ -112,6 +117,13 @@ def write_archive(path: Path, pickled: bytes, *, raises: bool) -> None:
         with zipfile.ZipFile(file, "a") as archive:
             archive.writestr("call.json", json.dumps(call))
             archive.writestr("call.pickle", pickled)
+
+
+def _place_in(sync: SyncOptions, place: str) -> str:
+    """Return a directory of the tree relative to the workers' directory; other directories unchanged."""
+    real = os.path.realpath(place)
+    is_inside = real == sync.root or real.startswith(f"{sync.root}/")
+    return os.path.relpath(real, f"{sync.root}/{sync.below}") if is_inside else place
 
 
 @cache

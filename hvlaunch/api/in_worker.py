@@ -79,11 +79,14 @@ def _check_python(version: str) -> None:
 
 def _path(theirs: list[str], archive: str) -> list[str]:
     """Return the module path: that of the function's machine, ours, and the archive last."""
-    ours = sys.path[1:]
-    first = [place for place in theirs[:1] if place not in ours]
-    others = [place for place in theirs[1:] if place not in ours]
+    ours, here = sys.path[1:], os.getcwd()  # noqa: PTH109 (as below)
+    # Relative places are in this host's copy of the project: its modules win over an editable installation's.
+    relative = [place for place in theirs if not place.startswith("/")]
+    copied = [os.path.normpath(os.path.join(here, place)) for place in relative]  # noqa: PTH118 (texts)
+    others = [place for place in theirs if place.startswith("/") and place not in ours]
+    first = others[: theirs[:1] == others[:1]]
     # The archive is last: it stands in for modules that the host lacks.
-    return [*first, *ours, *others, archive]
+    return [*copied, *first, *ours, *others[len(first) :], archive]
 
 
 class _Result:

@@ -192,7 +192,9 @@ class Launcher(LauncherOptions):
             directory = CallDirectory()
             job: CallJob[R] | None = None
             try:
-                archive.write_archive(directory.program, pickled, raises=not return_exceptions)
+                archive.write_archive(
+                    directory.program, pickled, raises=not return_exceptions, sync=spec.sync
+                )
                 call = Call(
                     name=archive.function_name(fn),
                     program=directory.program,

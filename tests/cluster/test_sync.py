@@ -1,5 +1,6 @@
 """The working tree on real hosts, which have none of it: copied, updated, pinned to the job's start, and whole or not used."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,8 +14,8 @@ from random import Random
 import pytest
 
 from tests.cluster.heirs import Heir
-from tests.cluster.jobs import Job
-from tests.testhosts.hosts import TestHosts, wait_until
+from tests.cluster.jobs import HVLAUNCH, Job
+from tests.testhosts.hosts import CHECKOUT, TestHosts, wait_until
 
 LIMIT = 90.0
 SHOW = (
@@ -367,3 +368,56 @@ def test_no_host_sees_one_change_of_two(cluster: TestHosts, project: Path) -> No
     finally:
         writer.kill()
         writer.wait()
+
+
+def test_a_job_runs_again_on_other_hosts_after_its_tree_is_gone(
+    cluster: TestHosts, project: Path, tmp_path: Path
+) -> None:
+    """From another terminal, whose directory is another one too; then it is compared with the first."""
+    job = SyncJob(cluster, project, "--job-name", "base", "-np", 2, "-H", "a:1,b:1", "python3", "show.py")
+    assert job.code(LIMIT) == 0, job.stderr
+    (project / "sub/train.py").write_text("VERSION = 2\n")
+    shutil.rmtree(project)
+    shutil.rmtree(cluster.driver.home / ".cache/hvlaunch/snapshots")
+    again = Job(cluster, ["rerun", "base", "-H", "c:1,d:1", "--job-name", "again"])
+    assert again.code(LIMIT) == 0, again.stderr
+    assert [line.split(">: ")[1] for line in sorted(again.stdout.splitlines())] == [
+        "0: 1 in sub",
+        "1: 1 in sub",
+    ]
+    text = cluster.driver.run([*HVLAUNCH, "diff", "base", "again"], check=True).stdout
+    assert "option --hosts: a:1,b:1 → c:1,d:1\n" in text
+    assert "\ncode " not in text
+    assert "\nfile " not in text
+
+
+CALL = """\
+import json, sys
+import hvlaunch
+import model
+
+print(json.dumps(hvlaunch.run(model.place, hosts=sys.argv[1], sync=True, quiet=True, lease=5.0)))
+"""
+
+
+def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: Path) -> None:
+    """Its module is the project's, which the hosts have from the copy alone; so is a module of another directory on the path."""
+    (project / "lib").mkdir()
+    (project / "lib/helper.py").write_text("NAME = 'helper'\n")
+    (project / "sub/model.py").write_text(
+        "import os, helper\n\ndef place():\n"
+        "    return os.environ['RANK'], os.environ['HVLAUNCH_HOST'], os.path.basename(os.getcwd()), __file__, helper.NAME\n"
+    )
+    (project / "sub/run.py").write_text(CALL)
+    done = cluster.driver.run(
+        [sys.executable, str(project / "sub/run.py"), "a:1,b:1"],
+        cwd=project,
+        env={**cluster.driver.env, "PYTHONPATH": f"{CHECKOUT}:{project}/lib", "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert [row[:2] for row in rows] == [["0", "a"], ["1", "b"]]
+    for _, _, directory, file, name in rows:
+        assert directory == "tree"
+        assert "/.cache/hvlaunch/trees/proj-" in file
+        assert name == "helper"

@@ -46,7 +46,8 @@ class Rerun:
         merged = self._parsed(argv[1:], before)
         self._words = tuple(merged.words())
         self._has_tree = self._run["sync"] is not None and _TREE.isdisjoint(typed.given)
-        left_out = _TREE if self._has_tree else frozenset[str]()
+        self._place = merged.sync_to
+        left_out = {*_TREE, "sync_to"} if self._has_tree else set[str]()
         settings = {name: group for name, group in merged.settings.items() if name not in left_out}
         self.options = Options(settings, GROUPS, is_marked=True)
         self.line = [*chain.from_iterable(self._words), "--", *self._command]
@@ -114,4 +115,4 @@ class Rerun:
                 f"{self._job.label}: its copy of {sync.root} is no longer kept",
                 hint=f"hvlaunch rerun {self._job.id} --sync, for the files as they are now",
             )
-        return sync._replace(job=directory)
+        return sync._replace(job=directory, to=self._place)

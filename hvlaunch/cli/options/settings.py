@@ -315,7 +315,8 @@ def default_of(option: Option) -> Any:
 
 
 def _whole(path: str) -> str:
-    return path if path in ("", "-") else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 (quick)
+    # Where `~` has a meaning, it has it for another job too.
+    return path if path in ("", "-") or path.startswith("~") else os.path.abspath(path)  # noqa: PTH100 (quick)
 
 
 def is_options(words: Sequence[str], options: Mapping[str, Option]) -> bool:
