@@ -101,6 +101,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             job([*words[3:], "true"], environ)
         elif words[0] == "doctor":  # as above
             job([*(word for word in words[1:] if word != "--json"), "true"], environ)
+        elif words[0] == "rerun" and len(words) > 1:  # options of a job follow
+            job([*words[2:], "true"], environ)
         elif words[0] == "pool":
             run_pool_command(words[1:], environ)
         elif words[0] in JOB_WORDS:

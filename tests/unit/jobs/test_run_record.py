@@ -189,7 +189,7 @@ def test_secrets_come_from_the_environment_of_the_rerun(machine: Machine) -> Non
     assert "first None typed" in machine.run("rerun", job.id, "-x", "API_TOKEN=typed").stdout
 
 
-def test_variables_are_the_jobs_and_not_those_of_now(machine: Machine) -> None:
+def test_variables_of_now_do_not_replace_the_jobs(machine: Machine) -> None:
     job = machine.train(OMP_NUM_THREADS="1")
     machine.run("rerun", job.id, environ={"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO"})
     assert [*differences(job, machine.newest)] == []
@@ -211,7 +211,7 @@ def test_a_wrong_line_starts_nothing(machine: Machine, words: tuple[str, ...], e
     assert machine.newest.id == job.id
 
 
-def test_a_copy_that_is_no_longer_kept_is_an_error_or_comes_from_the_host(machine: Machine) -> None:
+def test_without_a_kept_copy_the_host_has_it_or_there_is_an_error(machine: Machine) -> None:
     job = machine.train()
     for pack in job.directory.glob("*.pack"):
         pack.unlink()
@@ -316,7 +316,7 @@ def test_the_words_of_options_mean_the_same_job(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     environ = {"PATH": "/bin", "HOME": str(tmp_path)}
     line = (
-        "-np 4 -H a:2 -H b:2 --no-merge --grace 3 --output-filename out --report r.json --ssh-config ~/config --min-np 1 --blacklist-cooldown-range 1 5 "
+        "-np 4 -H a:2 -H b:2 --no-merge --grace 3 --output-filename out --report r.json --min-np 1 --blacklist-cooldown-range 1 5 "
         "--detach-on-hangup --on-hang restart --ssh-user me -m train --steps 3"
     )
     spec, _ = job_spec(parse(line.split()), environ)
