@@ -153,6 +153,8 @@ class Templates(NamedTuple):
     """Names of ports: each host keeps a free port for each of them."""
     slots: Mapping[str, int]
     """Slots that the user gave the hosts, where --per-host starts only one worker."""
+    counts_gpus: bool = False
+    """Whether hosts without such slots count their GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -294,6 +296,10 @@ class JobSpec(_Data):
     """Number of GPUs that each worker sees; None shows all."""
     skip_bad_hosts: bool = False
     """Let a static job start without failed hosts, if the others have enough slots."""
+    ready_port: int | None = None
+    """Port of the job's service on rank 0's host: the service is ready when it takes a connection."""
+    ready_url: str | None = None
+    """Address of the service as rank 0's host sees it: the service is ready when it answers without an error."""
     end_with_rank: int | None = None
     """Rank whose end ends the job; None waits for all ranks."""
     elastic: ElasticOptions | None = None

@@ -276,7 +276,9 @@ class HostWorkers:
             slot = WorkerSlot(about, worker, "HVLAUNCH_WORKER=%s" % job_env.get("HVLAUNCH_WORKER"))
             slot.is_first = job_env.get("HVLAUNCH_RANK") == "0"
             slot.master_port = _master_port(job_env)
-            if self.suspension is None and job_env.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
+            # With places in the command the program does not need MASTER_PORT.
+            is_usual = self.suspension is None and "argv" not in item
+            if is_usual and job_env.get("HVLAUNCH_SIZE") != "1" and not _is_launched():
                 slot.may_be_alone = _argv(item, plan)
             self._slots.append(slot)
             self.output.watch(slot)

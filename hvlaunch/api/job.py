@@ -24,7 +24,7 @@ from hvlaunch.outside import (
     known_jobs,
     result_of,
 )
-from hvlaunch.outside.control import ControlClient, DriverGone, state_of
+from hvlaunch.outside.control import ControlClient, DriverGone, await_ready, state_of
 from hvlaunch.telemetry.stack import whole_stacks
 
 __all__ = ["Job", "Line", "attach", "jobs"]
@@ -189,6 +189,15 @@ class Job(Generic[R]):
             time.sleep(_LOOK)
         result = result_of(job)
         return 0 if result is None else int(result["exit_code"])
+
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Wait until the job's service is ready: its `ready_port` takes connections, or its `ready_url` answers.
+
+        Raises TimeoutError after `timeout` seconds; DriverGone if the job ends before; BadUsage without either.
+        """
+        job = self._known()
+        if not await_ready(job, timeout):
+            raise DriverGone(f"job {job.id}: it has ended before its service was ready")
 
     def results(self, timeout: float | None = None) -> list[R]:  # noqa: ARG002 (the subclass waits)
         """Wait for the end; return the values of the last round's functions, by rank.

@@ -52,8 +52,16 @@ class LauncherOptions:
     """Fixed place of the copy on the hosts; implies `--sync`. Default: a place in `~/.cache`."""
     sync_limit: int | str | None = None
     """Most that a copy may have. Default: 1 GB."""
+    preset: str | None = None
+    """Start a program as it needs: vllm, ray, jax and others."""
     templates: bool | None = None
     """Fill in words such as `{rank}` of the command."""
+    ready_port: int | None = None
+    """Port of a service on rank 0's host."""
+    ready_url: str | None = None
+    """URL of a service, as on rank 0's host."""
+    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None
+    """Number of workers on each host, or gpu, auto or cpu. Default: `-np`, else one in every slot."""
     env: Mapping[str, str | int | float] | Sequence[str] | None = None
     """Environment variable for the workers. Such as `{"NAME": "value"}`, or `["NAME"]` for one that is set here."""
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
@@ -148,8 +156,6 @@ class LauncherOptions:
     """Time for the discovery script to end, in seconds. Default: 30 s."""
     nnodes: int | str | None = None
     """Number of hosts to use, or the fewest and the most. Default: all hosts."""
-    nproc_per_node: bool | None = None
-    """A worker on each host, with every GPU of the host."""
     tee: Literal["0", "1", "2", "3"] | None = None
     """Streams to show and to keep in files."""
     redirects: Literal["0", "1", "2", "3"] | None = None
@@ -245,7 +251,11 @@ class GivenOptions(TypedDict, total=False):
     sync_dir: str | PathLike[str] | None
     sync_to: str | None
     sync_limit: int | str | None
+    preset: str | None
     templates: bool | None
+    ready_port: int | None
+    ready_url: str | None
+    nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
     env: Mapping[str, str | int | float] | Sequence[str] | None
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     forward_env: Literal["all"] | None
@@ -293,7 +303,6 @@ class GivenOptions(TypedDict, total=False):
     discovery_interval: float | None
     discovery_timeout: float | None
     nnodes: int | str | None
-    nproc_per_node: bool | None
     tee: Literal["0", "1", "2", "3"] | None
     redirects: Literal["0", "1", "2", "3"] | None
     include: str | None

@@ -160,6 +160,8 @@ def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets
             master_addr="{master_addr}",
             master_port="{master_port}",
             hosts=hosts,
+            scratch="{scratch}",
+            secret="{secret}",  # noqa: S106 (none: the job will have one)
         )
         expansion = Expansion(spec.templates, worker)
         variables = [

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING
 
 from hvlaunch.cli.environment import MAX_STRING, user_env
 from hvlaunch.cli.options.settings import Options, Setting
@@ -31,6 +32,9 @@ from hvlaunch.job import (
     Templates,
 )
 
+if TYPE_CHECKING:
+    from hvlaunch.cli.presets import Preset
+
 __all__ = ["current_directory", "elastic_options", "first_round", "job_spec", "misplaced"]
 
 _FAMILIAR = frozenset(["nnodes", "nproc_per_node", "include", "exclude", "map_by"])
@@ -46,6 +50,12 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
 
     `environ` is the driver's environment. Reads the files that options name, and resolves no host. Raises BadUsage.
     """
+    preset = None
+    if options.preset is not None:
+        from hvlaunch.cli.presets import preset_of, with_preset  # noqa: PLC0415 (few lines have it)
+
+        preset = preset_of(options.preset, environ)
+        options = with_preset(options, preset)
     command = ("python", "-m", *options.command) if options.module else options.command
     cwd = _cwd(options.cwd, environ)
     if not options.module and command[0].endswith(".py"):
@@ -92,7 +102,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         force_slots=_force_slots(options, hosts, per_host),
         allocation=None if scheduled is None else scheduled.origin,
         cwd=cwd,
-        templates=_templates(options, command, hosts, per_host),
+        templates=_templates(options, command, hosts, preset, per_host),
         sync=_sync(options, cwd),
         options=tuple(options.words()),
         detach=options.given.get("detach", "never"),
@@ -152,15 +162,25 @@ def _sync(options: Options, cwd: str) -> SyncOptions | None:
 
 
 def _templates(
-    options: Options, command: tuple[str, ...], hosts: Sequence[Host], per_host: int | None
+    options: Options,
+    command: tuple[str, ...],
+    hosts: Sequence[Host],
+    preset: "Preset | None",
+    per_host: int | None,
 ) -> Templates | None:
-    if not options.templates:
+    if not options.templates and preset is None:
         return None
-    from hvlaunch.hosts.templates import templates_of  # noqa: PLC0415 (few lines have it)
+    from hvlaunch.hosts.templates import escaped, templates_of  # noqa: PLC0415 (few lines have it)
 
-    slots = {host.name: host.slots or options.slots_per_host for host in hosts}
+    env: Mapping[str, str] = {}
+    if preset is not None:
+        command = preset.command(command, str if options.templates else escaped)
+        # The user's own value is stronger.
+        stronger = {name for name, equals, _ in (word.partition("=") for word in options.x) if equals}
+        env = {name: text for name, text in preset.environment.items() if name not in stronger}
+    slots = {host.name: host.slots or options.slots_per_host for host in hosts} if per_host == 1 else {}
     given = {name: count for name, count in slots.items() if count}
-    return templates_of(command, {}, given, is_per_host=per_host == 1)
+    return templates_of(command, env, given, is_per_host=per_host == 1)
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

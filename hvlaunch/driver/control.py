@@ -81,6 +81,7 @@ class ControlDoor:
             b"/stop": ("POST", self._stop),
             b"/output": ("POST", self._output),
             b"/stacks": ("POST", self._stacks),
+            b"/ready": ("GET", lambda _body: self._ready()),
         }
         if path not in routes:
             return Answer(404, b"there is no such path\n")
@@ -183,6 +184,25 @@ class ControlDoor:
             return giver.call_off
 
         return Later(begin, _STACKS_PATIENCE, Answer(503, b"the driver is busy\n"))
+
+    def _ready(self) -> Answer | Later:
+        """Answer whether the job's service is ready now."""
+        port, url = (self._about.get(name) for name in ("ready_port", "ready_url"))
+        if port is None and url is None:
+            return Answer(404, b"the job has no --ready-port or --ready-url\n")
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            self._post(
+                Observe(
+                    lambda observation: observation.ask_ready(
+                        port, url, lambda state: giver(Answer(200, _json(state)))
+                    )
+                )
+            )
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
 
     def _stop(self, body: bytes) -> Answer:
         is_kill = _field(body, "kill", bool)

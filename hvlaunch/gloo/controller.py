@@ -409,6 +409,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "version": __version__,
         "lease": spec.lease,
+        **{name: value for name in ("ready_port", "ready_url") if (value := getattr(spec, name)) is not None},
     }
 
 

@@ -9,7 +9,15 @@ from hvlaunch.agent.wire.frames import MOST_PORTS
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import Templates
 
-__all__ = ["NAMES", "Expansion", "Neighbour", "WorkerPlace", "escaped", "names_in", "templates_of"]
+__all__ = [
+    "NAMES",
+    "Expansion",
+    "Neighbour",
+    "WorkerPlace",
+    "escaped",
+    "names_in",
+    "templates_of",
+]
 
 # `$` before a brace is a shell's: ${rank}. A brace before anything but a name is JSON's, awk's or Python's. One more level
 # fits into a place: {first:--port {port:http}}.
@@ -18,10 +26,12 @@ _PORT_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 _PLAIN = (
     *("rank", "size", "local_rank", "local_size", "node_rank", "nnodes"),
-    *("host", "host_ip", "hosts", "master_addr", "master_port"),
+    *("host", "host_ip", "hosts", "master_addr", "master_port", "slot_list"),
+    *("scratch", "secret"),
 )
 _WITH_TEXT = {
     "slots": "TEXT",
+    "slots_before": "NUMBER",
     "port": "NAME",
     "own_port": "NAME",
     "first": "WORDS",
@@ -45,7 +55,8 @@ def templates_of(
     ports = tuple(dict.fromkeys(port for text in texts for port in _ports_in(text)))
     if len(ports) > MOST_PORTS:
         raise BadUsage(f"the command names {len(ports)} ports; {MOST_PORTS} are the most")
-    return Templates(tuple(words), dict(env), ports, dict(slots))
+    counts_gpus = is_per_host and not {"slots", "slot_list"}.isdisjoint(names)
+    return Templates(tuple(words), dict(env), ports, dict(slots), counts_gpus)
 
 
 class Neighbour(NamedTuple):
@@ -70,6 +81,10 @@ class WorkerPlace(NamedTuple):
     master_port: object
     hosts: tuple[Neighbour, ...]
     """All hosts of the round, by node_rank."""
+    scratch: str
+    """The job's private directory on the host, which is removed at its end."""
+    secret: str
+    """A random word that only the job's workers know."""
 
     @property
     def nnodes(self) -> int:
@@ -87,8 +102,10 @@ class WorkerPlace(NamedTuple):
 class Expansion:
     """The command and the variables of one worker."""
 
-    def __init__(self, templates: Templates, worker: WorkerPlace) -> None:
+    def __init__(self, templates: Templates, worker: WorkerPlace, gpus: int | None = None) -> None:
+        """`gpus` is the number of GPUs of the worker's host, if known."""
         self._templates = templates
+        self._gpus = gpus
         self._worker = worker
 
     def command(self) -> tuple[str, ...]:
@@ -130,13 +147,21 @@ class Expansion:
             case "own_port":
                 return self._port(hosts[worker.node_rank], more)
             case "slots":
-                return str(self._templates.slots.get(worker.host, more))
+                return str(self._slots(worker.host) or more)
+            case "slot_list":
+                return ",".join(map(str, range(self._slots(worker.host) or 0)))
+            case "slots_before":
+                before = hosts[: worker.node_rank]
+                return str(sum(self._templates.slots.get(host.name, int(more)) for host in before))
             case "hosts":
                 return ",".join(host.name for host in hosts)
             case "host_ip":
                 return hosts[worker.node_rank].address
             case _:
                 return str(getattr(worker, name))
+
+    def _slots(self, host: str) -> int | None:
+        return self._templates.slots.get(host, self._gpus)
 
     def _port(self, host: Neighbour, name: str) -> str:
         return str(host.ports[self._templates.ports.index(name)])
@@ -162,6 +187,10 @@ def names_in(text: str) -> Iterator[str]:
             raise BadUsage(f"{{{name}}} takes no text, and {place} has one")
         if name in ("port", "own_port") and not _PORT_NAME.fullmatch(more):
             raise BadUsage(f"{place} needs the name of a port, in small letters", hint="{port:http}")
+        if name == "slots_before" and not more.isdecimal():
+            raise BadUsage(
+                f"{place} needs the slots of a host for which none are given", hint="{slots_before:1}"
+            )
         if name in ("first", "others"):
             _check_split(place, more)
         yield name

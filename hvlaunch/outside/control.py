@@ -8,14 +8,16 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
-from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, HvlaunchError
-from hvlaunch.outside import CONTROL, KnownJob, has_driver, reachable
+from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.outside import CONTROL, KnownJob, await_driver, has_driver, has_ended, reachable
 from hvlaunch.owners import peer_is_own
 
-__all__ = ["ControlClient", "ControlRefused", "DriverGone", "state_of"]
+__all__ = ["ControlClient", "ControlRefused", "DriverGone", "await_ready", "state_of"]
 
 _PATIENCE = 20.0
 _LOOK = 0.05
+_READY_LOOK = 0.5
+"""Seconds between two looks at a service."""
 
 
 class DriverGone(HvlaunchError):
@@ -80,6 +82,34 @@ def state_of(job: KnownJob, patience: float) -> Mapping[str, Any] | None:
     except (DriverGone, ControlRefused):
         return None
     return state
+
+
+def await_ready(job: KnownJob, timeout: float | None = None) -> bool:
+    """Wait until the job's service is ready; False if the job ends before.
+
+    Raises BadUsage for a job without --ready-port and --ready-url, and TimeoutError after `timeout` seconds.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    problem = "its driver has not answered"
+    while not has_ended(job):
+        try:
+            state = ControlClient(job).get("/ready")
+        except DriverGone:
+            # A successor may have taken the job over.
+            if not await_driver(job):
+                return False
+            state = {"is_ready": False, "problem": problem}
+        if state is None:
+            raise BadUsage(
+                f"job {job.id} has no --ready-port or --ready-url", hint="--ready-port with the next job"
+            )
+        if state["is_ready"]:
+            return True
+        problem = state["problem"]
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(f"job {job.id} is not ready within {timeout:g} s: {problem}")
+        time.sleep(_READY_LOOK)
+    return False
 
 
 class _UnixConnection(HTTPConnection):

@@ -43,6 +43,7 @@ class Narrator:
         self._quiet = spec.console.quiet
         self._shown = spec.console.ranks
         self._command = spec.command
+        self._has_places = spec.templates is not None
         self._ends_if_it_hangs = spec.on_hang == "stop" or (
             spec.on_hang == "restart" and spec.elastic is None
         )
@@ -98,7 +99,11 @@ class Narrator:
         if self._shown is not None and min(part.start for part in self._shown) >= size:
             self._say(f"--ranks: the job has only ranks 0-{size - 1}, so no output is shown")
         # The table of launchers is not loaded for commands that can't be in it.
-        if size > 1 and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",)):
+        if (
+            size > 1
+            and not self._has_places
+            and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",))
+        ):
             from hvlaunch.watch.sentences import launcher_advice  # noqa: PLC0415 (few commands are launchers)
 
             advice = launcher_advice(self._command)

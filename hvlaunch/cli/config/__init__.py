@@ -17,7 +17,7 @@ from hvlaunch.errors import BadUsage
 if TYPE_CHECKING:
     from hvlaunch.cli.config.read import FileSettings
 
-__all__ = ["OptionSource", "other_sources", "project_file", "user_file"]
+__all__ = ["OptionSource", "config_directory", "other_sources", "project_file", "user_file"]
 
 
 _PYPROJECT = "pyproject.toml"
@@ -147,14 +147,20 @@ def project_file(directory: str, home: str) -> str | None:
 
 def user_file(environ: Mapping[str, str]) -> str | None:
     """Return the user's own file; None if it does not exist."""
+    directory = config_directory(environ)
+    path = f"{directory}/config.toml"
+    return path if directory is not None and os.path.lexists(path) else None
+
+
+def config_directory(environ: Mapping[str, str]) -> str | None:
+    """Return the directory of the user's own files; None without a home."""
     directory = environ.get("XDG_CONFIG_HOME", "")
     if not directory.startswith("/"):
         home = environ.get("HOME", "")
         if not home.startswith("/"):
             return None
         directory = f"{home}/.config"
-    path = f"{directory}/hvlaunch/config.toml"
-    return path if os.path.lexists(path) else None
+    return f"{directory}/hvlaunch"
 
 
 def _may_have_options(path: str) -> bool:

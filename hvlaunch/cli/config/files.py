@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["BadSyntax", "NotTrusted", "read_config", "toml_tree", "yaml_tree"]
+__all__ = ["BadSyntax", "NotTrusted", "read_config", "read_tree", "toml_tree", "yaml_tree"]
 
 _LARGEST = 1 << 20
 _PYPROJECT = "pyproject.toml"
@@ -51,7 +51,27 @@ def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = Fa
     `is_found`: no user named the file. It must then be a regular file in a directory where no other user can put a
     file or a link.
     """
-    name = _shown(path) if is_found else path
+    root = read_tree(path, is_found=is_found)
+    table = ""
+    if Path(path).name == _PYPROJECT:
+        table = ".".join(_TABLE_OF_PYPROJECT)
+        for key in _TABLE_OF_PYPROJECT:
+            root = root.get(key, {}) if isinstance(root, dict) else root
+    # Path.cwd() is asked only for relative paths: the directory may be deleted.
+    file = Path(path).expanduser()
+    directory = str(file.parent if file.is_absolute() else Path.cwd() / file.parent)
+    return config_settings(
+        root, ConfigFile(_name(path, is_found=is_found), directory, is_found, table), groups
+    )
+
+
+def _name(path: str, *, is_found: bool) -> str:
+    return _shown(path) if is_found else path
+
+
+def read_tree(path: str, *, is_found: bool = False) -> Tree:
+    """Return the file's content. Raises BadUsage and NotTrusted, as read_config() does."""
+    name = _name(path, is_found=is_found)
     try:
         file = Path(path).expanduser()
         data = _found_bytes(path, name) if is_found else _bytes(str(file), name)
@@ -64,7 +84,7 @@ def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = Fa
         raise BadUsage(f"{name}: it is longer than {_LARGEST >> 20} MiB", hint="--config-file FILE")
     try:
         text = data.decode("utf-8-sig")
-        root = toml_tree(text) if _language(name) == "TOML" else yaml_tree(text, name)
+        return toml_tree(text) if _language(name) == "TOML" else yaml_tree(text, name)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadUsage(f"{name}:{line}: not UTF-8 text", hint="save it as UTF-8") from None
@@ -73,14 +93,6 @@ def read_config(path: str, groups: Sequence[OptionGroup], *, is_found: bool = Fa
         raise BadUsage(
             f"{place}: {error}", hint=f"docs/reference/config.md has examples of {_language(name)}"
         ) from None
-    table = ""
-    if Path(name).name == _PYPROJECT:
-        table = ".".join(_TABLE_OF_PYPROJECT)
-        for key in _TABLE_OF_PYPROJECT:
-            root = root.get(key, {}) if isinstance(root, dict) else root
-    # Path.cwd() is asked only for relative paths: the directory may be deleted.
-    directory = str(file.parent if file.is_absolute() else Path.cwd() / file.parent)
-    return config_settings(root, ConfigFile(name, directory, is_found, table), groups)
 
 
 def _language(name: str) -> str:

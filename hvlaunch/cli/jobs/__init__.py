@@ -32,7 +32,7 @@ from hvlaunch.outside import (
     prune,
     remove,
 )
-from hvlaunch.outside.control import ControlClient, DriverGone, state_of
+from hvlaunch.outside.control import ControlClient, DriverGone, await_ready, state_of
 
 __all__ = ["job_record", "job_table", "listed", "parser_of", "run_job_command", "since", "state_word"]
 
@@ -69,6 +69,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
+    if argv[0] == "presets":
+        from hvlaunch.cli.presets import preset_list  # noqa: PLC0415 (for this word alone)
+
+        return print_answer(preset_list(environ))
     if argv[0] == "practise":
         from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
 
@@ -146,6 +150,12 @@ def parser_of(name: str) -> Parser:
             )
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
+        case "wait":
+            parser.add_argument(
+                "--ready",
+                action="store_true",
+                help="wait for the job's service instead (--ready-port, --ready-url)",
+            )
         case "stop":
             parser.add_argument(
                 "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
@@ -351,6 +361,12 @@ def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 def _wait(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     job = choose(jobs, options.job)
+    if options.ready:
+        if await_ready(job):
+            return 0
+        # The job has ended before its service was ready.
+        result = await_end(job)
+        return int(result["exit_code"]) or 1 if result is not None else 1
     result = await_end(job)
     if result is not None:
         return int(result["exit_code"])

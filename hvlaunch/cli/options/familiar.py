@@ -1,11 +1,65 @@
-"""Options known from other launchers: torchrun, DeepSpeed and Open MPI; and horovodrun's, for Horovod's workers."""
+"""Options known from other launchers: torchrun, DeepSpeed and Open MPI; horovodrun's, for Horovod's workers; and those for programs other than torch's."""
 
 from collections.abc import Callable
 from typing import Any
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["BINDING", "FAMILIAR", "HOROVOD"]
+__all__ = ["BINDING", "FAMILIAR", "HOROVOD", "PROGRAMS"]
+
+PROGRAMS = OptionGroup(
+    "programs",
+    pages=(("Any program by one command", "../guides/programs.md"),),
+    options=(
+        Option(
+            "preset",
+            ("--for",),
+            "start a program as it needs: vllm, ray, jax and others",
+            Value(("NAME",), values.not_empty),
+            more="`hvlaunch presets` lists [the names](../guides/programs.md#presets). `--dry-run` shows the result.",
+            example="hvlaunch --for jax -H a:4,b:4 python train.py",
+            source="own",
+            is_everyday=True,
+        ),
+        Option(
+            "templates",
+            ("--templates",),
+            "fill in words such as `{rank}` of the command",
+            more="[Places](../guides/programs.md#places-in-the-command) are numbers, names, addresses and free ports. "
+            "`{{rank}}` gives `{rank}`.",
+            example="hvlaunch --templates -np 2 python train.py",
+        ),
+        Option(
+            "ready_port",
+            ("--ready-port",),
+            "port of a service on rank 0's host",
+            values.PORT,
+            field="ready_port",
+            excludes="ready",
+            more="`hvlaunch wait --ready` waits until the port takes a connection.",
+            example="hvlaunch --detach --ready-port 8000 -np 1 python train.py",
+        ),
+        Option(
+            "ready_url",
+            ("--ready-url",),
+            "URL of a service, as on rank 0's host",
+            Value(("URL",), values.http_url),
+            field="ready_url",
+            excludes="ready",
+            more="`hvlaunch wait --ready` waits until the URL answers without an error.",
+            example="hvlaunch --detach --ready-url http://localhost:8000/health -np 1 python train.py",
+        ),
+        Option(
+            # An alternative to --nproc-per-node 1, which with_slots() applies.
+            "nproc_per_node",
+            ("--per-host",),
+            "a worker on each host, with every GPU of the host",
+            constant=1,
+            more="For vLLM, Ray, torchrun and other programs with a process for each GPU.",
+            example="hvlaunch --per-host -H a,b python train.py",
+        ),
+    ),
+)
 
 FAMILIAR = OptionGroup(
     "known from other launchers",
@@ -33,15 +87,6 @@ FAMILIAR = OptionGroup(
             example="hvlaunch --nproc-per-node 4 -H a:8,b:8 python train.py",
             # torchrun takes both spellings.
             aliases=("--nproc_per_node",),
-        ),
-        Option(
-            # An alternative to --nproc-per-node 1, which with_slots() applies.
-            "nproc_per_node",
-            ("--per-host",),
-            "a worker on each host, with every GPU of the host",
-            constant=1,
-            more="For vLLM, Ray, torchrun and other programs with a process for each GPU.",
-            example="hvlaunch --per-host -H a,b python train.py",
         ),
         Option(
             "module",

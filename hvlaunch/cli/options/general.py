@@ -134,6 +134,7 @@ class JobWord(NamedTuple):
 JOB_WORDS = {
     word.name: word
     for word in (
+        JobWord("presets", "", "list the programs that `--for` knows, and your own presets"),
         JobWord(
             "jobs",
             "[--all] [--json]",
@@ -167,7 +168,11 @@ JOB_WORDS = {
         ),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
-        JobWord("wait", "[JOB]", "wait for a job's end; its exit code is this command's"),
+        JobWord(
+            "wait",
+            "[JOB] [--ready]",
+            "wait for a job's end, or for its service; its exit code is this command's",
+        ),
         JobWord(
             "pool",
             "up NAME -H HOSTS | down NAME | status [NAME]",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
-from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD
+from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
@@ -454,14 +454,6 @@ _WORKERS = OptionGroup(
             default="1 GB",
         ),
         Option(
-            "templates",
-            ("--templates",),
-            "fill in words such as `{rank}` of the command",
-            more="[Places](programs.md#places-in-the-command) are numbers, names, addresses and free ports. "
-            "`{{rank}}` gives `{rank}`.",
-            example="hvlaunch --templates -np 2 python train.py",
-        ),
-        Option(
             "stdin",
             ("--stdin",),
             "ranks that read hvlaunch's standard input",
@@ -783,6 +775,7 @@ GROUPS = (
     _HOSTS,
     BINDING,
     _WORKERS,
+    PROGRAMS,
     _ENVIRONMENT,
     _OUTPUT,
     SSH,

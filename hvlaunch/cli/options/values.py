@@ -29,6 +29,7 @@ __all__ = [
     "from_0",
     "from_0_to_1",
     "hosts_or_bounds",
+    "http_url",
     "mapping",
     "names",
     "not_empty",
@@ -101,6 +102,13 @@ def address(text: str) -> str:
         return str(ipaddress.ip_address(text))
     except ValueError:
         raise BadValue(f"{text!r} is not an IP address") from None
+
+
+def http_url(text: str) -> str:
+    """Check the URL of a service."""
+    if not text.startswith(("http://", "https://")) or not text.isprintable() or " " in text:
+        raise BadValue(f"{text!r} is not a URL such as http://localhost:8000/health")
+    return text
 
 
 def ports(text: str) -> tuple[int, int]:

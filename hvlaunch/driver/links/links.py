@@ -182,7 +182,8 @@ class HostLinks:
             "known_as": connection.remote_address or None,
             # The directory of a copy is known only when the copy is there.
             "cwd": self._spec.cwd if self._spec.sync is None else "/",
-            "gpus": host.slots is None and self._spec.slots_per_host is None,
+            "gpus": (host.slots is None and self._spec.slots_per_host is None)
+            or (templates is not None and templates.counts_gpus and host.name not in templates.slots),
             "ports": self._spec.worker_ports,
             **({"more_ports": len(templates.ports)} if templates and templates.ports else {}),
             "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,

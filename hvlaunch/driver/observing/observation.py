@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hvlaunch.agent.wire.shapes import flag, or_null, record, text
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
 from hvlaunch.telemetry.sample import HostSample, as_json, host_sample
 
 __all__ = ["Observation"]
 
+_READY = record({"is_ready": flag, "problem": or_null(text(256))})
 _LEAST_INTERVAL = 1.0
 _WITHIN = 5.0
 _FRESH = 2.5
@@ -58,6 +60,20 @@ class Observation:
         with self._lock:
             self._kept_until = max(self._kept_until, self._clock() + seconds)
             self._begin()
+
+    def ask_ready(self, port: int | None, url: str | None, give: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have rank 0's host look whether the service answers; `give` gets `is_ready` and `problem`, in any thread."""
+
+        def answered(answer: Answer) -> None:
+            is_good = answer.problem is None and _READY(answer.value)
+            problem = answer.problem or "its host sent an invalid answer"
+            give(answer.value if is_good else {"is_ready": False, "problem": problem})
+
+        def question(target: Target) -> Mapping[str, Any] | None:
+            return {"port": port, "url": url, "seconds": 0} if 0 in target.workers else None
+
+        if not self._observers.ask("ready", question, _WITHIN, answered):
+            give({"is_ready": False, "problem": "rank 0 does not run"})
 
     def newest(self) -> list[HostSample]:
         """Return the newest sample of each host in the newest round. Its `time` tells its age."""

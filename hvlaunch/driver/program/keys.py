@@ -75,6 +75,11 @@ class Keys(NamedTuple):
         """Return the key of a beacon, derived from the number of the connection to its host."""
         return mac(self.beacons.encode("ascii"), b"beacon %d" % number).hex()
 
+    @property
+    def secret(self) -> str:
+        """A word for programs of the user's that ask each other for one, such as Ray's."""
+        return mac(self.beacons.encode("ascii"), b"workers").hex()
+
     def session(self, number: int) -> str:
         """Return the key of a session, derived from the number of its first connection."""
         # Derived by HMAC: a host that learns its key learns nothing of the others.

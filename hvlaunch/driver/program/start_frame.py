@@ -48,7 +48,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     if start.host in spec.visible_gpus:
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
     if spec.templates is not None:
-        _fill_in(workers, spec.templates, start)
+        _fill_in(workers, spec.templates, start, keys.secret)
     body: dict[str, Any] = {
         "argv": spec.command,
         "cwd": start.facts.directory,
@@ -66,7 +66,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
 
 
-def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Start) -> None:
+def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Start, secret: str) -> None:
     """Give each worker its own command, and the variables with places."""
     from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace  # noqa: PLC0415 (few jobs have places)
 
@@ -89,7 +89,10 @@ def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Sta
                 master_addr=network.master_addr,
                 master_port=network.master_port,
                 hosts=tuple(hosts),
+                scratch=start.facts.scratch,
+                secret=secret,
             ),
+            start.facts.gpus if templates.counts_gpus else None,
         )
         worker["argv"] = expansion.command()
         worker["env"].update(expansion.variables())

@@ -213,6 +213,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "wire/caller",
         "wire/carrier",
         *bundles._WARM,
+        "services",  # with presets
         "cache",  # with errands that use it
         "errand_runner",  # with each errand
     }

@@ -43,19 +43,20 @@ def test_everything_said_arrives(here):
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         f"--templates --sync --sync-dir {here} --sync-limit 5K "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
-        "--end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
+        "--ready-port 8000 --end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert dataclasses.replace(spec, options=()) == JobSpec(
         command=("python", "-m", "train", "-np", "4"),
         hosts=(Host("a", slots=2), Host("b", slots=1, user="u")),
         cwd="/data",
-        templates=Templates(("python", "-m", "train", "-np", "4"), {}, (), {"a": 2, "b": 1}),
+        templates=Templates(("python", "-m", "train", "-np", "4"), {}, (), {}),
         sync=SyncOptions(str(here), "", 5 << 10),
         name="base",
         detach="at start",
         np=3,
         end_with_rank=2,
+        ready_port=8000,
         slots_per_host=4,
         force_slots=True,
         network_interfaces=("ib0", "ib1", "eth0"),
@@ -99,6 +100,7 @@ def test_everything_said_arrives(here):
         if field.name in (
             "allocation",
             "elastic",
+            "ready_url",
             "skip_bad_hosts",
             "map_by",
             "visible_gpus",
@@ -107,7 +109,7 @@ def test_everything_said_arrives(here):
             "pool",
             "call",
         ):
-            continue  # none goes with what is said here: -H, --mpi, a command
+            continue  # none goes with what is said here: -H, --mpi, --ready-port, a command
         assert getattr(spec, field.name) != getattr(defaults, field.name), (
             f"{field.name} is not covered by this test"
         )

@@ -39,7 +39,19 @@ READERS_FILES = {
 """Files that a page takes for granted."""
 RUN_IT = ("nohup", "salloc")
 OWN_FOLDERS = ("benchmarks/", "examples/", "hostfiles/", "tests/")
-PROGRAMS = ("python", "bash", "hostname", "./run.sh", "true", "stop", "serve")
+PROGRAMS = (
+    "python",
+    "bash",
+    "hostname",
+    "./run.sh",
+    "true",
+    "stop",
+    "serve",
+    "vllm",
+    "python3",
+    "torchrun",
+    "accelerate",
+)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PINS = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 """But those that differ by the version of Python."""

@@ -18,6 +18,8 @@ FIRST = WorkerPlace(
     master_addr="10.0.0.1",
     master_port=29500,
     hosts=HOSTS,
+    scratch="/tmp/job",
+    secret="s3",
 )
 LAST = FIRST._replace(rank=3, local_rank=1, node_rank=1, host="b")
 

@@ -83,6 +83,12 @@ def _bindings(question: Question) -> Any:
     return answer(question)
 
 
+def _ready(question: Question) -> Any:
+    from hvlaunch.agent.errands.observer.ready import answer  # noqa: PLC0415 (as the samples)
+
+    return answer(question)
+
+
 _ANSWERS: Mapping[str, Callable[[Question], Any]] = {
     "samples": _Samples(),
     "stacks": _stacks,
@@ -91,6 +97,7 @@ _ANSWERS: Mapping[str, Callable[[Question], Any]] = {
     "peers": _peers,
     "versions": _versions,
     "bindings": _bindings,
+    "ready": _ready,
 }
 """A function for each kind of question. It returns the answer as JSON; its exception becomes the `problem`."""
 

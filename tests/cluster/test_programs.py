@@ -1,0 +1,134 @@
+"""Programs other than torch's on real hosts, by presets: a stand-in for vLLM's server, and others where they are installed.
+
+HVLAUNCH_PROGRAMS names the `bin` directory of an environment with jax, ray, distributed and torch.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HVLAUNCH, PROGRAMS, Job
+from tests.testhosts.hosts import TestHosts
+
+SERVER = [sys.executable, PROGRAMS / "serve.py", "MODEL", "--tensor-parallel-size", "24"]
+BIN = os.environ.get("HVLAUNCH_PROGRAMS", "")
+FIRST_FAILED = "rank 0 of 3 on host a failed first"
+
+
+def kill(hosts: TestHosts, name: str, word: str) -> None:
+    """Kill the oldest process on the host with this word in its command."""
+    done = hosts[name].run(["pkill", "-9", "-o", "-f", word])
+    assert done.returncode == 0, f"no {word} on {name}"
+
+
+def test_a_server_is_ready_and_the_end_of_its_head_is_the_jobs(cluster: TestHosts, tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    line = ["--for", "vllm", "-H", "a:8,b:8,c:8", "--grace", "2", "--job-name"]
+
+    def wait_ready() -> int:
+        env = {**cluster.driver.env, **state}
+        return cluster.driver.run([*HVLAUNCH, "wait", "--ready", "served"], env=env, timeout=60).returncode
+
+    job = Job(cluster, [*line, "served", *SERVER], env=state).saw("up at", 3)
+    assert wait_ready() == 0
+    ups = {text.rpartition(" ")[2] for text in job.stdout.splitlines() if "up at" in text}
+    assert len(ups) == 3
+    joined = next(text for text in job.stdout.splitlines() if "joined by" in text)
+    assert sum(f"'{address}'" in joined for address in ups) == 2
+    kill(cluster, "a", "serve.py MODEL")
+    assert job.code() == 137
+    assert FIRST_FAILED in job.stderr
+    # Its port is the user's own, and another job's now. One of the others fails, and then the user stops it.
+    other = Job(cluster, [*line, "served", "--ready-port", 8100, *SERVER, "--port", 8100], env=state)
+    other.saw("joined by")
+    assert wait_ready() == 0
+    kill(cluster, "c", "serve.py MODEL")
+    assert other.code() == 137
+    assert "rank 2 of 3 on host c failed first" in other.stderr
+    stopped = Job(cluster, [*line, "stopped", *SERVER], env=state).saw("joined by")
+    assert stopped.interrupt().code() == 130
+
+
+def program(hosts: TestHosts, name: str, script: Path, text: str) -> Job:
+    """Start a script by the preset on three hosts, with the environment of HVLAUNCH_PROGRAMS."""
+    if not BIN:
+        pytest.skip("HVLAUNCH_PROGRAMS names no environment with the program")
+    script.write_text(text)
+    script.chmod(0o644)
+    env = {"PATH": f"{BIN}:{hosts.driver.env['PATH']}", "JAX_PLATFORMS": "cpu"}
+    words = ["--for", name, "-H", "a,b,c", "-x", "PATH", "-x", "JAX_PLATFORMS", "--grace", "5"]
+    command = ["torchrun", "--nproc-per-node", "2"] if name == "torchrun" else ["python"]
+    return Job(hosts, [*words, *command, script], env=env)
+
+
+JAX = """
+import jax
+jax.distributed.initialize()
+total = jax.pmap(lambda x: jax.lax.psum(x, "hosts"), axis_name="hosts")(jax.numpy.ones(1) * (1 + jax.process_index()))
+print("sum", float(total[0]), "of", jax.process_count())
+"""
+
+RAY = """
+import ray, time
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+ray.init(logging_level="ERROR")
+@ray.remote
+def address():
+    return ray.util.get_node_ip_address()
+nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+print("tasks on", len({*ray.get([address.options(scheduling_strategy=On(node, False)).remote() for node in nodes])}), flush=True)
+time.sleep(WAIT)
+"""
+
+DASK = """
+from distributed import Client
+with Client() as client:
+    print("tasks on", len(client.run(lambda: 1)))
+"""
+
+TORCH = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", total.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "text", "word", "times"),
+    [
+        ("jax", JAX, "sum 6.0 of 3", 3),
+        ("ray", RAY.replace("WAIT", "0"), "tasks on 3", 1),
+        ("dask", DASK, "tasks on 3", 1),
+        ("torchrun", TORCH, "sum 6.0", 6),
+    ],
+)
+def test_a_program_works_on_three_hosts(
+    cluster: TestHosts, tmp_path: Path, name: str, text: str, word: str, times: int
+) -> None:
+    job = program(cluster, name, Path(f"/var/tmp/{tmp_path.name}.py"), text).saw(word, times, timeout=240)
+    assert job.code(120) == 0, job.stderr
+    for host in cluster:
+        assert host.run(["sh", "-c", "ls -d /tmp/ray /tmp/hvlaunch-*"]).stdout == ""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("host", "word", "message"),
+    [("a", "gcs_server", FIRST_FAILED), ("b", "raylet/raylet", "of 3 on host b failed first")],
+)
+def test_a_killed_part_of_ray_ends_the_job(
+    cluster: TestHosts, tmp_path: Path, host: str, word: str, message: str
+) -> None:
+    job = program(cluster, "ray", Path(f"/var/tmp/{tmp_path.name}.py"), RAY.replace("WAIT", "3600"))
+    job.saw("tasks on 3", timeout=240)
+    kill(cluster, host, word)
+    assert job.code(60) == 1
+    assert message in job.stderr

@@ -1,0 +1,265 @@
+"""Presets: what each makes of a command, users' own, and mistakes in their files."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.jobs import run_job_command
+from hvlaunch.cli.plan import plan
+from hvlaunch.cli.presets import preset_list, preset_of
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import BadUsage
+from hvlaunch.hosts import templates
+from hvlaunch.job import JobSpec
+
+NAMES = tuple(line.split()[0] for line in preset_list({}).splitlines())
+
+
+def spec_of(line: str, **environ: str) -> JobSpec:
+    return job_spec(parse(shlex.split(line)), environ)[0]
+
+
+def commands(line: str, **environ: str) -> list[str]:
+    """What each rank runs, with its variables."""
+    lines = plan(spec_of(line, **environ)).split("\n")
+    return [text.strip().partition(": ")[2] for text in lines if text.startswith("  rank ")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_example_of_each_preset_makes_a_job(name: str) -> None:
+    preset = preset_of(name, {})
+    line = preset.example.removeprefix("hvlaunch ")
+    assert line.startswith(f"--for {name} -")
+    assert commands(line)
+    assert len(preset.about) <= 112
+
+
+def test_vllm_gets_its_place_and_options_that_the_user_gives_stay() -> None:
+    line = "--for vllm -H a,b:4 vllm serve M --compilation-config '{\"x\": {rank}}'"
+    first, second = (
+        "VLLM_HOST_IP='{host_ip}' vllm serve M --compilation-config '{\"x\": {rank}}' --nnodes 2 "
+        f"--node-rank {rank} --master-addr '{{master_addr}}' --master-port '{{port:vllm}}'"
+        for rank in (0, 1)
+    )
+    assert commands(line) == [first, f"{second} --headless"]
+    assert spec_of(line).end_with_rank == 0
+    assert commands(f"{line} --master-port=7 --headless")[0].count("--master-port") == 1
+    assert commands(f"{line} --headless")[1].count("--headless") == 1
+    assert "serve --x=1 " in commands("--templates --for vllm -H a,b vllm serve --x={rank}")[1]
+
+
+def test_data_parallel_ranks_start_behind_the_ranks_of_earlier_hosts() -> None:
+    line = "--for vllm-dp -H a:2,b:4,c:2 vllm serve M --data-parallel-size 8"
+    assert [text.partition("--data-parallel-size-local ")[2][0] for text in commands(line)] == ["2", "4", "2"]
+    assert [text.partition("--data-parallel-start-rank ")[2] for text in commands(line)] == ["", "2", "6"]
+
+
+def test_a_word_of_the_command_has_the_options_behind_it() -> None:
+    assert commands("--for accelerate -H a,b accelerate launch train.py --lr 3")[1].startswith(
+        "accelerate launch --num_machines 2 --machine_rank 1 --main_process_ip "
+    )
+    with pytest.raises(BadUsage, match="--for accelerate: the command has no word 'launch'"):
+        spec_of("--for accelerate -H a,b python train.py")
+
+
+def test_the_users_variables_and_options_are_stronger() -> None:
+    line = "--for jax -x OMPI_VERSION=4.9 -x JAX_COORDINATOR_ADDRESS -np 1 true"
+    spec_templates = spec_of(line, OMPI_VERSION="5", JAX_COORDINATOR_ADDRESS="elsewhere:1").templates
+    assert spec_templates is not None
+    assert "OMPI_VERSION" not in spec_templates.env
+    assert spec_templates.env["JAX_COORDINATOR_ADDRESS"] == "{master_addr}:{port:jax}"
+    assert spec_of("--for vllm --end-with-rank 1 -H a,b vllm serve M").end_with_rank == 1
+    assert [host.slots for host in spec_of("--for vllm --nproc-per-node 2 -H a,b vllm serve M").hosts] == [
+        2,
+        2,
+    ]
+
+
+def test_jax_gets_all_devices_of_a_host_with_one_worker() -> None:
+    assert "JAX_LOCAL_DEVICE_IDS" not in commands("--for jax -H a:2 python t.py")[0]
+    assert "JAX_LOCAL_DEVICE_IDS=0,1,2 " in commands("--for jax --per-host -H a:3 python t.py")[0]
+    spec_templates = spec_of("--for jax --per-host -H a,b:3 python t.py").templates
+    assert spec_templates is not None
+    assert (spec_templates.counts_gpus, spec_templates.slots) == (True, {"b": 3})
+
+
+def test_tensorflow_names_a_port_of_each_host() -> None:
+    assert (
+        '"worker": ["{host_ip}:{port:tf}","{host_ip}:{port:tf}"]}, "task": {"type": "worker", "index": 1}}'
+        in commands("--for tensorflow -H a,b python t.py")[1]
+    )
+    with pytest.raises(BadUsage, match="try: --per-host"):
+        spec_of("--for tensorflow --nproc-per-node 2 -H a:2 python t.py")
+
+
+OWN = """
+about = "mine"
+[options]
+end-with-rank = 0
+[environment]
+PLACE = "{rank} of {size}"
+[words]
+append = ["--rank {rank}"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    presets = tmp_path / "hvlaunch" / "presets"
+    presets.mkdir(parents=True)
+    (presets / "mine.toml").write_text(OWN)
+    return presets
+
+
+def test_users_have_presets_of_their_own(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    environ = {"XDG_CONFIG_HOME": str(config.parents[1])}
+    (config / "vllm.toml").write_text(OWN)
+    assert commands("--for mine -np 1 serve", **environ) == ["PLACE='0 of 1' serve --rank 0"]
+    assert commands("--for vllm -np 1 serve", **environ) == ["PLACE='0 of 1' serve --rank 0"]
+    assert run_job_command(["presets"], environ) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted({*NAMES, "mine"})
+    assert "mine        mine" in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "about is missing"),
+        ("about = ['x']", "about must be a text"),
+        ("about = 'x'\nrank = 1", "unknown key 'rank'; try: one of about, example, options"),
+        (
+            "about = 'x'\n[words]\nprepend = ['x']",
+            r"\[words\] unknown key 'prepend'; try: one of after, append",
+        ),
+        ("about = 'x'\n[words]\nappend = 'x'", r"\[words\] append must be a list of texts"),
+        (
+            "about = 'x'\n[options]\nend-with-rnk = 0",
+            r"\[options\] unknown key 'end-with-rnk'; try: end-with-rank",
+        ),
+        ("about = 'x'\n[options]\nend-with-rank = 'x'", r"\[options\] end-with-rank: "),
+        ("about = 'x'\nenvironment = 1", "environment must be a table"),
+        ("about = 'x'\n[environment]\nA = []", r"\[environment\] A must be a text"),
+        ("about = 'x'\n[services.files]\nA = []", r"\[services.files\] A must be a text"),
+        ("about = ", "invalid value"),
+    ],
+)
+def test_a_mistake_in_a_file_is_said_by_file_and_key(config: Path, text: str, message: str) -> None:
+    (config / "mine.toml").write_text(text)
+    with pytest.raises(BadUsage, match=f"{config}/mine.toml:.*{message}"):
+        spec_of("--for mine -np 1 true", XDG_CONFIG_HOME=str(config.parents[1]))
+
+
+def test_unknown_places_and_presets_are_errors(config: Path) -> None:
+    environ = {"XDG_CONFIG_HOME": str(config.parents[1])}
+    with pytest.raises(BadUsage, match=r"no preset 'vlm'; there are .*vllm"):
+        spec_of("--for vlm true", **environ)
+    (config / "mine.toml").write_text("about = 'x'\n[environment]\nA = '{rnk}'")
+    with pytest.raises(BadUsage, match=r"unknown place \{rnk\}"):
+        spec_of("--for mine true", **environ)
+
+
+def test_a_file_that_others_can_change_is_refused(config: Path) -> None:
+    (config / "mine.toml").chmod(0o666)
+    with pytest.raises(BadUsage, match="every user of this machine can change it"):
+        spec_of("--for mine true", XDG_CONFIG_HOME=str(config.parents[1]))
+
+
+CLUSTER = """
+about = "a cluster"
+[options]
+per-host = true
+end-with-rank = 0
+[environment]
+HEAD = "{port:head}"
+[services]
+first = ["python3", "-c", "import socket, time; s = socket.create_server(('', {port:head})); print('head'); time.sleep({first:HEAD_LIFE}{others:99})"]
+others = ["python3", "-c", "import time; print('node'); time.sleep(NODE_LIFE)"]
+until = ["python3", "-c", "print('complete')"]
+address = "localhost:{port:head}"
+[services.files]
+PLACES = '[{each:"{host}"}]'
+"""
+
+
+def run_cluster(
+    config: Path, *command: str, head: str = "999", node: str = "999"
+) -> subprocess.CompletedProcess[str]:
+    text = CLUSTER.replace("HEAD_LIFE", head).replace("NODE_LIFE", node)
+    (config / "cluster.toml").write_text(text)
+    words = ["--for", "cluster", "-H", "localhost,127.0.0.1", "--quiet", "--grace", "5", *command]
+    return subprocess.run(
+        [sys.executable, "-m", "hvlaunch", *words],
+        env={**os.environ, "XDG_CONFIG_HOME": str(config.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_services_run_beside_the_command_of_rank_0(config: Path) -> None:
+    job = run_cluster(config, "sh", "-c", 'cat "$PLACES"; echo; exit 5')
+    assert job.returncode == 5, job.stderr
+    assert job.stdout == '[0]<stdout>: ["localhost","127.0.0.1"]\n'
+    assert all(
+        f"[{rank}]<stderr>: {word}\n" in job.stderr
+        for rank, word in ((0, "head"), (0, "complete"), (1, "node"))
+    )
+    assert run_cluster(config, "true").returncode == 0
+
+
+def test_a_service_that_ends_ends_the_job(config: Path) -> None:
+    head = run_cluster(config, "sleep", "1000", head="1")
+    assert head.returncode == 1
+    assert "rank 0 of 2 on host localhost failed first" in head.stderr
+    assert "hvlaunch: python3 -c " in head.stderr
+    assert "has ended before the command" in head.stderr
+    node = run_cluster(config, "sleep", "1000", node="1")
+    assert node.returncode == 1
+    assert "rank 1 of 2 on host 127.0.0.1 failed first" in node.stderr
+
+
+def test_the_report_names_the_signal_that_ended_the_command(config: Path) -> None:
+    job = run_cluster(config, "sh", "-c", "kill -SEGV $$")
+    assert job.returncode == 128 + 11
+    assert "SIGSEGV" in job.stderr
+
+
+def test_a_missing_service_is_an_error(config: Path) -> None:
+    (config / "none.toml").write_text("about = 'x'\n[services]\nall = ['no-such-program']")
+    job = subprocess.run(
+        [sys.executable, "-m", "hvlaunch", "--for", "none", "-np", "1", "true"],
+        env={**os.environ, "XDG_CONFIG_HOME": str(config.parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert job.returncode == 127
+    assert "hvlaunch: no-such-program: No such file or directory" in job.stderr
+
+
+def test_the_page_has_each_preset_and_one_of_the_users_own(config: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/guides/programs.md").read_text()
+    for name in NAMES:
+        assert f"`{preset_of(name, {}).example}`" in page
+    (config / "mine.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    assert commands("--for mine -H a,b serve", XDG_CONFIG_HOME=str(config.parents[1])) == [
+        "SERVER_IP='{host_ip}' serve --node 0",
+        "SERVER_IP='{host_ip}' serve --node 1 --join '{master_addr}:{port:head}'",
+    ]
+    for place in (name.partition(":")[0].strip("{}") for name in templates.NAMES):
+        assert f"`{{{place}}}`" in page or f"`{{{place}:" in page
+
+
+def test_a_service_of_another_port_is_ready_where_the_user_says() -> None:
+    vllm = spec_of("--for vllm -H a,b vllm serve M")
+    assert (vllm.ready_url, vllm.ready_port) == ("http://localhost:8000/health", None)
+    other = spec_of("--for vllm --ready-port 9000 -H a,b vllm serve M --port 9000")
+    assert (other.ready_url, other.ready_port) == (None, 9000)
