@@ -38,23 +38,27 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_module_is_short_and_says_what_it_is(path):
-    text = path.read_text()
-    assert text.count("\n") <= MOST_LINES, "a module this long is two nouns"
-    assert ast.get_docstring(parsed(path)), "no docstring"
+# One test for all files: a test for each of them costs more than all the reading.
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.name not in WITHOUT_ALL], ids=name_of)
-def test_a_module_names_what_it_offers(path):
-    assigned = [
-        target.id
-        for statement in parsed(path).body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-        if isinstance(target, ast.Name)
-    ]
-    assert "__all__" in assigned
+def test_a_module_is_short_and_says_what_it_is():
+    long = [name_of(path) for path in MODULES if path.read_text().count("\n") > MOST_LINES]
+    assert long == [], "a module this long is two nouns"
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(parsed(path))] == []
+
+
+def test_a_module_names_what_it_offers():
+    def names(path: Path) -> set[str]:
+        return {
+            target.id
+            for statement in parsed(path).body
+            if isinstance(statement, ast.Assign)
+            for target in statement.targets
+            if isinstance(target, ast.Name)
+        }
+
+    modules = [path for path in MODULES if path.name not in WITHOUT_ALL]
+    assert [name_of(path) for path in modules if "__all__" not in names(path)] == []
 
 
 WITHOUT_LINUX = """
@@ -101,20 +105,30 @@ def files() -> list[str]:
     return [f"/{name_of(file)}" for top in FOLDERS for file in (ROOT / top).rglob("*.py")]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_a_module_that_a_document_names_is_there(path):
-    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - {"train.py", "setup.py"}
-    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files())] == []
+def test_a_module_that_a_document_names_is_there():
+    missing = []
+    for path in DOCUMENTS:
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - {"train.py", "setup.py"}
+        missing += [
+            (name_of(path), name)
+            for name in sorted(named)
+            if not any(file.endswith(f"/{name}") for file in files())
+        ]
+    assert missing == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_between_documents_lead_to_files(path):
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
-    local = [target for target in targets if "://" not in target]
-    assert [target for target in local if not (path.parent / target).exists()] == []
+def test_links_between_documents_lead_to_files():
+    wrong = [
+        (name_of(path), target)
+        for path in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text())
+        if "://" not in target and not (path.parent / target).exists()
+    ]
+    assert wrong == []
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """The names of a page's headings as GitHub makes them, and those that it sets itself."""
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
@@ -123,11 +137,14 @@ def anchors(path: Path) -> set[str]:
     return names | set(re.findall(r'<a id="([^"]+)">', text))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_links_to_a_part_of_a_page_lead_to_a_heading(path):
-    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
-    pages = [(path.parent / target if target else path, part) for target, part in links]
-    assert [part for page, part in pages if part not in anchors(page)] == []
+def test_links_to_a_part_of_a_page_lead_to_a_heading():
+    wrong = [
+        (name_of(path), target, part)
+        for path in DOCUMENTS
+        for target, part in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text())
+        if part not in anchors(path.parent / target if target else path)
+    ]
+    assert wrong == []
 
 
 def test_the_actions_of_the_workflows_are_pinned_by_commit():

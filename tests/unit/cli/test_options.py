@@ -200,16 +200,16 @@ def test_a_name_that_no_option_has_is_an_error():
         _ = parse(["true"]).no_such_option
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=ids)
-def test_its_words_are_short_and_plain(option):
-    assert option.help
-    assert len(option.help) <= 60
-    assert not option.help.endswith(".")
-    assert not option.more or option.more.endswith(".")
-    assert not option.default.endswith(".")
-    assert "default" not in option.more
-    text = f"{option.help} {option.more} {option.default}"
-    assert text.count("`") % 2 == 0
+def test_its_words_are_short_and_plain():
+    for option in OPTIONS:
+        assert option.help, option
+        assert len(option.help) <= 60, option
+        assert not option.help.endswith("."), option
+        assert not option.more or option.more.endswith("."), option
+        assert not option.default.endswith("."), option
+        assert "default" not in option.more, option
+        text = f"{option.help} {option.more} {option.default}"
+        assert text.count("`") % 2 == 0, option
 
 
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.example], ids=ids)

@@ -40,7 +40,9 @@ def start(loop_kind):
                 if name in limits
             }
         )
-        http_limits = HttpLimits(**{"body": store_limits.value, **limits})
+        # A client that shows no token would be dropped after ten seconds, however short `exchange` is.
+        unauthenticated = min(10.0, limits.get("exchange", 10.0))
+        http_limits = HttpLimits(**{"body": store_limits.value, "unauthenticated": unauthenticated, **limits})
         server = RendezvousServer(
             TOKEN,
             host=host,

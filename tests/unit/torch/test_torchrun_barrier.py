@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-import pytest
-
 from hvlaunch.torch.torchrun.barrier import (
     Barrier,
     Ended,
@@ -199,8 +197,12 @@ class SimulatedJob:
         raise AssertionError("the nodes run in circles")
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_simulated_jobs_come_to_rest_in_a_round_of_the_right_nodes(seed):
+def test_simulated_jobs_come_to_rest_in_a_round_of_the_right_nodes():
+    for seed in range(150):
+        simulate(seed)
+
+
+def simulate(seed):
     draw = random.Random(seed)
     least = draw.randint(1, 3)
     job = SimulatedJob(NodeLimits(min_nodes=least, max_nodes=draw.randint(least, 5)), draw)

@@ -29,12 +29,8 @@ FILES: dict[str, tuple[Callable[..., str], list[str], dict[str, str]]] = {
 
 
 FOUND = ("hvlaunch.toml", "pyproject.toml")
-CASES = [
-    (group, option, name)
-    for group, option in [*IN_FILES, (None, COMMAND)]
-    for name in FILES
-    if option.source == "any" or name not in FOUND  # test_found_files.py has these
-]
+PROGRAMS = {"mpirun", "remote_python", "host_discovery_script", "mpi_args", "binding_args"}
+TRUST = {"host_keys", "forward_agent", "ssh_config", "ssh_identity_file", "ssh_client"}
 SWITCHES = [(group, option) for group, option in IN_FILES if option.value is None]
 
 
@@ -69,22 +65,28 @@ def in_place(value, option, directory):
     return [str(directory / each) for each in value] if isinstance(value, list) else str(directory / value)
 
 
-@pytest.mark.parametrize("is_grouped", [True, False], ids=["in its group", "at the top"])
-@pytest.mark.parametrize(("group", "option", "name"), CASES, ids=ids)
-def test_a_file(group, option, is_grouped, name, here):
-    make, words, environ = FILES[name]
-    path = here / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(make(option, group if is_grouped else None))
-    if option.name == "profile":
-        other = here / ("hvlaunch.toml" if name.startswith("xdg") else "xdg/hvlaunch/config.toml")
-        other.parent.mkdir(parents=True, exist_ok=True)
-        other.write_text("[profiles.some-text]\n")
+@pytest.mark.parametrize(("group", "option"), [*IN_FILES, (None, COMMAND)], ids=ids)
+def test_a_file(group, option, tmp_path, monkeypatch):
+    """In each kind of file, in its group and at the top: one test for all, since a thousand cost seconds."""
     expected = typed_value(option)
-    value, origin = value_of(option, words, environ, here)
-    assert value == in_place(expected, option, path.parent)
-    shown = str(path) if name.startswith("xdg") else name
-    assert origin == shown
+    for name, (make, words, environ) in FILES.items():
+        if option.source != "any" and name in FOUND:  # test_found_files.py has these
+            continue
+        for at in (group, None):
+            here = tmp_path / f"{'top' if at is None else 'group'}-{name.replace('/', '-')}"
+            path = here / name
+            path.parent.mkdir(parents=True)
+            monkeypatch.chdir(here)
+            path.write_text(make(option, at))
+            if option.name == "profile":
+                other = here / ("hvlaunch.toml" if name.startswith("xdg") else "xdg/hvlaunch/config.toml")
+                other.parent.mkdir(parents=True, exist_ok=True)
+                other.write_text("[profiles.some-text]\n")
+            value, origin = value_of(option, words, environ, here)
+            assert value == in_place(expected, option, path.parent), path
+            assert origin == (str(path) if name.startswith("xdg") else name)
+            if group is None:
+                break
 
 
 @pytest.mark.parametrize(("group", "option"), [*IN_VARIABLES, (None, COMMAND)], ids=ids)
@@ -101,21 +103,18 @@ def test_a_variable(group, option, here):
     assert (value, origin) == (expected, "environment")
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=ids)
-def test_sources_of_an_option_fit_its_effect(group, option):
-    asks = bool(option.question) or option.name in {"check_build", "show_config", "show_secrets", "isolated"}
-    assert asks == (option.source == "command line")
-    assert (option.source == "no file") == (option.name == "config_file")
-    is_program = option.name in {
-        "mpirun",
-        "remote_python",
-        "host_discovery_script",
-        "mpi_args",
-        "binding_args",
-    }
-    is_trust = option.name in {"host_keys", "forward_agent", "ssh_config", "ssh_identity_file", "ssh_client"}
-    if is_program or is_trust:
-        assert option.source == "own"
+def test_sources_of_an_option_fit_its_effect():
+    for _, option in OPTIONS:
+        asks = bool(option.question) or option.name in {
+            "check_build",
+            "show_config",
+            "show_secrets",
+            "isolated",
+        }
+        assert asks == (option.source == "command line"), option
+        assert (option.source == "no file") == (option.name == "config_file"), option
+        if option.name in PROGRAMS | TRUST:
+            assert option.source == "own", option
 
 
 @pytest.mark.parametrize(("group", "option"), SWITCHES, ids=ids)
