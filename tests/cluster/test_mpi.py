@@ -1,7 +1,4 @@
-"""Real launchers in place of hvlaunch's own ssh: what they start, and how it ends, is as with --gloo.
-
-With HVLAUNCH_FULL_TESTS set, the training jobs have 8 ranks on 4 hosts and run under both MPIs.
-"""
+"""Real launchers in place of hvlaunch's own ssh: what they start, and how it ends, is as with --gloo."""
 
 import json
 import os
@@ -23,9 +20,8 @@ from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 __all__ = ["alone"]
 
-FULL = bool(os.environ.get("HVLAUNCH_FULL_TESTS"))
-HOSTS = "a:2,b:2,c:2,d:2" if FULL else "a:1,b:1"
-RANKS = 8 if FULL else 2
+HOSTS = "a:1,b:1"
+RANKS = 2
 SECRET = f"s3cr3t-{secrets.token_hex(8)}"
 """Other tests' processes are seen in the driver place, too, and may have theirs on a command line until hvlaunch runs."""
 # MPICH's own name for its library is not the one that mpi4py's build for MPICH asks for.
@@ -54,10 +50,9 @@ def with_mpi4py(mpirun: str, *python: object) -> list[object]:
 
 
 @TORCH
+@pytest.mark.long  # test_mpi4py_beside_torch has its groups, and test_training.py the training
 @pytest.mark.timeout(300)
 def test_digits_are_learned_as_well_as_by_one_process(cluster: TestHosts, alone: float, mpirun: str) -> None:
-    if mpirun != "mpirun.openmpi" and not FULL:
-        pytest.skip("HVLAUNCH_FULL_TESTS is not set")
     run = job(cluster, mpirun, "-H", HOSTS, "-x", "OMP_NUM_THREADS=1", *DIGITS)
     assert run.code(timeout=240) == 0, run.stderr
     assert accuracy(run.stdout) > 0.95

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-BY_OTHERS = pytest.mark.long
-"""They need the extra `ecosystem`: `make ecosystem-tests` installs it."""
+pytestmark = pytest.mark.long
+"""`make ecosystem-tests` runs them: all but fsdp2 need the extra that it installs, and fsdp2 trains for ten seconds."""
 GOOD = 0.9  # of the test images
 WEIGHTS = re.compile(r"\[\d\]<stdout>: rank (\d) of 2 .*whose sum is (-?[0-9.]+)$", re.MULTILINE)
 ACCURACY = re.compile(r"\[0\]<stdout>: accuracy (0\.\d{3}|1\.000)$", re.MULTILINE)
@@ -19,12 +19,7 @@ ACCURACY = re.compile(r"\[0\]<stdout>: accuracy (0\.\d{3}|1\.000)$", re.MULTILIN
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    [
-        "fsdp2",
-        pytest.param("accelerate", marks=BY_OTHERS),
-        pytest.param("lightning", marks=BY_OTHERS),
-        pytest.param("trainer", marks=BY_OTHERS),
-    ],
+    ["fsdp2", "accelerate", "lightning", "trainer"],
 )
 def test_two_ranks_train_one_model(name: str) -> None:
     command = [
