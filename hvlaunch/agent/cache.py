@@ -30,8 +30,8 @@ def own_directory(name: str) -> str:
     """Return the directory of this name. Raises PermissionError if other users can write there."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     path = os.path.join(cache, "hvlaunch", name)
-    os.makedirs(path, 0o700, exist_ok=True)
     for directory in (os.path.dirname(path), path):
+        os.makedirs(directory, 0o700, exist_ok=True)
         check_own(directory)
     return path
 
@@ -51,10 +51,11 @@ def check_own(directory: str) -> None:
 
 @contextmanager
 def locked(entry: str) -> Iterator[None]:
-    """Hold the lock of an entry; make a missing entry."""
+    """Hold the lock of an entry; make a missing entry. Raises PermissionError."""
     is_locked = False
     while not is_locked:
         os.makedirs(entry, 0o700, exist_ok=True)
+        check_own(entry)
         with _lock(entry, os.O_CREAT, 0) as is_locked:
             if is_locked:
                 os.utime(os.path.join(entry, "lock"))

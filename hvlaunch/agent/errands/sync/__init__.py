@@ -143,7 +143,12 @@ class _Project:
         return {"directory": copy.tree, "received": self._received}
 
     def _find(self) -> List[Copy]:
-        return [Copy(directory) for directory in copies_of(self.directory)]
+        copies = [Copy(directory) for directory in copies_of(self.directory)]
+        for copy in copies:
+            # Another user may have made them while the cache was open to all.
+            check_own(copy.directory)
+            check_own(copy.tree)
+        return copies
 
     def _choose(self) -> Tuple[Copy, bool]:
         """Return a complete copy of this tree and True, or the first unused copy and False."""
@@ -170,12 +175,13 @@ class _Project:
         """Bring the content that the tree lacks into `incoming`."""
         os.makedirs(self._incoming, 0o700, exist_ok=True)
         sources = self._sources()
+        come = set(os.listdir(self._incoming))
         lacking: Dict[str, TreeFile] = {}
         for file in manifest.files:
             if copy.has(file) or file.content in lacking:
                 continue
             incoming = os.path.join(self._incoming, file.content)
-            if has_content(incoming, file, None):
+            if file.content in come and has_content(incoming, file, None):
                 continue
             if not file.parts:
                 with open(incoming, "w"):

@@ -23,6 +23,7 @@ __all__ = [
     "PartWriter",
     "TreeFile",
     "copy_content",
+    "fields_of",
     "has_content",
     "keep_parts",
     "places_of_parts",
@@ -105,16 +106,17 @@ class PartWriter:
         self._folder = folder
         self._places: Dict[str, List[Tuple[TreeFile, int]]] = {}
         self._left: Dict[str, int] = {}
+        begun = set(os.listdir(folder))
         for file in lacking.values():
-            self._add(file)
+            self._add(file, is_begun=file.content + ".part" in begun)
         self.needed = {numbers[part]: part for part in self._places}
         """The parts that have not come, by number."""
         self._order = sorted(self.needed, reverse=True)
 
-    def _add(self, file: TreeFile) -> None:
+    def _add(self, file: TreeFile, *, is_begun: bool) -> None:
         """Note the missing parts of a file: some may have come in an earlier try."""
         path = os.path.join(self._folder, file.content)
-        here = _parts_of(path + ".part")
+        here = _parts_of(path + ".part") if is_begun else []
         missing = [number for number, part in enumerate(file.parts) if here[number : number + 1] != [part]]
         for number in missing:
             self._places.setdefault(file.parts[number], []).append((file, number * PART))
@@ -130,6 +132,10 @@ class PartWriter:
             return False
         for file, offset in self._places[part]:
             path = os.path.join(self._folder, file.content)
+            if file.size <= PART:
+                # Half of a file has another hash, and does not count: it needs no other name.
+                _write(path, data, 0, file.mode, os.O_TRUNC)
+                continue
             _write_part(path, data, offset)
             self._left[file.content] -= 1
             if not self._left[file.content]:
@@ -191,6 +197,11 @@ def status_of(path: str) -> List[int]:
         return []
     if not stat.S_ISREG(status.st_mode):
         return []
+    return fields_of(status)
+
+
+def fields_of(status: os.stat_result) -> List[int]:
+    """Return the fields of a status that change with a file's content."""
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
@@ -255,9 +266,14 @@ def keep_parts(before: str, target: str, file: TreeFile) -> None:
 
 def _write_part(path: str, data: bytes, offset: int) -> None:
     """Write a part of a file. The file's name ends with `.part` until the file is whole."""
-    descriptor = os.open(path + ".part", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    _write(path + ".part", data, offset, 0o600, 0)
+
+
+def _write(path: str, data: bytes, offset: int, mode: int, flags: int) -> None:
+    flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, mode)
     try:
-        if data.count(0) == len(data) and os.fstat(descriptor).st_size <= offset:
+        if not any(data[:16]) and not data.strip(b"\0") and os.fstat(descriptor).st_size <= offset:
             # A hole takes no space, as in sparse files.
             os.ftruncate(descriptor, offset + len(data))
             return

@@ -16,7 +16,7 @@ import json
 import os
 
 from hvlaunch.agent.cache import own_use
-from hvlaunch.agent.errands.sync.content import copy_content, has_content, status_of
+from hvlaunch.agent.errands.sync.content import copy_content, fields_of, has_content, status_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,9 +122,11 @@ class Copy:
             path = os.path.join(self.tree, file.path)
             if file.path in lacking:
                 self._install_file(path, file, incoming, is_last=last[file.content] is file)
-            if file.path not in self._theirs and os.lstat(path).st_mode & 0o7777 != file.mode:
+            status = os.lstat(path)
+            if file.path not in self._theirs and status.st_mode & 0o7777 != file.mode:
                 os.chmod(path, file.mode)
-            index[file.path] = ["f", file.content, *status_of(path)]
+                status = os.lstat(path)
+            index[file.path] = ["f", file.content, *fields_of(status)]
         self.index = index
         self._save("theirs.json", sorted(self._theirs & index.keys()))
         self._save("index.json", index)
@@ -137,8 +139,11 @@ class Copy:
             content = os.path.join(incoming, "copy")
             if not copy_content(os.path.join(incoming, file.content), content, file):
                 raise OSError("%s was changed while it was installed" % file.path)
-        _remove(path)
-        os.rename(content, path)
+        try:
+            os.rename(content, path)
+        except IsADirectoryError:
+            os.rmdir(path)
+            os.rename(content, path)
 
     def _remove_old(self, before: Dict[str, Any], manifest: Manifest) -> None:
         """Remove files and links that left the tree, and empty directories."""
