@@ -162,6 +162,14 @@ def test_files_of_jobs_stay_and_changed_ones_are_mended(host: Host, root: Path) 
     assert tree_of(copy) == {**tree_of(root), "out": None, "out/model.pt": (b"weights", False)}
 
 
+def test_a_link_that_leads_elsewhere_is_mended(host: Host, root: Path) -> None:
+    copy = Path(host.copy()["directory"])
+    (copy / "link").unlink()
+    (copy / "link").symlink_to("/etc")
+    assert Path(host.copy()["directory"]) == copy
+    assert tree_of(copy) == tree_of(root)
+
+
 def test_a_file_takes_the_place_of_a_directory_and_back(host: Host, root: Path) -> None:
     copy = Path(host.copy()["directory"])
     shutil.rmtree(root / "sub")
@@ -368,6 +376,8 @@ def test_a_fixed_place_keeps_what_hvlaunch_has_not_written(
     }
     assert host.copy()["received"] == 0
     (place / "none").write_text("results")
+    (place / "link").unlink()
+    (place / "link").symlink_to("sub/mine")
     for name in ("run.sh", "none", "also-none", "sub/train.py"):
         (root / name).unlink()
     (root / "sub").rmdir()
@@ -379,6 +389,7 @@ def test_a_fixed_place_keeps_what_hvlaunch_has_not_written(
         "sub/mine": (b"notes", False),
         "run.sh": (b"#!/bin/sh\n", False),
         "none": (b"results", False),
+        "link": "sub/mine",
     }
 
 

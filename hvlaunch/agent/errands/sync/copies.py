@@ -58,7 +58,7 @@ class Copy:
             if entry[0] == "f":
                 if status_of(whole_path) != entry[2:]:
                     return False
-            elif not (os.path.islink(whole_path) if entry[0] == "l" else os.path.isdir(whole_path)):
+            elif not (_leads(whole_path, entry) if entry[0] == "l" else os.path.isdir(whole_path)):
                 return False
         return True
 
@@ -116,7 +116,7 @@ class Copy:
             if not os.path.islink(link) or os.readlink(link) != target:
                 _remove(link)
                 os.symlink(target, link)
-            index[path] = ["l"]
+            index[path] = ["l", target]
         last = {file.content: file for file in manifest.files if file.path in lacking}
         for file in manifest.files:
             path = os.path.join(self.tree, file.path)
@@ -191,8 +191,13 @@ def _is_ours(path: str, entry: List[Any]) -> bool:
     if entry[0] == "f":
         return status_of(path) == entry[2:]
     if entry[0] == "l":
-        return os.path.islink(path)
+        return _leads(path, entry)
     return entry[0] == "?" or os.path.isdir(path)
+
+
+def _leads(path: str, entry: List[Any]) -> bool:
+    """True for a link with the target of its installation."""
+    return os.path.islink(path) and [os.readlink(path)] == entry[1:]
 
 
 def _remove(path: str) -> None:
