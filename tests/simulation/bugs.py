@@ -445,7 +445,7 @@ BUGS: Sequence[Bug] = (
     Bug(survivors_sit_slot_by_slot, "rank 0 is no", 27),
     Bug(survivors_go_backwards, "survivors change their order", 16),
     Bug(a_host_is_connected_in_its_cooldown, "is connected in its cool-down", 16),
-    Bug(the_end_of_a_cooldown_wakes_nothing, "whose cool-down is over", 125),
+    Bug(the_end_of_a_cooldown_wakes_nothing, "sleeps beyond the end of a cool-down", 14),
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 248),
     Bug(a_cooldown_never_doubles, "s, in place of", 16),
     Bug(an_excluded_host_has_no_probation, "fails again, and is not excluded", 493),

@@ -41,6 +41,8 @@ class Process:
     met: int = -1
     """Newest round in which it has met the others."""
     commit: int = -1
+    training: int = 0
+    """Number of trainings that its state has behind it."""
     asked_after: int = -2
     """Its last round at its request for another."""
     is_waiting: bool = False
@@ -85,6 +87,8 @@ class Workers:
         self.ended_well = 0
         self._lingers = Random(f"{world.seed} lingers").random() < 0.1
         """True if the workers of this world live on for a while after their training."""
+        self.trainings = 2 if Random(f"{world.seed} trainings").random() < 0.1 else 1
+        """Number of trainings of a program, one after the other."""
 
     def carry_out(self, action: do.Action) -> None:
         """Carry out the engine's actions for workers."""
@@ -225,9 +229,10 @@ class Workers:
             members, number
         ):
             return
-        newest = max(process.commit for process in members)
+        newest = max((process.training, process.commit) for process in members)
         for process in members:
-            process.commit, process.met = newest, number
+            process.training, process.commit = newest
+            process.met = number
             self._say(process, number)
         self._world.at(STEP * self._world.random.random(), lambda: self._train(number))
 
@@ -294,6 +299,11 @@ class Workers:
             self._world.at(1.0, lambda: self._finished(process))
         elif process.live and not process.is_silent:
             self._say(process, process.last_round, is_done=True)
+            if self._world.kind == "in-process" and process.training + 1 < self.trainings:
+                # A program that trains again counts its commits from the beginning.
+                process.training, process.commit = process.training + 1, -1
+                self._ask(process)
+                return
             if self._lingers and not self._world.faults:
                 process.is_done = True
                 self.codes.add(128 + signal.SIGKILL)  # a later fault may break the round that it is still in

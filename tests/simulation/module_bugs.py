@@ -27,6 +27,7 @@ from hvlaunch.engine.workers import (
     Life,
     Orders,
     Transition,
+    Worker,
     Workers,
     WorkerState,
     WorkerTrigger,
@@ -530,6 +531,17 @@ def a_later_order_hides_the_first(patch: Patch) -> None:
     instead(patch, Orders, "add", wrong)
 
 
+def commits_of_an_earlier_training_count(patch: Patch) -> None:
+    def wrong(
+        right: Callable[..., None], self: Workers, worker: Worker, last_round: int, commit: int, now: float
+    ) -> None:
+        before = worker.commit
+        right(self, worker, last_round, commit, now)
+        worker.commit = max(before, worker.commit)
+
+    instead(patch, Workers, "ask", wrong)
+
+
 MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("actions", a_stop_of_all_workers_stops_nobody, "was not told that the job ends", 0),
     ModuleBug("causes", code_and_signal_change_places, "ended so", 17),
@@ -611,6 +623,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("workers", dismissed_workers_have_no_time_to_end_well, "and stopped at once", 4),
     ModuleBug("workers", starts_of_a_slot_are_not_counted, "is called 0", 4),
     ModuleBug("workers", a_hanging_worker_that_is_stopped_counts_as_stopped, "not told to end", 609),
+    ModuleBug("workers", commits_of_an_earlier_training_count, "the round had no time for a commit", 33),
     ModuleBug("workers", a_later_order_hides_the_first, "was told to end", 1431),
     ModuleBug("workers", an_interrupt_kills_before_it_ends_gently, "does not end with SIGKILL", 0),
 )
