@@ -490,9 +490,11 @@ def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.S
 def _keep(job: _Job, directory: "JobDirectory", result: JobResult, reporting: Reporting) -> None:
     from hvlaunch.driver.job_record import forget  # noqa: PLC0415 (for jobs that failed)
     from hvlaunch.outside import prune  # noqa: PLC0415 (as above)
+    from hvlaunch.outside.run_record import RUN  # noqa: PLC0415 (as above)
     from hvlaunch.watch.recorder import result_record  # noqa: PLC0415 (as above)
 
-    _run_record(job, directory)({})
+    if not (directory.path / RUN).exists():
+        _run_record(job, directory)({})
     # A full disk must not turn the job's own end into an error.
     with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))

@@ -17,16 +17,14 @@ from hvlaunch import __version__
 from hvlaunch.console.masking import MASK, masked, masked_words
 from hvlaunch.engine.codec import encode
 from hvlaunch.job import JobSpec, SyncOptions
-from hvlaunch.outside.run_record import RUN, files_of
+from hvlaunch.outside.run_record import RUN, text_of_manifest
 
 if TYPE_CHECKING:
     from hvlaunch.outside import JobDirectory
 
 __all__ = ["write_run"]
 
-_LOCKS = re.compile(
-    r"(?:uv|poetry|pdm|pixi)\.lock|Pipfile\.lock|pylock(?:\.[^/]*)?\.toml|(?:conda-lock|environment)\.ya?ml|requirements[^/]*\.txt"
-)
+_LOCKS = r"(?:uv|poetry|pdm|pixi)\.lock|Pipfile\.lock|pylock(?:\.[^/\"]*)?\.toml|(?:conda-lock|environment)\.ya?ml|requirements[^/\"]*\.txt"
 _SEED = re.compile(r"--?(?:[\w-]*[_-])?seed(?:=(.*))?", re.IGNORECASE)
 _HASH_SEED = "PYTHONHASHSEED"
 
@@ -70,12 +68,18 @@ def _locks(spec: JobSpec, directory: Path) -> dict[str, str]:
     """Return hashes of the lock files in the tree's root, the workers' directory and the directories between."""
     if spec.sync is None:
         return {}
+    try:
+        manifest = text_of_manifest(directory)
+    except OSError:
+        return {}
     below = PurePosixPath(spec.sync.below)
-    places = {str(place) for place in (below, *below.parents)}
+    places = [f"{place}/" if place.name else "" for place in (below, *below.parents)]
+    # As text: the JSON of 20,000 files takes a twentieth of a second.
+    prefixes = "|".join(re.escape(json.dumps(place)[1:-1]) for place in places)
+    entries = re.finditer(rf'\["f","((?:{prefixes})(?:{_LOCKS}))",([^\]]*\])', manifest)
     return {
-        path: sha256(json.dumps(content).encode()).hexdigest()
-        for path, content in files_of(directory).items()
-        if _LOCKS.fullmatch((file := PurePosixPath(path)).name) and str(file.parent) in places
+        json.loads(f'"{path}"'): sha256(content.encode()).hexdigest()
+        for path, content in (entry.groups() for entry in entries)
     }
 
 

@@ -3,17 +3,27 @@
 The driver writes the record (gloo/run_record.py). The record has no secrets: the driver masks them.
 """
 
+import errno
 import json
 import shlex
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob
 
-__all__ = ["MANIFEST", "RUN", "Difference", "differences", "files_of", "not_compared", "read_run"]
+__all__ = [
+    "MANIFEST",
+    "RUN",
+    "Difference",
+    "differences",
+    "files_of",
+    "not_compared",
+    "read_run",
+    "text_of_manifest",
+]
 
 RUN = "run.json"
 MANIFEST = "manifest"
@@ -37,14 +47,18 @@ def read_run(job: KnownJob) -> Mapping[str, Any]:
 def files_of(directory: Path) -> dict[str, Any]:
     """Return the mode and the hashes of each file of a job's tree by path, and the targets of links. Empty without a tree."""
     try:
-        return {str(entry[1]): entry[2:] for entry in _entries(directory) if entry[0] != "d"}
-    except (OSError, ValueError, LookupError, TypeError, zlib.error):
+        entries = json.loads(text_of_manifest(directory))
+        return {str(entry[1]): entry[2:] for entry in entries if entry[0] != "d"}
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
 
 
-def _entries(directory: Path) -> Iterator[Sequence[Any]]:
-    unpacking = zlib.decompressobj()
-    yield from json.loads(unpacking.decompress((directory / MANIFEST).read_bytes(), _LARGEST))
+def text_of_manifest(directory: Path) -> str:
+    """Return the manifest of a job's tree as JSON. Raises OSError."""
+    try:
+        return str(zlib.decompressobj().decompress((directory / MANIFEST).read_bytes(), _LARGEST), "ascii")
+    except (zlib.error, ValueError) as error:
+        raise OSError(errno.EBADMSG, str(error), str(directory / MANIFEST)) from None
 
 
 class Difference(NamedTuple):
