@@ -30,7 +30,7 @@ from hvlaunch.agent.wire.shapes import or_null, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
     from hvlaunch.agent.errands.sync.peers import PartServer
@@ -133,8 +133,9 @@ class _Project:
         if not is_current:
             manifest = self._manifest()
             copy.check_conflicts(manifest)
-            self._fetch(copy, manifest)
-            copy.install(manifest, self._incoming)
+            missing = copy.missing(manifest)
+            self._fetch(copy, manifest, missing)
+            copy.install(manifest, missing, self._incoming)
             shutil.rmtree(self._incoming, ignore_errors=True)
         copy.use(self._job)
         for other in self._copies:
@@ -171,14 +172,14 @@ class _Project:
 
     # New content
 
-    def _fetch(self, copy: Copy, manifest: Manifest) -> None:
-        """Bring the content that the tree lacks into `incoming`."""
+    def _fetch(self, copy: Copy, manifest: Manifest, missing: List[TreeFile]) -> None:
+        """Bring the content of missing files into `incoming`."""
         os.makedirs(self._incoming, 0o700, exist_ok=True)
-        sources = self._sources()
+        sources = self._sources({file.content for file in missing})
         come = set(os.listdir(self._incoming))
         lacking: Dict[str, TreeFile] = {}
-        for file in manifest.files:
-            if copy.has(file) or file.content in lacking:
+        for file in missing:
+            if file.content in lacking:
                 continue
             incoming = os.path.join(self._incoming, file.content)
             if file.content in come and has_content(incoming, file, None):
@@ -224,13 +225,13 @@ class _Project:
 
         return PartServer(peer["secret"], peer["pem"], self.directory, hashes, PART, places_of)
 
-    def _sources(self) -> Dict[str, str]:
-        """Return paths of content on this host, by the content's name."""
+    def _sources(self, contents: Set[str]) -> Dict[str, str]:
+        """Return paths of these contents on this host, by their names."""
         return {
             entry[1]: os.path.join(copy.tree, path)
             for copy in self._copies
             for path, entry in copy.index.items()
-            if entry[0] == "f"
+            if entry[0] == "f" and entry[1] in contents
         }
 
     def _make_room(self, lacking: Dict[str, TreeFile]) -> None:

@@ -45,7 +45,9 @@ class TreeFile:
         self.size = size
         self.parts = parts
         # Equal content has equal names.
-        self.content = hashlib.sha256(",".join(parts).encode("ascii")).hexdigest()
+        self.content = (
+            parts[0] if len(parts) == 1 else hashlib.sha256(",".join(parts).encode("ascii")).hexdigest()
+        )
 
 
 class Manifest:
@@ -190,7 +192,7 @@ def ranges_of(numbers: List[int]) -> Iterator[Tuple[int, int]]:
 
 
 def status_of(path: str) -> List[int]:
-    """Return size, times and inode of a file; empty for no file."""
+    """Return size, times, inode and mode of a file; empty for no file."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -201,8 +203,8 @@ def status_of(path: str) -> List[int]:
 
 
 def fields_of(status: os.stat_result) -> List[int]:
-    """Return the fields of a status that change with a file's content."""
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    """Return the fields of a status that change with a file."""
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_mode]
 
 
 def has_content(path: str, file: TreeFile, entry: Any) -> bool:

@@ -4,6 +4,7 @@ A copy has
 
 - `tree`, the directory of the workers. Files of workers stay, as in any working directory;
 - `index.json`, a list of the files from the user's tree, with the status of each file after its installation;
+- `changing.json`, the paths that a change adds or replaces, until it is complete;
 - `theirs.json`, the listed paths with files from before at a fixed place: they are never removed or replaced;
 - `complete`, with the hash of the tree. The file is missing during a change, so a copy counts whole or not at all;
 - `size`, the bytes of the tree;
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 
 from hvlaunch.agent.cache import own_use
 from hvlaunch.agent.errands.sync.content import copy_content, fields_of, has_content, status_of
@@ -43,6 +45,9 @@ class Copy:
         """True if the tree may have files that hvlaunch has not written, and that must stay."""
         self.index: Dict[str, Any] = self._load("index.json", {})
         """The kind of each path from the user's tree, and the content and status of files."""
+        # After a kill during a change: old and new paths.
+        self.index.update({path: ["?"] for path in self._load("changing.json", [])})
+        self._unchanged: Set[str] = set()
         self._theirs: Set[str] = set(self._load("theirs.json", []))
 
     def make(self) -> None:
@@ -62,9 +67,20 @@ class Copy:
                 return False
         return True
 
-    def has(self, file: TreeFile) -> bool:
-        """True if the tree has the file with its content."""
-        return has_content(os.path.join(self.tree, file.path), file, self.index.get(file.path))
+    def missing(self, manifest: Manifest) -> List[TreeFile]:
+        """Return the files without their content in the tree."""
+        missing = []
+        for file in manifest.files:
+            path = self.tree + "/" + file.path
+            entry = self.index.get(file.path, ["?"])
+            if entry[0] == "f" and entry[2:] == status_of(path):
+                if entry[1] == file.content:
+                    self._unchanged.add(file.path)
+                else:
+                    missing.append(file)
+            elif not has_content(path, file, None):
+                missing.append(file)
+        return missing
 
     def use(self, job: str) -> None:
         """Note that this agent's job uses the copy."""
@@ -93,16 +109,16 @@ class Copy:
                     )
                 self._theirs.add(path)
 
-    def install(self, manifest: Manifest, incoming: str) -> None:
-        """Change the tree to the manifest's; all new content is in `incoming`."""
+    def install(self, manifest: Manifest, missing: List[TreeFile], incoming: str) -> None:
+        """Change the tree to the manifest's; the content of `missing` files is in `incoming`."""
         before = self.index
-        lacking = {file.path for file in manifest.files if not self.has(file)}
+        lacking = {file.path for file in missing}
         if os.path.exists(os.path.join(self.directory, "complete")):
             os.unlink(os.path.join(self.directory, "complete"))
         self._save("theirs.json", sorted(self._theirs))
-        # After a kill, the next try finds old and new paths in this list.
-        new = {path: ["?"] for path in manifest.kinds if path not in before or path in lacking}
-        self._save("index.json", dict(before, **new))
+        self._save(
+            "changing.json", [path for path in manifest.kinds if path not in before or path in lacking]
+        )
         _write(self.directory, "size", str(sum(file.size for file in manifest.files)))
         self._remove_old(before, manifest)
         for path in manifest.directories:
@@ -117,11 +133,16 @@ class Copy:
                 _remove(link)
                 os.symlink(target, link)
             index[path] = ["l", target]
-        last = {file.content: file for file in manifest.files if file.path in lacking}
+        last = {file.content: file for file in missing}
         for file in manifest.files:
-            path = os.path.join(self.tree, file.path)
+            path = self.tree + "/" + file.path
             if file.path in lacking:
                 self._install_file(path, file, incoming, is_last=last[file.content] is file)
+            else:
+                entry = before.get(file.path, ["?"])
+                if file.path in self._unchanged and stat.S_IMODE(entry[-1]) == file.mode:
+                    index[file.path] = entry
+                    continue
             status = os.lstat(path)
             if file.path not in self._theirs and status.st_mode & 0o7777 != file.mode:
                 os.chmod(path, file.mode)
@@ -131,6 +152,7 @@ class Copy:
         self._save("theirs.json", sorted(self._theirs & index.keys()))
         self._save("index.json", index)
         _write(self.directory, "complete", manifest.hash)
+        os.unlink(os.path.join(self.directory, "changing.json"))
 
     def _install_file(self, path: str, file: TreeFile, incoming: str, *, is_last: bool) -> None:
         content = os.path.join(incoming, file.content)
