@@ -17,13 +17,15 @@ from hvlaunch.agent.facts import boot_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, List
+    from typing import Callable, Iterator, List, Optional, Sequence
 
 __all__ = ["check_own", "drop_old", "is_used", "locked", "own_directory", "own_use"]
 
 _KEPT = 30 * 86400.0  # seconds for which a part stays without being used
 _MOST = 20 << 30  # bytes that the parts in a directory may have together
-_FOREIGN_USE = 86400.0  # seconds for which another host's use of a shared directory counts
+_FOREIGN_USE = (
+    30 * 86400.0
+)  # seconds for which another host's use of a shared directory counts, if no driver knows the job
 
 
 def own_directory(name: str) -> str:
@@ -163,8 +165,13 @@ def own_use() -> str:
     return "%s_%d_%s" % (_machine(), agent, _started(agent))
 
 
-def is_used(part: str, *, counts_own: bool = False, job: str = "") -> bool:
-    """True if a running job uses the part. This agent counts with `counts_own` alone, and `job` does not count."""
+def is_used(
+    part: str, *, counts_own: bool = False, job: str = "", jobs: Optional[Sequence[str]] = None
+) -> bool:
+    """True if a running job uses the part. This agent counts with `counts_own` alone, and `job` does not count.
+
+    `jobs` are all running jobs with the right to use the part, if they are known.
+    """
     try:
         users = os.listdir(os.path.join(part, "users"))
     except OSError:
@@ -178,8 +185,10 @@ def is_used(part: str, *, counts_own: bool = False, job: str = "") -> bool:
         user_machine, pid, started = [*user.split("_"), "", ""][:3]
         if user_machine == machine:
             is_here = pid.isdigit() and started == _started(int(pid))
+        # The user's home is shared with another host, whose processes are invisible here.
+        elif jobs is not None and _read(path):
+            is_here = _read(path) in jobs
         else:
-            # The user's home is shared with another host, whose processes are invisible here.
             is_here = os.stat(path).st_mtime > time.time() - _FOREIGN_USE
         if not is_here:
             os.unlink(path)

@@ -325,8 +325,21 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
             if directory is not None:
                 directory.update()
         has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
-        arguments = {"project": snapshot.name, "to": sync.to, "job": job.keys.job_id}
+        arguments = {
+            "project": snapshot.name,
+            "to": sync.to,
+            "job": "" if directory is None else directory.path.name,
+            # For each host anew: jobs begin while an elastic job runs.
+            "jobs": lambda: None if directory is None else _running_jobs(directory.path.parent),
+        }
         yield Delivery(snapshot, sync.below, has_peers=has_peers, arguments=arguments).prepare
+
+
+def _running_jobs(root: Path) -> list[str]:
+    """Return the ids of all running jobs."""
+    from hvlaunch.outside import has_driver, has_minder  # noqa: PLC0415 (as above)
+
+    return [path.name for path in root.iterdir() if has_driver(path) or has_minder(path)]
 
 
 def _code_of(directory: Path) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Delivery:
         errand: str = "sync",
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`errand` takes the content on a host; `arguments` are its arguments beside the hash and the peer."""
+        """`errand` takes the content on a host; `arguments` are its arguments beside the hash and the peer; a function is called for each host."""
         self._snapshot = snapshot
         self._below = below
         self._errand = errand
@@ -114,7 +114,8 @@ class Delivery:
     def _deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
         """Raises ErrandFailed, CopyFailed, OSError, ValueError."""
         snapshot = self._snapshot
-        arguments = {"hash": snapshot.hash, "peer": self._peer, **self._arguments}
+        more = {name: value() if callable(value) else value for name, value in self._arguments.items()}
+        arguments = {"hash": snapshot.hash, "peer": self._peer, **more}
         errand = link.errands.start(self._errand, arguments, _LIMITS)
         offer = source = size = None
         try:

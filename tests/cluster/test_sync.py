@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.sync import Bench, contenders, make_tree, measure, rows
 from tests.cluster.heirs import Heir
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.testhosts.hosts import CHECKOUT, TestHosts, wait_until
@@ -421,3 +422,19 @@ def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: 
         assert directory == "tree"
         assert "/.cache/hvlaunch/trees/proj-" in file
         assert name == "helper"
+
+
+def test_the_benchmark_runs(cluster: TestHosts, tmp_path: Path) -> None:
+    """A small tree, with hvlaunch alone."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    make_tree(root, files=200, size=20_000_000)
+    bench = Bench(cluster, root)
+    ours = next(iter(contenders(bench, cluster.names, root)))
+    results = measure(bench, {ours: bench.launch("--sync")}, runs=1)
+    assert results[ours].keys() == {"first", "plain", "unchanged", "changed"}
+    [row] = rows(results, 20_000_000)
+    assert row[0] == ours
+    assert float(row[2]) < 1.3, "the driver's bytes"
+    assert results[ours]["unchanged"].sent < 2_000_000
+    bench.wipe()

@@ -21,7 +21,7 @@ from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import AgentProcess, interpreter
 
 GB = 1 << 30
-IN_CACHE = {"to": None, "job": "job"}
+IN_CACHE: dict[str, Any] = {"to": None, "job": "job", "jobs": None}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class Host:
         self, agent: AgentProcess, root: Path, cache: Path, *, to: str | None = None, job: str = "job"
     ) -> None:
         self.rig = ErrandRig(agent)
-        self._more = {"to": to, "job": job}
+        self.more = {**IN_CACHE, "to": to, "job": job}
         self._root = root
         self._cache = cache
         self.home = Path(os.environ["XDG_CACHE_HOME"], "hvlaunch/trees")
@@ -63,7 +63,7 @@ class Host:
         return take_snapshot(str(self._root), self._cache, GB)
 
     def start(self, snapshot: TreeSnapshot) -> Errand:
-        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": None, **self._more}
+        arguments = {"project": snapshot.name, "hash": snapshot.hash, "peer": None, **self.more}
         return self.rig.errands.start("sync", arguments, module._LIMITS)
 
     def line(self, errand: Errand) -> bytes:
@@ -496,6 +496,27 @@ def test_old_copies_go_by_age_and_size_but_copies_of_running_jobs_stay(
     third.hello()
     assert Path(Host(third, root, tmp_path / "cache").copy()["directory"]).parent.name == "2"
     third.bye()
+
+
+def test_a_job_on_another_host_with_the_same_home_keeps_its_copy(host: Host, root: Path) -> None:
+    """Its processes are invisible here, and it has run for weeks. The driver knows when it has ended."""
+    copy = Path(host.copy()["directory"])
+    user = copy.parent / "users/another-boot_1_1"
+    user.write_text("long")
+    weeks_ago = time.time() - 20 * 86400
+    os.utime(user, (weeks_ago, weeks_ago))
+    (root / "sub/train.py").write_text("print(2)\n")
+    host.more["jobs"] = ["long", "job"]
+    second = Path(host.copy()["directory"])
+    assert second != copy
+    (root / "sub/train.py").write_text("print(3)\n")
+    host.more["jobs"] = None
+    assert Path(host.copy()["directory"]) == second, "nobody knows the job"
+    cache.drop_old(str(host.home), _parts_of, 0)
+    assert copy.exists()
+    host.more["jobs"] = ["job"]
+    (root / "sub/train.py").write_text("print(4)\n")
+    assert Path(host.copy()["directory"]) == copy
 
 
 def test_an_entry_that_is_held_stays(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from hvlaunch.agent.errands.sync.content import (
     receive_parts,
 )
 from hvlaunch.agent.errands.sync.copies import Copy, copies_of
-from hvlaunch.agent.wire.shapes import or_null, record, text, whole
+from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,10 @@ ARGUMENTS = record(
         "to": or_null(
             text(4096, raw=True)
         ),  # a fixed place, from the home directory on, in place of the cache
-        "job": text(64),
+        "job": text(64),  # empty for a job that no other driver can see
+        "jobs": or_null(
+            several(text(64), 10000)
+        ),  # the running jobs of this user and driver, which alone use the project
         "hash": text(64),  # of the manifest
         # For content from host to host; null for a single host.
         "peer": or_null(
@@ -120,6 +123,7 @@ class _Project:
         self.directory = directory
         self._hash: str = arguments["hash"]
         self._job: str = arguments["job"]
+        self._jobs: Optional[List[str]] = arguments["jobs"]
         self._peer: Optional[Dict[str, Any]] = arguments["peer"]
         self._stream = stream
         self._incoming = os.path.join(directory, "incoming")
@@ -157,7 +161,7 @@ class _Project:
             if copy.is_current(self._hash):
                 return copy, True
         for copy in self._copies:
-            if not is_used(copy.directory):
+            if not is_used(copy.directory, jobs=self._jobs):
                 return copy, False
         names = {os.path.basename(copy.directory) for copy in self._copies}
         name = next(str(number) for number in range(len(names) + 1) if str(number) not in names)
@@ -271,7 +275,7 @@ class _FixedPlace(_Project):
 
     def _choose(self) -> Tuple[Copy, bool]:
         [copy] = self._copies
-        if is_used(copy.directory, job=self._job):
+        if is_used(copy.directory, job=self._job, jobs=self._jobs):
             raise BlockingIOError("%s is in use by another running job" % self._path)
         return copy, copy.is_current(self._hash)
 
