@@ -19,7 +19,6 @@ PROGRAMS = OptionGroup(
             more="`hvlaunch presets` lists [the names](../guides/programs.md#presets). `--dry-run` shows the result.",
             example="hvlaunch --for jax -H a:4,b:4 python train.py",
             source="own",
-            is_everyday=True,
         ),
         Option(
             "templates",
@@ -55,6 +54,7 @@ PROGRAMS = OptionGroup(
             ("--per-host",),
             "a worker on each host, with every GPU of the host",
             constant=1,
+            excludes="workers of a host",
             more="For vLLM, Ray, torchrun and other programs with a process for each GPU.",
             example="hvlaunch --per-host -H a,b python train.py",
         ),
@@ -80,6 +80,7 @@ FAMILIAR = OptionGroup(
             ("--nproc-per-node",),
             "number of workers on each host, or gpu, auto or cpu",
             Value(("N",), values.workers_per_host),
+            excludes="workers of a host",
             default="`-np`, else one in every slot",
             more="Each host gets this many workers, even if it has more slots. `gpu` and `auto` are one for each GPU of a host; one without GPUs has "
             "one worker. Where all hosts are this machine, and it has no nvidia-smi, `auto` is one for each processor, and `gpu` is an error. "
