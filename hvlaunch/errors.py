@@ -295,7 +295,7 @@ class NoFreePort(HostError):
 
     def __init__(self, *, host: str) -> None:
         super().__init__(
-            "fewer than two ports of --worker-port-range are free",
+            "too few ports of --worker-port-range are free",
             host=host,
             hint="a wider --worker-port-range",
         )

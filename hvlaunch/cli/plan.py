@@ -23,6 +23,7 @@ _LATER = "(known once connected)"
 _DEFAULT = "(set where the host has none)"
 # A terminal's 80 columns, less an indent of two.
 _WIDTH = 78
+_MOST_LINES = 12
 
 _NETWORKS = [
     HostNetwork(
@@ -168,8 +169,15 @@ def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets
             f"{name}={shown_value(name, value, show_secrets=show_secrets)}"
             for name, value in expansion.variables().items()
         ]
-        line = command_line(expansion.command(), show_secrets=show_secrets)
+        # A preset's services are a program of many lines.
+        words = [_brief(word) for word in expansion.command()]
+        line = command_line(words, show_secrets=show_secrets)
         yield " ".join([f"rank {at.rank} on {at.host}:", *variables, line])
+
+
+def _brief(word: str) -> str:
+    lines = word.count("\n")
+    return f"({lines} lines)" if lines > _MOST_LINES else word
 
 
 def command_line(words: Sequence[str], *, show_secrets: bool) -> str:

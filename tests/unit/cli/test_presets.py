@@ -263,3 +263,11 @@ def test_a_service_of_another_port_is_ready_where_the_user_says() -> None:
     assert (vllm.ready_url, vllm.ready_port) == ("http://localhost:8000/health", None)
     other = spec_of("--for vllm --ready-port 9000 -H a,b vllm serve M --port 9000")
     assert (other.ready_url, other.ready_port) == (None, 9000)
+
+
+def test_the_plan_has_services_without_their_program() -> None:
+    first = commands("--for dask -H a,b python work.py")[0]
+    assert " python3 -c '(" in first
+    assert first.endswith("python work.py")
+    assert "dask worker" not in first.partition("python3 -c")[0]
+    assert '"dask", "worker", "tcp://{master_addr}:{port:dask}"' in first

@@ -167,7 +167,7 @@ def test_a_host_without_free_ports_is_named() -> None:
     assert isinstance(event, on.HostFailed)
     assert event.problem.kind == "NoFreePort"
     assert str(event.problem).endswith(
-        "fewer than two ports of --worker-port-range are free; try: a wider --worker-port-range"
+        "too few ports of --worker-port-range are free; try: a wider --worker-port-range"
     )
 
 
