@@ -170,8 +170,8 @@ def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets
             for name, value in expansion.variables().items()
         ]
         # A preset's services are a program of many lines.
-        words = [_brief(word) for word in expansion.command()]
-        line = command_line(words, show_secrets=show_secrets)
+        brief = [_brief(word) for word in expansion.command()]
+        line = command_line(brief, show_secrets=show_secrets)
         yield " ".join([f"rank {at.rank} on {at.host}:", *variables, line])
 
 
