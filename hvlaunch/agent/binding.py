@@ -428,11 +428,11 @@ class Binder:
         binding = self._bindings[slot]
         if self._per_worker is not None and len(binding.devices) < self._per_worker:
             first = slot * self._per_worker
-            cause = "--gpus-per-worker %d: slot %d needs GPUs %d-%d, and %d are visible" % (
+            gpus = ranges(range(first, first + self._per_worker))
+            cause = "--gpus-per-worker %d: slot %d is to have GPU %s; visible GPUs: %d" % (
                 self._per_worker,
                 slot,
-                first,
-                first + self._per_worker - 1,
+                gpus,
                 self._count,
             )
             raise CannotStart(_CANNOT, cause)

@@ -452,6 +452,29 @@ def test_bound_workers_have_processors_of_their_own_within_the_cpuset() -> None:
     assert "Invalid argument" not in done.stderr
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two processors")
+def test_a_replaced_worker_has_the_processors_of_its_slot(tmp_path: Path) -> None:
+    # Rank 1 fails once; rank 0 waits for the round that follows.
+    script = f"""
+import os, sys, time
+print("mask", os.environ["HVLAUNCH_WORKER"], sorted(os.sched_getaffinity(0)), flush=True)
+if os.environ["HVLAUNCH_ROUND"] == "0":
+    if os.environ["RANK"] == "1":
+        while not os.path.exists({str(tmp_path / "there")!r}):
+            time.sleep(0.01)
+        sys.exit(1)
+    open({str(tmp_path / "there")!r}, "w")
+    time.sleep(600)
+"""
+    job = run("-np", 2, "--max-restarts", 1, "--grace", 1, "--bind", "core", sys.executable, "-c", script)
+    assert job.returncode == 0, job.stderr
+    seen = dict(line.partition("mask ")[2].split(" ", 1) for line in job.stdout.splitlines())
+    masks = [{seen[f"localhost/{slot}/{start}"] for start in (0, 1)} for slot in (0, 1)]
+    # The same processors for both workers of a slot, and others for the other slot.
+    assert [len(mask) for mask in masks] == [1, 1], seen
+    assert masks[0] != masks[1]
+
+
 def test_workers_see_gpus_by_slot_within_the_hosts_own_choice() -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "6,4,2,0"}
     script = 'echo "$CUDA_VISIBLE_DEVICES $LOCAL_RANK $HVLAUNCH_LOCAL_RANK"'
@@ -459,4 +482,4 @@ def test_workers_see_gpus_by_slot_within_the_hosts_own_choice() -> None:
     assert sorted(done.stdout.splitlines()) == ["[0]<stdout>: 6,4 0 0", "[1]<stdout>: 2,0 0 1"]
     done = run("-np", 3, "--gpus-per-worker", 2, "sh", "-c", script, env=env)
     assert done.returncode == 126
-    assert "--gpus-per-worker 2: slot 2 needs GPUs 4-5, and 4 are visible" in done.stderr
+    assert "--gpus-per-worker 2: slot 2 is to have GPU 4-5; visible GPUs: 4" in done.stderr

@@ -271,4 +271,4 @@ def test_too_few_gpus_are_an_error_with_their_number():
     bound = binder("none", per_worker=2, slots=2, env={"CUDA_VISIBLE_DEVICES": "0,1,2"})
     with pytest.raises(CannotStart) as caught:
         bound.start(1, {}, {}, Exec())
-    assert caught.value.cause == "--gpus-per-worker 2: slot 1 needs GPUs 2-3, and 3 are visible"
+    assert caught.value.cause == "--gpus-per-worker 2: slot 1 is to have GPU 2-3; visible GPUs: 3"
