@@ -1,6 +1,7 @@
 """Brings content, such as the snapshot of a job's tree, to hosts: an errand on each host takes it."""
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Content", "Delivery"]
+__all__ = ["Content", "Delivery", "addresses_of", "cause_of", "new_peer"]
 
 _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _LONGEST_LINE = 1 << 22
 _AHEAD = 1 << 20
 """Bytes that may wait for the errand's credit."""
+_USUAL = re.compile(
+    r"^[A-Za-z]*(?:Value|OS|NotFound|Permission|Directory|Exists|InputOutput)Error: (?:\[Errno [0-9]+\] )?"
+)
 _LOOK = 1.0
 """Seconds between looks at an errand."""
 
@@ -59,7 +63,7 @@ class _Source:
 
 
 class Delivery:
-    """Brings `snapshot` to hosts. `below` is where workers start, from the root of the tree on.
+    """Brings `snapshot` to hosts. `below` is where workers start, from the root of the tree on; None for other content.
 
     The driver sends large content to the first host; each further host fetches the content from the host before, and
     asks the driver for missing parts.
@@ -68,9 +72,9 @@ class Delivery:
     def __init__(
         self,
         snapshot: "Content",
-        below: str,
+        below: str | None,
         *,
-        has_peers: bool,
+        peer: Mapping[str, str] | None,
         errand: str = "sync",
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -81,14 +85,12 @@ class Delivery:
         self._arguments = arguments
         self._lock = threading.Lock()
         self._offers: list[_Source] = []
-        self._peer: dict[str, str] | None = None
-        if has_peers:
-            certificate = Certificate()
-            self._peer = {
-                "secret": os.urandom(32).hex(),
-                "fingerprint": certificate.fingerprint,
-                "pem": (certificate.key + certificate.pem).decode("ascii"),
-            }
+        self._peer = peer
+
+    def add_origin(self, addresses: list[tuple[str, int]], errand: Errand) -> None:
+        """Add a host with all content, which serves other hosts."""
+        with self._lock:
+            self._offers.append(_Source(addresses, errand))
 
     def prepare(
         self,
@@ -101,18 +103,21 @@ class Delivery:
 
         def run() -> None:
             try:
-                self._deliver(link, facts, ready)
+                self.deliver(link, facts, ready)
             except HostError as error:
                 failed(error)
             # A host may answer with anything.
             except (OSError, KeyError, TypeError, ValueError) as error:
-                failed(CopyFailed(f"{type(error).__name__}: {error}", host=link.host.name))
+                failed(CopyFailed(cause_of(f"{type(error).__name__}: {error}"), host=link.host.name))
 
         link.tell_preparing("files")
         threading.Thread(target=run, name=f"files {link.host.name}", daemon=True).start()
 
-    def _deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
-        """Raises ErrandFailed, CopyFailed, OSError, ValueError."""
+    def deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> int:
+        """Bring the content to a host, and call `ready`; return the received bytes after it has served others.
+
+        Raises CopyFailed, OSError, ValueError.
+        """
         snapshot = self._snapshot
         more = {name: value() if callable(value) else value for name, value in self._arguments.items()}
         arguments = {"hash": snapshot.hash, "peer": self._peer, **more}
@@ -124,7 +129,7 @@ class Delivery:
                 if word == "manifest":
                     errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
                 elif word == "offer" and offer is None:
-                    offer = _Source([(address, _port(text)) for address in _addresses(facts)], errand)
+                    offer = _Source([(address, _port(text)) for address in addresses_of(facts)], errand)
                 elif word == "parts":
                     numbers = part_numbers(text, len(snapshot.numbered))
                     if size is None:
@@ -138,14 +143,18 @@ class Delivery:
                 elif word == "progress":
                     link.tell_preparing(_stage(int(text), size or 0))
                 elif word == "ready":
-                    ready(facts._replace(directory=self._directory(loads(text))))
+                    if self._below is not None:
+                        facts = facts._replace(directory=self._directory(loads(text)))
+                    ready(facts)
                     self._is_ready(offer, errand)
                     break
             while not errand.wait(_LOOK):
                 pass  # a silent host is given up, and its errand with it
-            errand.result()
+            received: int = errand.result()["received"]
         except ErrandFailed as error:
-            raise CopyFailed(error.detail, host=link.host.name) from error
+            raise CopyFailed(cause_of(error.detail), host=link.host.name) from error
+        else:
+            return received
         finally:
             self._release(source)
             with self._lock:
@@ -224,7 +233,22 @@ def _port(text: str) -> int:
     return port
 
 
-def _addresses(facts: "HostFacts") -> list[str]:
+def new_peer() -> Mapping[str, str]:
+    """Return a secret and a certificate by which the hosts of one delivery know each other."""
+    certificate = Certificate()
+    return {
+        "secret": os.urandom(32).hex(),
+        "fingerprint": certificate.fingerprint,
+        "pem": (certificate.key + certificate.pem).decode("ascii"),
+    }
+
+
+def cause_of(detail: str) -> str:
+    """Return the message of an exception without the name of a usual type."""
+    return _USUAL.sub("", detail)
+
+
+def addresses_of(facts: "HostFacts") -> list[str]:
     """Return addresses of a host for other hosts, first the address of the driver's connection."""
     all_addresses = [address for addresses in facts.addresses.values() for address in addresses]
     usable = [address for address in all_addresses if "%" not in address and not address.startswith("127.")]

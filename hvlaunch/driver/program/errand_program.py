@@ -14,7 +14,7 @@ __all__ = ["errand_names", "errand_program"]
 _PACKAGE = "hvlaunch.agent"
 _RUNNER = f"{_PACKAGE}.errand_runner"
 _FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)*", re.MULTILINE)
-_IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import ([\w, ]+)", re.MULTILINE)
+_IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
 
 
 def errand_names() -> list[str]:
@@ -49,16 +49,22 @@ def _collect(name: str, texts: dict[str, str]) -> None:
     for module, names in _IMPORT.findall(text):
         _collect(module, texts)
         if _file_of(module).name == "__init__.py":
-            for part in names.split(","):
-                _collect(f"{module}.{part.strip()}", texts)
+            for part in re.findall(r"\w+", names):
+                # A name of a package is a module, or is defined in the package itself.
+                if _candidates(f"{module}.{part}"):
+                    _collect(f"{module}.{part}", texts)
 
 
 def _file_of(name: str) -> Path:
-    """The file of a module of the agent. Errands of tests are in folders of their own."""
+    return _candidates(name)[0]
+
+
+def _candidates(name: str) -> list[Path]:
+    """The files of a module of the agent. Errands of tests are in folders of their own."""
     package, folders = _PACKAGE, [str(Path(agent.__file__).parent)]
     if name.startswith(f"{errands.__name__}."):
         package, folders = errands.__name__, list(errands.__path__)
     path = name.removeprefix(package).strip(".").replace(".", "/")
     bases = [Path(folder) / path for folder in folders]
     candidates = (base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases)
-    return next(file for file in candidates if file.is_file())
+    return [file for file in candidates if file.is_file()]

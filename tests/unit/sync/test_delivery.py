@@ -8,7 +8,7 @@ import pytest
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.sync.delivery import Delivery
+from hvlaunch.sync.delivery import Delivery, new_peer
 
 FACTS = HostFacts({"eth0": ("10.0.0.1",)}, 1, None, "/s", 1, 2, None)
 
@@ -51,7 +51,7 @@ class FakeErrand:
         return True
 
     def result(self) -> object:
-        return {}
+        return {"received": 0}
 
     def close_input(self) -> None:
         self.is_closed = True
@@ -90,7 +90,7 @@ def outcome(link: FakeLink, delivery: Delivery | None = None) -> "str | None":
         errors.append(error)
         ended.set()
 
-    delivery = delivery or Delivery(Tree(), "sub", has_peers=True)
+    delivery = delivery or Delivery(Tree(), "sub", peer=new_peer())
     delivery.prepare(cast("Any", link), FACTS, ready, failed)
     assert ended.wait(30.0)
     if errors:
@@ -138,7 +138,7 @@ def test_a_hostile_answer_fails_its_host_alone(lines: bytes) -> None:
 
 def test_a_host_that_asks_again_gets_the_driver_and_no_second_source() -> None:
     """A host can't take all offers away from the others."""
-    delivery = Delivery(Tree(), "", has_peers=True)
+    delivery = Delivery(Tree(), "", peer=new_peer())
     first = FakeLink(b"offer 7\nparts 0-2\n", "first")
     first.errand.wait = lambda _timeout: threading.Event().wait(0.05)  # type: ignore[method-assign]
     failures: list[HostError] = []

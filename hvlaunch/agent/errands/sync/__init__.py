@@ -15,7 +15,9 @@ import zlib
 
 from hvlaunch.agent.cache import check_own, drop_old, is_used, locked, own_directory
 from hvlaunch.agent.errands.sync.content import (
+    LARGE,
     PART,
+    PEER,
     Manifest,
     PartWriter,
     TreeFile,
@@ -60,15 +62,11 @@ ARGUMENTS = record(
             several(text(64), 10000)
         ),  # the running jobs of this user and driver, which alone use the project
         "hash": text(64),  # of the manifest
-        # For content from host to host; null for a single host.
-        "peer": or_null(
-            record({"secret": text(64), "fingerprint": text(80), "pem": text(1 << 14, raw=True)})
-        ),
+        "peer": PEER,
     }
 )
 RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62)})
 
-_LARGE = 8 << 20  # bytes from which on hosts ask each other
 _LARGEST_MANIFEST = 1 << 30
 _OWN = ".hvlaunch"  # at a fixed place, the directory with all that is not the tree
 
@@ -203,7 +201,7 @@ class _Project:
         numbers = {part: number for number, part in enumerate(places)}
         writer = PartWriter(self._incoming, lacking, numbers)
         peer = self._peer
-        if peer is not None and sum(file.size for file in lacking.values()) >= _LARGE:
+        if peer is not None and sum(file.size for file in lacking.values()) >= LARGE:
             server = self._serve(peer, copy, places)
             writer.on_part = server.has_more
             self._stream.write(b"offer %d\n" % server.port)

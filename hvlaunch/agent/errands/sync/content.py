@@ -11,6 +11,8 @@ import os
 import stat
 import time
 
+from hvlaunch.agent.wire.shapes import or_null, record, text
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from hvlaunch.agent.errand_runner import ErrandStream
 
 __all__ = [
+    "LARGE",
     "PART",
+    "PEER",
     "Manifest",
     "PartWriter",
     "TreeFile",
@@ -33,15 +37,18 @@ __all__ = [
 ]
 
 PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
+LARGE = 8 << 20  # bytes from which on hosts ask each other
+# A secret and a certificate, for content from host to host; null for a single host.
+PEER = or_null(record({"secret": text(64), "fingerprint": text(80), "pem": text(1 << 14, raw=True)}))
 _PROGRESS = 1.0  # seconds between signs of progress, which the driver can't see for itself
 
 
 class TreeFile:
-    """A file of the tree."""
+    """A file of the tree. `mode` has its permissions, or is 1 for an executable file and 0 for another one."""
 
-    def __init__(self, path: str, is_executable: bool, size: int, parts: List[str]) -> None:
+    def __init__(self, path: str, mode: int, size: int, parts: List[str]) -> None:
         self.path = path
-        self.mode = 0o755 if is_executable else 0o644
+        self.mode = {0: 0o644, 1: 0o755}.get(mode, mode & 0o777)
         self.size = size
         self.parts = parts
         # Equal content has equal names.
@@ -73,7 +80,7 @@ class Manifest:
             elif entry[0] == "l":
                 self.links[path] = entry[2]
             else:
-                self.files.append(TreeFile(path, bool(entry[2]), entry[3], entry[4]))
+                self.files.append(TreeFile(path, entry[2], entry[3], entry[4]))
         self._files = {file.path: file for file in self.files}
         self.kinds: Dict[str, str] = dict.fromkeys(self.directories, "d")
         """The kind of each path: directory, link or file."""
@@ -147,6 +154,10 @@ class PartWriter:
         self.on_part()
         return bool(self.needed)
 
+    def skip_next(self) -> None:
+        """Do without the next part: no file with it becomes whole."""
+        del self.needed[self._order.pop()]
+
 
 def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
     """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
@@ -177,7 +188,7 @@ def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: 
             raise ValueError("a part of a file was damaged on its way")
 
 
-def ranges_of(numbers: List[int]) -> Iterator[Tuple[int, int]]:
+def ranges_of(numbers: Iterable[int]) -> Iterator[Tuple[int, int]]:
     """Yield first and last of each run of numbers."""
     first: Optional[int] = None
     last = -1
