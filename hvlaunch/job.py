@@ -13,7 +13,9 @@ from hvlaunch.errors import Problem
 __all__ = [
     "RECONNECT_TIMEOUT",
     "Bind",
+    "BringOptions",
     "Call",
+    "CollectOptions",
     "ColorPolicy",
     "ConsoleOptions",
     "DetachPolicy",
@@ -157,6 +159,26 @@ class Templates(NamedTuple):
     """Whether hosts without such slots count their GPUs."""
 
 
+class CollectOptions(NamedTuple):
+    """Files that come back from hosts."""
+
+    glob: str
+    """Pattern of paths below the workers' directory."""
+    directory: str
+    """Directory of this machine for them."""
+
+
+class BringOptions(NamedTuple):
+    """Files that hosts get before workers start."""
+
+    host: str | None
+    """The host that has them; None for this machine."""
+    source: str
+    """Their path there."""
+    path: str
+    """Where hosts get them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MPIOptions(_Data):
     """Settings for a job that another launcher starts."""
@@ -274,6 +296,12 @@ class JobSpec(_Data):
     """The command with the places of its words; None if it is the same for all workers."""
     sync: SyncOptions | None = None
     """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
+    bring: tuple[BringOptions, ...] = ()
+    """Files that each host gets before workers start."""
+    collect: tuple[CollectOptions, ...] = ()
+    """Files that come back from each host when its workers have ended."""
+    collect_limit: int | None = None
+    """Most bytes that come back, of all hosts together; None means 10 GB."""
     call: Call | None = None
     """Function that `command` calls, if any."""
     options: tuple[tuple[str, ...], ...] = ()

@@ -43,6 +43,8 @@ _BY_NAME = {
     "env": "Mapping[str, str | int | float] | Sequence[str]",
     "network_interfaces": "str | Sequence[str]",
     "env_file": "str | PathLike[str] | Sequence[str | PathLike[str]]",
+    "bring": "str | Sequence[str]",
+    "collect": "str | Sequence[str]",
     "cooldown": "tuple[float, float]",
 }
 _NOTES = {

@@ -22,6 +22,8 @@ from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.placement import in_quota, slots_of, unlikely
 from hvlaunch.job import (
+    BringOptions,
+    CollectOptions,
     ConsoleOptions,
     ElasticOptions,
     Host,
@@ -105,6 +107,8 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         templates=_templates(options, command, hosts, preset, per_host),
         sync=_sync(options, cwd),
         options=tuple(options.words()),
+        bring=_bring(options, hosts, environ),
+        collect=_collect(options, environ),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,
@@ -181,6 +185,32 @@ def _templates(
     slots = {host.name: host.slots or options.slots_per_host for host in hosts} if per_host == 1 else {}
     given = {name: count for name, count in slots.items() if count}
     return templates_of(command, env, given, is_per_host=per_host == 1)
+
+
+def _bring(options: Options, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[BringOptions, ...]:
+    if "bring" not in options.given:
+        return ()
+    from hvlaunch.cli.cp import bring_options  # noqa: PLC0415 (few lines have it)
+
+    here = current_directory(environ)
+    brings = tuple(bring_options(text, here) for text in options.given["bring"])
+    names = {host.name for host in hosts}
+    for bring in brings:
+        # Without hosts, a script or a file has yet to name them.
+        if bring.host is not None and names and bring.host not in names:
+            raise BadUsage(
+                f"--bring: {bring.host} is no host of this job",
+                hint=f"hvlaunch cp -H HOSTS {bring.host}:{bring.source} {bring.path}",
+            )
+    return brings
+
+
+def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptions, ...]:
+    if "collect" not in options.given:
+        return ()
+    from hvlaunch.cli.cp import collect_options  # noqa: PLC0415 (few lines have it)
+
+    return collect_options(options.given["collect"], current_directory(environ))
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hvlaunch.driver.history import History
-from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import CollectWanted, Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
+from hvlaunch.job import CollectOptions
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _FRESH_WITHIN = 2.0
 _SAMPLED_ON = 10.0
 """Seconds for which hosts are sampled after a request."""
 _STACKS_PATIENCE = 40.0
+_COLLECT_PATIENCE = 86400.0
+_MOST_GLOBS = 1000
 _SIGNALS = {number.name: number for number in signal.Signals}
 _QUERY = re.compile(rb"(?:since=(?P<since>[0-9]{1,12}))?&?(?:wait=(?P<wait>[0-9]{1,3}))?")
 
@@ -52,7 +55,7 @@ class ControlDoor:
         self,
         about: Mapping[str, Any],
         history: History,
-        post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
+        post: Callable[[on.Event | CollectWanted | Inquiry | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
         reports: Reports,
     ) -> None:
@@ -82,6 +85,7 @@ class ControlDoor:
             b"/output": ("POST", self._output),
             b"/stacks": ("POST", self._stacks),
             b"/ready": ("GET", lambda _body: self._ready()),
+            b"/collect": ("POST", self._collect),
         }
         if path not in routes:
             return Answer(404, b"there is no such path\n")
@@ -204,6 +208,21 @@ class ControlDoor:
 
         return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
 
+    def _collect(self, body: bytes) -> Answer | Later:
+        """Answer with what was collected, when all hosts have sent their files."""
+        options = _collect_request(body)
+        if options is None:
+            return _bad(
+                b'the body is not {"options": [["GLOB", "/DIR"]]}; no options are those of --collect\n'
+            )
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+            self._post(CollectWanted(lambda results: giver(Answer(200, _json(results))), options))
+            return giver.call_off
+
+        return Later(begin, _COLLECT_PATIENCE, Answer(503, b"the driver is busy\n"))
+
     def _stop(self, body: bytes) -> Answer:
         is_kill = _field(body, "kill", bool)
         if is_kill is None:
@@ -229,6 +248,18 @@ def _stacks_request(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None
             if ranks is None or isinstance(ranks, str):
                 return (None if ranks is None else ranges_of(ranks)), value["native"]
     return None
+
+
+def _collect_request(body: bytes) -> tuple[CollectOptions, ...] | None:
+    """Read patterns and directories; None for a malformed body."""
+    listed = _field(body, "options", list)
+    if listed is None or len(listed) > _MOST_GLOBS:
+        return None
+    for pair in listed:
+        is_pair = isinstance(pair, list) and [type(text) for text in pair] == [str, str]
+        if not is_pair or not pair[0] or not pair[1].startswith("/") or "\0" in pair[1]:
+            return None
+    return tuple(CollectOptions(glob, directory) for glob, directory in listed)
 
 
 class _Giver:

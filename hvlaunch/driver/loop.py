@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.links import Heartbeat, HostLinks
-from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import Collector, CollectWanted, Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.observing import Observing
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Item", "Watcher"]
 
-Item: TypeAlias = on.Event | Arrival | Inquiry | Observe | StacksWanted
+Item: TypeAlias = on.Event | Arrival | CollectWanted | Inquiry | Observe | StacksWanted
 """An entry of the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
@@ -60,6 +60,8 @@ class _Replay:
         self.is_running = True
         self.messages: list[Message] = []
         """The messages to workers asking for their places."""
+        self.released: list[str] = []
+        """Hosts that were told to end, perhaps before all of their files had come."""
         self.newest_starts: Sequence[do.Start] = ()
         """The newest orders to start workers, of one turn."""
 
@@ -68,7 +70,8 @@ class Driver:
     """Runs one job with the engine, the links to the hosts, and a console. `connect` makes connections.
 
     `write_event` takes records for --events; `watchers` see each turn before the driver's own; `record` has the files for
-    a takeover of the job; `directory` is the job's; `prepare` makes hosts ready for workers. `wall` is the time in seconds since 1970.
+    a takeover of the job; `directory` is the job's; `prepare` makes hosts ready for workers. `collector` returns
+    what brings their files back. `wall` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Driver:
         record: "JobRecord | None" = None,
         directory: Path | None = None,
         prepare: "Prepare | None" = None,
+        collector: Callable[[], Collector | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -96,6 +100,9 @@ class Driver:
         self._keys = keys
         self._clock = clock
         self._record = record
+        self._collector = collector
+        self.directories: dict[str, str] = {}
+        """The workers' directory on each host that had workers."""
         self._engine = Engine(spec, rendezvous.port)
         self.ranks = Ranks()
         self._replay: _Replay | None = None
@@ -234,6 +241,8 @@ class Driver:
             self._files.reopen(is_known=takeover.is_same_boot)
         # After the files and messages: the agents repeat output at once.
         self._links.take_up(takeover.epoch, replay.lost)
+        for host in replay.released:
+            self._release(host)
         if self._result is None:
             turns = self._decide([on.DriverReplaced(self._clock() - takeover.past.turns[-1].at)])
             recorded = self._record_turns(turns)
@@ -280,6 +289,8 @@ class Driver:
             match item:
                 case StacksWanted():
                     self.observing.take_stacks(item)
+                case CollectWanted():
+                    self._collect(item)
                 case Inquiry(answer):
                     answer(self.observing.overview())
                 case Observe(answer):
@@ -353,7 +364,7 @@ class Driver:
                 orders = [(step.signal, step.after) for step in steps]
                 self._links[host].send({"type": "stop", "slots": slots, "steps": orders})
             case do.Release(host):
-                self._links[host].send({"type": "bye"})
+                self._release(host)
             case do.Abandon(host):
                 if host in self._links:  # an engine that ended for a defect may not have connected to it
                     self._links[host].close()
@@ -381,12 +392,36 @@ class Driver:
     def _start(self, start: do.Start) -> None:
         self._begin_files(start.round, start.launches[0].place.size)
         link = self._links[start.host]
+        self.directories[start.host] = start.facts.directory or self._spec.cwd
         if not self._is_replaying:
             self.observing.prepare()
         for launch in start.launches:
             if gets_stdin(launch.place, self._spec):
                 self._stdin.add_reader(link, launch.slot, launch.place.rank)
         link.send(*start_frame(start, self._spec, job_id=self._keys.job_id, keys=self._keys))
+
+    def _release(self, host: str) -> None:
+        """Let a host end, as soon as its files have come."""
+        link, directory = self._links[host], self.directories.get(host)
+        collector = self._collector() if directory is not None and self._spec.collect else None
+        if collector is None or directory is None:
+            link.send({"type": "bye"})
+        elif self._replay is not None and self._replay.is_running:
+            self._replay.released.append(host)
+        else:
+            collector.release(link, directory, lambda: link.send({"type": "bye"}))
+
+    def _collect(self, request: CollectWanted) -> None:
+        hosts = [
+            (self._links[name], directory)
+            for name, directory in self.directories.items()
+            if name in self._links and not self._links[name].is_closed
+        ]
+        collector = self._collector()
+        if collector is None:
+            request.answer({})
+        else:
+            collector.collect(hosts, request)
 
     def _send_message(self, action: "Message") -> None:
         """Send a message to a worker that asks for its place, by the rendezvous."""

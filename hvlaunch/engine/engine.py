@@ -315,7 +315,7 @@ class Engine:
                 return Decision(actions)
             case on.HostConnected():
                 host.is_connected = True
-            case on.HostPreparing() if host.state is HostState.CONNECTING:
+            case on.HostPreparing() if host.state in (HostState.CONNECTING, HostState.CLOSING):
                 self._pool.prepares(host, now)
             case _:
                 pass

@@ -217,9 +217,9 @@ class Pool:
         self.open[host.name] = None
 
     def prepares(self, host: PoolHost, now: float) -> None:
-        """The host's agent is there, and its files make progress."""
-        due = max(now + _PREPARING, self._waits[Wait.CONNECTING, host.name])
-        self._waits.begin(Wait.CONNECTING, host.name, due)
+        """The host's agent is there, and its files make progress, on their way there or back."""
+        wait = Wait.CLOSING if host.state is HostState.CLOSING else Wait.CONNECTING
+        self._waits.begin(wait, host.name, max(now + _PREPARING, self._waits[wait, host.name]))
 
     def ready(self, host: PoolHost, facts: HostFacts) -> None:
         host.take_step("ready")

@@ -24,7 +24,12 @@ class Wait(Enum):
         "the host is excluded; a static job ends, or skips it",
     )
     PARTING = "an agent that ends on its own account", "it closes", "grace + 25 s", "it is abandoned"
-    CLOSING = "an agent that was released", "its bye, and the end of its channel", "25 s", "it is abandoned"
+    CLOSING = (
+        "an agent that was released",
+        "its bye, and the end of its channel",
+        "25 s; 60 s after the last progress of `--collect`",
+        "it is abandoned",
+    )
     PROBING = (
         "addresses between hosts",
         "all hosts have answered",

@@ -22,7 +22,7 @@ from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
-from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import CollectWanted, Inquiry, Observe, StacksWanted
 from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hvlaunch.engine import actions as do
     from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
+    from hvlaunch.sync.collection import JobCollector
     from hvlaunch.telemetry.stack import ProcessStack
     from hvlaunch.watch.journal import ReplayJournal
 
@@ -176,11 +177,12 @@ def _run_and_report(
         on_quit = partial(events.put, StacksWanted(partial(_show_stacks, printer)))
         signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
         reporting = Reporting(spec, printer, job.about, has_directory=directory is not None)
+        collector = _JobCollector(spec, printer)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result = _run(job, events, printer, stdin, detachment, reporting)
+                result = _run(job, events, printer, stdin, detachment, reporting, collector)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -210,7 +212,7 @@ def _run_and_report(
         story = failures.traceback() if spec.verbose else ""
         if stderr is not None:
             _write_last(stderr, visible(story + report))
-    if result.exit_code == 0 and printer.has_lost:
+    if result.exit_code == 0 and (printer.has_lost or collector.has_lost):
         result = result._replace(exit_code=EXIT_NOT_WRITTEN)
         reporting.write(result, lambda _: None)
     return result, reporting
@@ -223,6 +225,7 @@ def _run(
     stdin: int,
     detachment: "Detachment | None",
     reporting: Reporting,
+    collector: "_JobCollector",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
@@ -262,6 +265,7 @@ def _run(
             record=job_record,
             directory=None if directory is None else directory.path,
             prepare=prepare,
+            collector=collector.get,
             clock=clock,
             wall=wall,
         )
@@ -275,10 +279,39 @@ def _run(
             driver.take_over(takeover, ways.lost)
         reporting.begin()
         result = driver.run()._replace(size=driver.size)
+        collector.show(driver.directories, keys.job_id)
         if history is not None:
             reporting.announce_end(result)
             history.close()
     return result
+
+
+class _JobCollector:
+    """Brings a job's files back; made when it is needed."""
+
+    def __init__(self, spec: JobSpec, printer: Printer) -> None:
+        self._spec = spec
+        self._printer = printer
+        self._collector: JobCollector | None = None
+        self.has_lost = False
+        """True if files of --collect are not here."""
+
+    def get(self) -> "JobCollector":
+        if self._collector is None:
+            from hvlaunch.sync.collection import JobCollector  # noqa: PLC0415 (few jobs collect files)
+
+            self._collector = JobCollector(self._spec, self._printer.status)
+        return self._collector
+
+    def show(self, directories: Mapping[str, str], job_id: str) -> None:
+        """Tell what was collected at the end of the job."""
+        if not self._spec.collect or not directories:
+            return
+        self._printer.status(None)
+        self.has_lost, lines = self.get().report(directories, job_id)
+        for line in lines:
+            if self.has_lost or not self._spec.console.quiet:
+                self._printer.say(line)
 
 
 @contextmanager
@@ -288,6 +321,10 @@ def _preparation(job: _Job) -> "Iterator[Prepare | None]":
         steps: list[Prepare] = []
         if job.spec.sync is not None:
             steps.append(opened.enter_context(_delivery(job, job.spec.sync)))
+        for options in job.spec.bring:
+            from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
+
+            steps.append(Bringing(options, has_peers=_has_peers(job.spec)).prepare)
         yield _in_turn(steps) if steps else None
 
 
@@ -305,7 +342,7 @@ def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
 @contextmanager
 def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
     """Take the snapshot of a job's tree. Raises BadUsage."""
-    from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
+    from hvlaunch.sync.delivery import Delivery, new_peer  # noqa: PLC0415 (few jobs copy their tree)
     from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
     from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
 
@@ -324,7 +361,7 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
             job.about["code"] = {**code, "hash": snapshot.hash}
             if directory is not None:
                 directory.update()
-        has_peers = job.spec.elastic is not None or len(job.spec.hosts) > 1
+        peer = new_peer() if _has_peers(job.spec) else None
         arguments = {
             "project": snapshot.name,
             "to": sync.to,
@@ -332,7 +369,7 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
             # For each host anew: jobs begin while an elastic job runs.
             "jobs": lambda: None if directory is None else _running_jobs(directory.path.parent),
         }
-        yield Delivery(snapshot, sync.below, has_peers=has_peers, arguments=arguments).prepare
+        yield Delivery(snapshot, sync.below, peer=peer, arguments=arguments).prepare
 
 
 def _running_jobs(root: Path) -> list[str]:
@@ -348,6 +385,11 @@ def _code_of(directory: Path) -> dict[str, Any]:
 
     job = known_job(directory)
     return {} if job is None else dict(job.about.get("code") or {})
+
+
+def _has_peers(spec: JobSpec) -> bool:
+    """True if hosts may pass files on to each other."""
+    return spec.elastic is not None or len(spec.hosts) > 1
 
 
 @contextmanager
@@ -448,7 +490,7 @@ def _is_followed(spec: JobSpec) -> bool:
 
 def _is_kept(spec: JobSpec) -> bool:
     """True for a job with a directory after a good end before its user's eyes, such as for another run of its code."""
-    return _is_followed(spec) or spec.sync is not None
+    return _is_followed(spec) or spec.sync is not None or bool(spec.collect)
 
 
 def _run_record(job: _Job, directory: "JobDirectory") -> Callable[[Mapping[str, Mapping[str, Any]]], None]:
@@ -510,6 +552,11 @@ def _keep(job: _Job, directory: "JobDirectory", result: JobResult, reporting: Re
         _run_record(job, directory)({})
     # A full disk must not turn the job's own end into an error.
     with suppress(OSError):
+        if (directories := reporting.directories()) and (job.spec.collect or not only_local(job.spec)):
+            from hvlaunch.sync.collection import keep_hosts  # noqa: PLC0415 (as above)
+
+            keep_hosts(directory.path, job.spec, directories)
+    with suppress(OSError):
         directory.keep(result_record(result), reporting.form(result))
     # Only after the result is kept: until then a successor could still be needed.
     forget(directory.path)
@@ -520,7 +567,7 @@ def _serve_control(
     directory: "JobDirectory",
     server: RendezvousServer,
     job: _Job,
-    post: Callable[[on.Event | Inquiry | Observe | StacksWanted], None],
+    post: Callable[[on.Event | CollectWanted | Inquiry | Observe | StacksWanted], None],
     printer: Printer,
     clock: Callable[[], float],
     wall: Callable[[], float],

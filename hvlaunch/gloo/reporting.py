@@ -134,6 +134,10 @@ class Reporting:
         with self._lock:
             self._waiting.pop(key, None)
 
+    def directories(self) -> Mapping[str, str]:
+        """Return the workers' directory on each host that had workers."""
+        return {} if self._driver is None else self._driver.directories
+
     def _made(self, result: JobResult) -> "FailureReport":
         from hvlaunch.report.failure_report import make_report, survivors  # noqa: PLC0415 (as above)
 

@@ -63,6 +63,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
 
         return run_doctor_command(argv[1:], environ)
+    if argv[0] == "cp":
+        from hvlaunch.cli.cp import run_cp_command  # noqa: PLC0415 (for this word alone)
+
+        return run_cp_command(argv[1:], environ)
     if argv[0] == "translate":
         return _translate(argv[1:])
     try:
@@ -148,6 +152,10 @@ def parser_of(name: str) -> Parser:
             parser.add_argument(
                 "options", metavar="OPTIONS", nargs="*", help="options of a job, in place of the job's own"
             )
+        case "collect":
+            text = "pattern of paths below the workers' directory, and a directory here; default: those of --collect"
+            parser.add_argument("globs", metavar="GLOB[:DIR]", nargs="*", help=text)
+            parser.add_argument("--json", action="store_true", help="an object for programs")
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
         case "wait":
@@ -346,6 +354,13 @@ def _diff(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return diff(jobs, options)
 
 
+def _collect(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    from hvlaunch.cli.cp import run_collect_command  # noqa: PLC0415 (for this word alone)
+
+    job = choose(jobs, options.job)
+    return run_collect_command(job, options.globs, os.environ, is_json=options.json)
+
+
 def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     ControlClient(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
     return 0
@@ -415,6 +430,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "metrics": _metrics,
     "stacks": _stacks,
     "diff": _diff,
+    "collect": _collect,
     "signal": _signal,
     "stop": _stop,
     "wait": _wait,

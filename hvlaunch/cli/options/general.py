@@ -184,6 +184,16 @@ JOB_WORDS = {
             "start a job again: the same code, command, options and environment, except for the options here",
         ),
         JobWord("diff", "JOB JOB [--json]", "print what differs between two jobs"),
+        JobWord(
+            "cp",
+            "[-H HOSTS | --hostfile FILE] [--json] SRC DST",
+            "copy a file or a directory to all hosts, from here or from one of them (`HOST:PATH`)",
+        ),
+        JobWord(
+            "collect",
+            "[JOB [GLOB[:DIR] ...]] [--json]",
+            "bring files of a job's workers back, while it runs or if its hosts can still be reached",
+        ),
         JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
         JobWord(
             "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"

@@ -5,6 +5,7 @@ from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
+from hvlaunch.cli.options.files import FILES
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
@@ -421,39 +422,6 @@ _WORKERS = OptionGroup(
             is_everyday=True,
         ),
         Option(
-            "sync",
-            ("--sync",),
-            "copy the project to the hosts, and start workers in the copy",
-            more="The project is the git work tree around this directory, else this directory. What `.gitignore` and "
-            "`.hvlaunchignore` name stays here, and so do `.git`, `__pycache__` and virtual environments. Only what a host lacks is sent.",
-            example="hvlaunch --sync -np 8 -H a:4,b:4 python train.py",
-        ),
-        Option(
-            "sync_dir",
-            ("--sync-dir",),
-            "directory to copy in place of the project; implies `--sync`",
-            Value(("DIR",), values.not_empty, completion="directory", path="here"),
-            # A file that was found could name a directory with the user's keys.
-            source="own",
-        ),
-        Option(
-            "sync_to",
-            ("--sync-to",),
-            "fixed place of the copy on the hosts; implies `--sync`",
-            Value(("PATH",), values.not_empty),
-            default="a place in `~/.cache`",
-            more="A relative one counts from the home directory. Files there that hvlaunch has not written stay.",
-            # A file that was found could name any directory of the hosts.
-            source="own",
-        ),
-        Option(
-            "sync_limit",
-            ("--sync-limit",),
-            "most that a copy may have",
-            values.SIZE,
-            default="1 GB",
-        ),
-        Option(
             "stdin",
             ("--stdin",),
             "ranks that read hvlaunch's standard input",
@@ -775,6 +743,7 @@ GROUPS = (
     _HOSTS,
     BINDING,
     _WORKERS,
+    FILES,
     PROGRAMS,
     _ENVIRONMENT,
     _OUTPUT,

@@ -1,0 +1,172 @@
+"""Visits hosts without a job: an agent on each host, and work by errands, without workers, rounds or an engine."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.console.printer import Printer
+from hvlaunch.driver.links.links import Heartbeat, HostLinks
+from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.turn import Arrival
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.engine.network import LOOPBACK
+from hvlaunch.engine.pool import no_start
+from hvlaunch.errors import HostError, HostFault, Problem
+from hvlaunch.gloo.controller import by_ssh
+from hvlaunch.job import JobSpec
+from hvlaunch.rendezvous.serving import RendezvousServer
+from hvlaunch.watch.narrator import Narrator
+from hvlaunch.watch.rounds import Ranks
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["visit_hosts"]
+
+_CLOSING = 25.0
+"""Seconds for an agent to end, as in the engine."""
+
+
+def visit_hosts(
+    spec: JobSpec,
+    printer: Printer,
+    work: "Callable[[HostLink, HostFacts], None]",
+    gone: Callable[[str], None] = lambda _name: None,
+) -> Mapping[str, Problem]:
+    """Do `work` on each host of `spec`, in a thread for each; return the problems of hosts, by name.
+
+    `work` raises HostError. `gone` gets the name of each failed host. Ends with KeyboardInterrupt at once: the agents end with their connections.
+    """
+    keys = Keys.new()
+    with (
+        RendezvousServer(
+            keys.token,
+            certificate=keys.certificate,
+            answerer=Prover(keys.probe_key, "rendezvous"),
+            host=LOOPBACK,
+        ) as server,
+        by_ssh(spec, keys, printer.say) as ways,
+    ):
+        visit = _Visit(spec, printer, work, gone)
+        visit.links = HostLinks(
+            spec,
+            keys,
+            printer,
+            server,
+            Ranks(),
+            ways.connect,
+            visit.events.put,
+            clock=time.monotonic,
+            record=None,
+            prepare=visit.prepare,
+        )
+        try:
+            return visit.run()
+        finally:
+            visit.links.close()
+
+
+class _Visit:
+    links: HostLinks
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        printer: Printer,
+        work: "Callable[[HostLink, HostFacts], None]",
+        gone: Callable[[str], None],
+    ) -> None:
+        self._gone = gone
+        self.events: SimpleQueue[on.Event | Arrival] = SimpleQueue()
+        self._spec = spec
+        self._work = work
+        self._narrator = Narrator(spec, printer.say, printer.status, time.monotonic)
+        self._due = {host.name: time.monotonic() + spec.start_timeout for host in spec.hosts}
+        """Until when each host has to take its next step."""
+        self._connected: set[str] = set()
+        self._problems: dict[str, Problem] = {}
+
+    def prepare(
+        self,
+        link: "HostLink",
+        facts: "HostFacts",
+        ready: "Callable[[HostFacts], None]",
+        failed: Callable[[HostError], None],
+    ) -> None:
+        """Begin the work on a host; in another thread."""
+
+        def run() -> None:
+            try:
+                self._work(link, facts)
+            except HostError as error:
+                failed(error)
+            except Exception as error:  # noqa: BLE001 (a defect must not hide the other hosts)
+                failed(HostFault(f"internal error: {type(error).__name__}: {error}", host=link.host.name))
+            else:
+                ready(facts)
+
+        # Its agent answers, and the work has no time limit.
+        self._due.pop(link.host.name, None)
+        threading.Thread(target=run, name=f"visit {link.host.name}", daemon=True).start()
+
+    def run(self) -> Mapping[str, Problem]:
+        """Return the problems when no host is left."""
+        heartbeat = Heartbeat(self._spec, self.links, self.events.put, time.monotonic, lambda: False)
+        self._narrate(on.Began(), [do.Connect(host) for host in self._spec.hosts])
+        left = {host.name for host in self._spec.hosts}
+        for host in self._spec.hosts:
+            self.links.add(host).open()
+        while left:
+            with suppress(Empty):
+                item = self.events.get(timeout=max(0.0, min(heartbeat.deadline - time.monotonic(), 1.0)))
+                event = item.event if isinstance(item, Arrival) else item
+                self._narrate(event, [])
+                left -= self._take(event)
+            heartbeat.beat()
+            for name in [name for name, due in list(self._due.items()) if time.monotonic() > due]:
+                left -= self._give_up(name)
+        self._narrate(on.Tick(), [do.Stop("", ())])
+        return self._problems
+
+    def _take(self, event: on.Event) -> set[str]:
+        """Return the host if the event is its end."""
+        match event:
+            case on.HostConnected(name):
+                self._connected.add(name)
+            case on.HostReady(name):
+                self._due[name] = time.monotonic() + _CLOSING
+                self.links[name].send({"type": "bye"})
+            case on.HostFailed(name, problem) | on.HostGone(name, problem):
+                return self._drop(name, problem)
+            case on.HostClosed(name):
+                self._due.pop(name, None)
+                return {name}
+            case _:
+                pass
+        return set()
+
+    def _drop(self, name: str, problem: Problem) -> set[str]:
+        self._due.pop(name, None)
+        self._problems.setdefault(name, problem)
+        self.links[name].close()
+        self._gone(name)
+        return {name}
+
+    def _give_up(self, name: str) -> set[str]:
+        link = self.links[name]
+        if link.last_heard is None:
+            is_connected = name in self._connected
+            return self._drop(name, no_start(name, self._spec.start_timeout, is_connected=is_connected))
+        # A host with complete work only fails to end.
+        self._due.pop(name, None)
+        link.close()
+        return {name}
+
+    def _narrate(self, event: on.Event, actions: "list[do.Action]") -> None:
+        self._narrator.watch(event, actions, time.monotonic())
