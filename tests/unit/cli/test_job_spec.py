@@ -12,7 +12,17 @@ from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
-from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions, SSHOptions, SyncOptions, Templates
+from hvlaunch.job import (
+    BringOptions,
+    CollectOptions,
+    ConsoleOptions,
+    Host,
+    JobSpec,
+    MPIOptions,
+    SSHOptions,
+    SyncOptions,
+    Templates,
+)
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def test_everything_said_arrives(here):
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log --report /r.json "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
-        f"--templates --sync --sync-dir {here} --sync-limit 5K "
+        f"--templates --sync --sync-dir {here} --sync-limit 5K --bring a:/m:/data/m --collect out/*.pt:out --collect *.log:/results --collect-limit 1K "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
         "--ready-port 8000 --end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
@@ -52,6 +62,9 @@ def test_everything_said_arrives(here):
         cwd="/data",
         templates=Templates(("python", "-m", "train", "-np", "4"), {}, (), {}),
         sync=SyncOptions(str(here), "", 5 << 10),
+        bring=(BringOptions("a", "/m", "/data/m"),),
+        collect=(CollectOptions("out/*.pt", f"{Path.cwd()}/out"), CollectOptions("*.log", "/results")),
+        collect_limit=1 << 10,
         name="base",
         detach="at start",
         np=3,

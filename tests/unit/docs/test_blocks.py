@@ -115,6 +115,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             job([*(word for word in words[1:] if word != "--json"), "true"], environ)
         elif words[0] == "rerun" and len(words) > 1:  # options of a job follow
             job([*words[2:], "true"], environ)
+        elif words[0] == "cp":  # which would connect
+            job([*(word for word in words[1:-2] if word != "--json"), "true"], environ)
         elif words[0] == "pool":
             run_pool_command(words[1:], environ)
         elif words[0] in JOB_WORDS:
