@@ -52,6 +52,12 @@ class LauncherOptions:
     """Fixed place of the copy on the hosts; implies `--sync`. Default: a place in `~/.cache`."""
     sync_limit: int | str | None = None
     """Most that a copy may have. Default: 1 GB."""
+    bring: str | Sequence[str] | None = None
+    """Copy a file or a directory to the hosts first."""
+    collect: str | Sequence[str] | None = None
+    """Bring files back from the workers' directory."""
+    collect_limit: int | str | None = None
+    """Most that comes back, from all hosts together. Default: 10 GB."""
     preset: str | None = None
     """Start a program as it needs: vllm, ray, jax and others."""
     templates: bool | None = None
@@ -251,6 +257,9 @@ class GivenOptions(TypedDict, total=False):
     sync_dir: str | PathLike[str] | None
     sync_to: str | None
     sync_limit: int | str | None
+    bring: str | Sequence[str] | None
+    collect: str | Sequence[str] | None
+    collect_limit: int | str | None
     preset: str | None
     templates: bool | None
     ready_port: int | None
