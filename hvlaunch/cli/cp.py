@@ -1,18 +1,17 @@
 """`hvlaunch cp`: copies a file or a directory to all hosts, from this machine or from a host."""
 
 import json
-import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvlaunch.cli.arguments import Answered, options_of_word
 from hvlaunch.cli.options import by_name, split
 from hvlaunch.cli.options.table import GROUPS, SSH
+from hvlaunch.cli.options.values import collect_options, source_and_path
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.printer import Printer
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from hvlaunch.sync.bringing import Bringing
     from hvlaunch.sync.collection import Collected
 
-__all__ = ["bring_options", "collect_options", "run_collect_command", "run_cp_command"]
+__all__ = ["run_collect_command", "run_cp_command"]
 
 _USAGE = """\
 usage: hvlaunch cp [-H HOSTS | --hostfile FILE] [--json] [options of hosts and of SSH] SRC DST
@@ -50,44 +49,7 @@ _TAKEN = frozenset(
 )
 """Options of a job for this command too."""
 _LAST_WORDS = 1.0
-_RESULTS = "results"
 _LONG = 86400.0
-
-
-def bring_options(text: str, directory: str) -> BringOptions:
-    """Read `SRC:DST`; relative paths of this machine are below `directory`. Raises BadUsage."""
-    source, colon, path = text.rpartition(":")
-    if not colon or not source or not path:
-        raise BadUsage(f"{text!r} is not SRC:DST", hint="--bring ./model:/data/model")
-    return source_and_path(source, path, directory)
-
-
-def source_and_path(source: str, path: str, directory: str) -> BringOptions:
-    """Return the options for `PATH` or `HOST:PATH` as the source. Raises BadUsage."""
-    host, colon, inner = source.rpartition(":")
-    # As for scp: a colon behind a slash belongs to a name.
-    if colon and host and "/" not in host:
-        if not inner:
-            raise BadUsage(f"{source!r} names no path on {host}", hint=_HINT)
-        return BringOptions(host, inner, path)
-    return BringOptions(None, source if source.startswith("/") else f"{directory}/{source}", path)
-
-
-def collect_options(texts: Sequence[str], directory: str) -> tuple[CollectOptions, ...]:
-    """Read `GLOB[:DIR]`; DIR counts from `directory`. Raises BadUsage."""
-    options = []
-    for text in texts:
-        glob, colon, target = text.rpartition(":")
-        if not colon:
-            glob, target = text, _RESULTS
-        words = glob.split("/")
-        if not glob or not target or glob.startswith("/") or ".." in words:
-            raise BadUsage(
-                f"{text!r}: GLOB[:DIR] names files below the workers' directory",
-                hint="'checkpoints/*.pt:out'",
-            )
-        options.append(CollectOptions(glob, os.path.normpath(Path(directory) / target)))
-    return tuple(options)
 
 
 def run_collect_command(

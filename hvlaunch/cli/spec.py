@@ -190,7 +190,7 @@ def _templates(
 def _bring(options: Options, hosts: Sequence[Host], environ: Mapping[str, str]) -> tuple[BringOptions, ...]:
     if "bring" not in options.given:
         return ()
-    from hvlaunch.cli.cp import bring_options  # noqa: PLC0415 (few lines have it)
+    from hvlaunch.cli.options.values import bring_options  # noqa: PLC0415 (few lines have it)
 
     here = current_directory(environ)
     brings = tuple(bring_options(text, here) for text in options.given["bring"])
@@ -208,7 +208,7 @@ def _bring(options: Options, hosts: Sequence[Host], environ: Mapping[str, str]) 
 def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptions, ...]:
     if "collect" not in options.given:
         return ()
-    from hvlaunch.cli.cp import collect_options  # noqa: PLC0415 (few lines have it)
+    from hvlaunch.cli.options.values import collect_options  # noqa: PLC0415 (few lines have it)
 
     return collect_options(options.given["collect"], current_directory(environ))
 

@@ -1,6 +1,7 @@
 """Values of options: conversions of text, which raise BadValue for invalid text."""
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from hvlaunch.cli.options import BadValue, Value
+from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import MAX_SLOTS, is_user, ranges_of
-from hvlaunch.job import MapPolicy
+from hvlaunch.job import BringOptions, CollectOptions, MapPolicy
 from hvlaunch.owners import path_hint, reason
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "SIZE",
     "WORDS",
     "address",
+    "bring_options",
     "bytes_of_mb",
+    "collect_options",
     "count",
     "env_mode",
     "flat",
@@ -47,6 +51,7 @@ __all__ = [
     "size",
     "slots",
     "slots_or_gpus",
+    "source_and_path",
     "streams",
     "user",
     "words",
@@ -326,3 +331,41 @@ SIZE = Value(("SIZE",), size)
 WORDS = Value(("OPTIONS",), words, has_options=True)
 FILE = Value(("FILE",), not_empty, completion="file", path="here")
 DIRECTORY = Value(("DIR",), not_empty, completion="directory", path="here")
+
+
+def bring_options(text: str, directory: str) -> BringOptions:
+    """Read `SRC:DST`; relative paths of this machine are below `directory`. Raises BadUsage."""
+    source, colon, path = text.rpartition(":")
+    if not colon or not source or not path:
+        raise BadUsage(f"{text!r} is not SRC:DST", hint="--bring ./model:/data/model")
+    return source_and_path(source, path, directory)
+
+
+def source_and_path(source: str, path: str, directory: str) -> BringOptions:
+    """Return the options for `PATH` or `HOST:PATH` as the source. Raises BadUsage."""
+    host, colon, inner = source.rpartition(":")
+    # As for scp: a colon behind a slash belongs to a name.
+    if colon and host and "/" not in host:
+        if not inner:
+            raise BadUsage(
+                f"{source!r} names no path on {host}", hint="hvlaunch cp -H a,b ./model /data/model"
+            )
+        return BringOptions(host, inner, path)
+    return BringOptions(None, source if source.startswith("/") else f"{directory}/{source}", path)
+
+
+def collect_options(texts: Sequence[str], directory: str) -> tuple[CollectOptions, ...]:
+    """Read `GLOB[:DIR]`; DIR counts from `directory`. Raises BadUsage."""
+    options = []
+    for text in texts:
+        glob, colon, target = text.rpartition(":")
+        if not colon:
+            glob, target = text, "results"
+        words = glob.split("/")
+        if not glob or not target or glob.startswith("/") or ".." in words:
+            raise BadUsage(
+                f"{text!r}: GLOB[:DIR] names files below the workers' directory",
+                hint="'checkpoints/*.pt:out'",
+            )
+        options.append(CollectOptions(glob, os.path.normpath(Path(directory) / target)))
+    return tuple(options)
