@@ -20,6 +20,8 @@ from hvlaunch.outside.run_record import MANIFEST, read_run
 
 __all__ = ["Rerun"]
 
+_OWN = frozenset([COMMAND.name, "job_name"])
+"""Not of the new job: two jobs of a name would need their ids."""
 _TREE = frozenset(["sync", "sync_dir", "sync_limit"])
 """Options that would take the tree as it is now."""
 
@@ -42,7 +44,7 @@ class Rerun:
         self._command = [str(word) for word in self._job.about["command"]]
         typed = self._parsed(argv[1:])
         earlier = self._parsed(["--cwd", str(self._run["cwd"]), *self._kept_words(typed)]).settings.items()
-        before = [setting for name, settings in earlier if name != COMMAND.name for setting in settings]
+        before = [setting for name, settings in earlier if name not in _OWN for setting in settings]
         merged = self._parsed(argv[1:], before)
         self._words = tuple(merged.words())
         self._has_tree = self._run["sync"] is not None and _TREE.isdisjoint(typed.given)

@@ -165,16 +165,17 @@ def test_jobs_and_reports_show_the_code(machine: Machine) -> None:
 
 
 def test_a_job_runs_again_after_its_tree_is_gone(machine: Machine) -> None:
-    job = machine.train("-x", "LR=0.1", "--prefix", "p ", args=("--epochs", 3))
+    job = machine.train("--job-name", "base", "-x", "LR=0.1", "--prefix", "p ", args=("--epochs", 3))
     code = job.about["code"]
     (machine.project / "src/model.py").write_text("NAME = 'second'\n")
     assert "second 0.2" in machine.run("--sync", "-np", 1, "-x", "LR=0.2", "python", "train.py").stdout
     shutil.rmtree(machine.project)
     # Neither the hosts' copies nor the cache of this machine are needed.
     shutil.rmtree(machine.path / "cache")
-    again = machine.run("rerun", job.id, cwd=Path("/"))
+    again = machine.run("rerun", "base", cwd=Path("/"))
     assert again.stdout == "p first 0.1 None --epochs 3\n"
     assert machine.newest.about["code"] == code
+    assert machine.run("rerun", "base", cwd=Path("/")).stdout == again.stdout
     other = machine.run("rerun", machine.newest.id, "-np", 2, "-x", "LR=0.3", cwd=Path("/"))
     assert other.stdout == "p first 0.3 None --epochs 3\n" * 2
     assert machine.newest.about["code"] == code
