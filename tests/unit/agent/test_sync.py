@@ -5,10 +5,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
 from hvlaunch.agent import cache
@@ -545,3 +547,50 @@ def test_an_entry_that_was_removed_while_another_waited_is_made_anew(home: Path)
         shutil.rmtree(entry)
     assert second.wait(30.0)
     thread.join()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_copy_that_is_killed_at_random_moments_is_mended_by_the_next(
+    host: Host, root: Path, place: Path, fixed: bool
+) -> None:
+    """Twenty moments between the begin of the errand and its end, with files that come, change and go."""
+    random = Random(32)
+    if fixed:
+        host.more["to"] = str(place)
+        (place / "mine").write_text("notes")
+    whole = 1.0
+    killed = []
+
+    def kill() -> None:
+        for process in psutil.Process(host.rig.agent.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if process.name() == "hvl-sync":
+                    process.kill()
+                    killed.append(process)
+
+    for number in range(21):
+        shutil.rmtree(root / "sub")
+        (root / "sub").mkdir()
+        for name in random.sample(range(300), 200):
+            (root / f"sub/{name}").write_bytes(random.randbytes(random.choice((0, 10, 5000))))
+        (root / "large").write_bytes(random.randbytes(3 * PART))
+        with closing(host.snapshot()) as snapshot:
+            began = time.monotonic()
+            errand = host.start(snapshot)
+            timer = threading.Timer(random.uniform(0.0, whole), kill)
+            if number:
+                timer.start()
+            while line := host.line(errand):
+                answer_it(errand, snapshot, line)
+            if number:
+                timer.join()
+            else:
+                whole = time.monotonic() - began
+        copy = Path(host.copy()["directory"])
+        left = without_own(copy)
+        assert left.pop("mine", None) == ((b"notes", False) if fixed else None)
+        assert left == tree_of(root)
+        assert not [path for path in copy.parent.glob("**/*") if path.suffix in (".part", ".new")]
+    assert len(killed) > 10
