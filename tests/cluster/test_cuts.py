@@ -39,7 +39,7 @@ def test_the_drivers_link_is_away_for_most_of_the_lease(
             *way,
             "sh",
             "-c",
-            f"echo ready; while :; do {each}; sleep 0.2; done",
+            f"echo ready; while :; do {each}; sleep 0.05; done",
         ],
     )
     job.saw("ready", 2)

@@ -308,7 +308,18 @@ def test_restarts_are_used_up(start: Starter) -> None:
     assert (ended["exit_code"], ended["host"]) == (137, "a")
 
 
-@pytest.mark.parametrize("point", ["start", "join"])
+# A worker that is started anew fails at one place as at the other: a minute each.
+@pytest.mark.parametrize(
+    ("start", "point"),
+    [
+        *((work, "start") for work in SUMS),
+        (SUMS[0], "join"),
+        *(pytest.param(work, "join", marks=pytest.mark.long) for work in SUMS[1:]),
+        *(pytest.param(*work.values, point, marks=work.marks) for work in LONG for point in ("start", "join")),
+    ],
+    indirect=["start"],
+    ids=str,
+)
 def test_a_host_that_always_fails(start: Starter, point: str) -> None:
     job = start("a:1,b:1,c:1", "--min-np", 1, "--blacklist-cooldown-range", 0.2, 60)
     job.order("b", f"{point} fail")

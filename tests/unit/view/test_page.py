@@ -139,7 +139,7 @@ def test_the_layout_is_sound(page: Page, name: str) -> None:
 
 SPOILED = """\
 const add = (style, text) => document.body.append(Object.assign(document.createElement("p"), { textContent: text, style }));
-add("color: #999; background: #fff", "pale words");
+add("position: fixed; bottom: 0; left: 0; color: #999; background: #fff", "pale words");  // seen, however long the page grows
 add("width: 3000px", "wide words");
 add("position: absolute; top: 0; left: 0; width: 100%; height: 12rem; background: #fff", "a cover");
 """
