@@ -315,7 +315,11 @@ def test_restarts_are_used_up(start: Starter) -> None:
         *((work, "start") for work in SUMS),
         (SUMS[0], "join"),
         *(pytest.param(work, "join", marks=pytest.mark.long) for work in SUMS[1:]),
-        *(pytest.param(*work.values, point, marks=work.marks) for work in LONG for point in ("start", "join")),
+        *(
+            pytest.param(*work.values, point, marks=work.marks)
+            for work in LONG
+            for point in ("start", "join")
+        ),
     ],
     indirect=["start"],
     ids=str,
