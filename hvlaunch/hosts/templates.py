@@ -40,6 +40,7 @@ _WITH_TEXT = {
 }
 NAMES = (*(f"{{{name}}}" for name in _PLAIN), *(f"{{{name}:{text}}}" for name, text in _WITH_TEXT.items()))
 """All places, as in messages."""
+_ADDRESSES = ("host_ip", "master_addr")
 _OF_HOST = ("host", "host_ip", "node_rank", "own_port")
 """Places that `{each:TEXT}` takes of each host."""
 
@@ -131,7 +132,11 @@ class Expansion:
             before, name, more, after = match.groups()
             if before and after:
                 return match[0][1:-1]
-            return before + self._value(name, more or "", worker) + after
+            value = self._value(name, more or "", worker)
+            # An IPv6 address before a port: {host_ip}:{port:x}.
+            if name in _ADDRESSES and ":" in value and text[match.end() :][:1] == ":":
+                value = f"[{value}]"
+            return before + value + after
 
         return _PLACE.sub(replacement, text)
 

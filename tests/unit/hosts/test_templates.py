@@ -63,6 +63,13 @@ def test_words_for_rank_0_or_for_the_others_are_split_before_values_are_put_in()
     )
 
 
+def test_an_ipv6_address_is_in_brackets_before_a_port() -> None:
+    hosts = (HOSTS[0]._replace(address="fd00::1"), HOSTS[1]._replace(address="fd00::2"))
+    worker = LAST._replace(master_addr="fd00::1", hosts=hosts)
+    texts = ("{host_ip}", "{master_addr}:{port:x}", "{each:{host_ip}:{own_port:y}}", "{host_ip}/{host}:1")
+    assert words(worker, *texts) == ("fd00::2", "[fd00::1]:5", "[fd00::1]:6,[fd00::2]:8", "fd00::2/b:1")
+
+
 def test_a_variable_without_value_is_not_set() -> None:
     templates = templates_of((), {"ADDRESS": "{host_ip}", "IS_HEAD": "{first:1}"}, {}, is_per_host=False)
     assert Expansion(templates, FIRST).variables() == {"ADDRESS": "10.0.0.1", "IS_HEAD": "1"}
