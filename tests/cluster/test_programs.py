@@ -108,6 +108,7 @@ dist.destroy_process_group()
         ("dask", DASK, "tasks on 3", 1),
         ("torchrun", TORCH, "sum 6.0", 6),
     ],
+    ids=("jax", "ray", "dask", "torchrun"),
 )
 def test_a_program_works_on_three_hosts(
     cluster: TestHosts, tmp_path: Path, name: str, text: str, word: str, times: int
