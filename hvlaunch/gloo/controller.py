@@ -194,9 +194,8 @@ def _run_and_report(
             else:
                 from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
 
-                last_words = (
-                    None if spec.console.quiet else partial(ended_well, result, code=job.about.get("code"))
-                )
+                is_silent = spec.console.quiet or collector.has_lost
+                last_words = None if is_silent else partial(ended_well, result, code=job.about.get("code"))
                 patience = _PAGER_PATIENCE
                 # A signal may end the wait for a slow reader here; elsewhere it must not suppress the report.
                 signals.close()
