@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["Failures"]
 
 _EPSILON = 1e-6
+_ROUNDING = 1e-9
+"""An order and an end can be half a microsecond apart."""
 
 
 class Failures(Law):
@@ -42,7 +44,7 @@ class Failures(Law):
         told_at = {(end.host, end.rank, round(end.at - began, 6)): end.told_at for end in self.ledger.ends}
         for end in result.exits:
             if end.not_started is None:
-                is_told = told_at[end.host, end.rank, round(end.when, 6)] <= began + end.when + _EPSILON
+                is_told = told_at[end.host, end.rank, round(end.when, 6)] <= began + end.when + _ROUNDING
                 assert end.was_told == is_told, f"{end} was{'' if is_told else ' not'} told to end"
         named = result.failure
         if named is None or result.error is not None or result.interrupted is not None:
