@@ -124,17 +124,19 @@ def measure(bench: Bench, lines: dict[str, list[str]], runs: int) -> dict[str, d
     for name, words in lines.items():
         bench.wipe()
         results[name] = {FIRST: bench.take(words)}
-        print(f"{name}: {results[name][FIRST].wall:.1f} s", file=sys.stderr, flush=True)
-        if name == "clush --copy":
-            continue  # it sends everything again
         samples: dict[str, list[Took]] = {}
-        for _ in range(runs if name == next(iter(lines)) else 1):
-            if name == next(iter(lines)):
+        is_ours = name == next(iter(lines))
+        # clush sends everything again.
+        for _ in range(runs if is_ours else name != "clush --copy"):
+            if is_ours:
                 samples.setdefault("plain", []).append(bench.take(bench.launch("--cwd", "/")))
             samples.setdefault(UNCHANGED, []).append(bench.take(words))
             bench.change()
             samples.setdefault(CHANGED, []).append(bench.take(words))
         results[name].update({case: _median(taken) for case, taken in samples.items()})
+        # A program takes minutes on a busy machine: its numbers are shown at once.
+        numbers = ", ".join(f"{case} {took.wall:.2f} s" for case, took in results[name].items())
+        print(f"{name}: {numbers}; {results[name][FIRST].sent} bytes first", file=sys.stderr, flush=True)
     return results
 
 
