@@ -219,7 +219,7 @@ def choose_device(place: Place, backend: str) -> torch.device:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = place.local_rank if place.slot is None else place.slot
     # --gpus-per-worker: all that is visible is this worker's.
-    if "HVLAUNCH_GPUS_PER_WORKER" in os.environ:
+    if "HVLAUNCH_OWN_GPUS" in os.environ:
         index = 0
     if index < gpus:
         return torch.device("cuda", index)

@@ -117,7 +117,7 @@ def default_env(cpus: int, local_size: int) -> dict[str, str]:
 def gpu_env(per_worker: int | None) -> dict[str, str]:
     """Return the variables by which libraries count the worker's own GPUs from 0, as with torchrun's --virtual-local-rank."""
     # NCCL's groups of torch 2.15 take the GPU of LOCAL_RANK, and so do most scripts: any other number is out of range.
-    return {} if per_worker is None else {"LOCAL_RANK": "0", "HVLAUNCH_GPUS_PER_WORKER": str(per_worker)}
+    return {} if per_worker is None else {"LOCAL_RANK": "0", "HVLAUNCH_OWN_GPUS": str(per_worker)}
 
 
 def _sharers(start: Start, spec: JobSpec) -> int:

@@ -216,4 +216,4 @@ def test_a_worker_with_gpus_of_its_own_counts_them_from_0() -> None:
     body = bound(spec("a:2", gpus_per_worker=2), 0, 1)
     envs = [worker["env"] for worker in body["workers"]]  # type: ignore[attr-defined]
     assert [(env["LOCAL_RANK"], env["HVLAUNCH_LOCAL_RANK"]) for env in envs] == [("0", "0"), ("0", "1")]
-    assert {env["HVLAUNCH_GPUS_PER_WORKER"] for env in envs} == {"2"}
+    assert {env["HVLAUNCH_OWN_GPUS"] for env in envs} == {"2"}

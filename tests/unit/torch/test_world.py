@@ -358,7 +358,7 @@ def test_visible_gpus_of_a_worker_are_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     # Slots 1 and 3 of a host, with two GPUs for each worker.
-    monkeypatch.setenv("HVLAUNCH_GPUS_PER_WORKER", "2")
+    monkeypatch.setenv("HVLAUNCH_OWN_GPUS", "2")
     seats = [Place(rank=0, size=4, local_rank=slot, host="a", launcher="", slot=slot) for slot in (1, 3)]
     assert [choose_device(seat, "nccl") for seat in seats] == [torch.device("cuda", 0)] * 2
 
