@@ -397,21 +397,27 @@ import json, sys
 import hvlaunch
 import model
 
-print(json.dumps(hvlaunch.run(model.place, hosts=sys.argv[1], sync=True, quiet=True, lease=5.0)))
+launcher = hvlaunch.Launcher(hosts=sys.argv[1], sync=True, collect=f"made/*:{sys.argv[2]}", quiet=True, lease=5.0)
+print(json.dumps(launcher.run(model.place)))
 """
 
 
-def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: Path) -> None:
-    """Its module is the project's, which the hosts have from the copy alone; so is a module of another directory on the path."""
+def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: Path, tmp_path: Path) -> None:
+    """Its module is the project's, which the hosts have from the copy alone; so is a module of another directory on the path.
+
+    What it writes in the copy comes back.
+    """
     (project / "lib").mkdir()
     (project / "lib/helper.py").write_text("NAME = 'helper'\n")
     (project / "sub/model.py").write_text(
-        "import os, helper\n\ndef place():\n"
+        "import os, pathlib, helper\n\ndef place():\n"
+        "    pathlib.Path('made').mkdir(exist_ok=True)\n"
+        "    pathlib.Path('made', os.environ['RANK']).write_text('by ' + os.environ['RANK'])\n"
         "    return os.environ['RANK'], os.environ['HVLAUNCH_HOST'], os.path.basename(os.getcwd()), __file__, helper.NAME\n"
     )
     (project / "sub/run.py").write_text(CALL)
     done = cluster.driver.run(
-        [sys.executable, str(project / "sub/run.py"), "a:1,b:1"],
+        [sys.executable, str(project / "sub/run.py"), "a:1,b:1", str(tmp_path / "results")],
         cwd=project,
         env={**cluster.driver.env, "PYTHONPATH": f"{CHECKOUT}:{project}/lib", "PYTHONDONTWRITEBYTECODE": "1"},
     )
@@ -422,6 +428,8 @@ def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: 
         assert directory == "tree"
         assert "/.cache/hvlaunch/trees/proj-" in file
         assert name == "helper"
+    made = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert sorted(path.read_text() for path in made) == ["by 0", "by 1"]
 
 
 def test_the_benchmark_runs(cluster: TestHosts, tmp_path: Path) -> None:
