@@ -313,6 +313,10 @@ class CopyFailed(HostError):
     """A host could not get its copy of the working tree (--sync)."""
 
 
+class SetupFailed(HostError):
+    """The commands of --setup or --env have failed on a host; `cause` has their exit code and last lines."""
+
+
 class HostFault(HostError):
     """A fault of hvlaunch itself that concerns one host."""
 

@@ -179,6 +179,17 @@ class BringOptions(NamedTuple):
     """Where hosts get them."""
 
 
+class SetupOptions(NamedTuple):
+    """The commands that build an environment on each host before workers start."""
+
+    commands: tuple[str, ...]
+    """Texts for the host's shell, to be run in turn."""
+    patterns: tuple[str, ...]
+    """Names of files that the key of the environment has, if the project has them."""
+    files: tuple[str, ...] = ()
+    """Files of the key that the project must have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MPIOptions(_Data):
     """Settings for a job that another launcher starts."""
@@ -296,6 +307,8 @@ class JobSpec(_Data):
     """The command with the places of its words; None if it is the same for all workers."""
     sync: SyncOptions | None = None
     """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
+    setup: SetupOptions | None = None
+    """The commands for an environment of the workers; None if hosts have one."""
     bring: tuple[BringOptions, ...] = ()
     """Files that each host gets before workers start."""
     collect: tuple[CollectOptions, ...] = ()

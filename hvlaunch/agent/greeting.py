@@ -64,7 +64,7 @@ class Greeting:
         """Send the facts, after counting GPUs if the driver wants their number."""
         self._hello = hello
         beacon_port, master_port = self._take_ports(hello)
-        answer = {
+        answer: Dict[str, Any] = {
             "type": "hello",
             "protocol": PROTOCOL,
             "facts": facts.host_facts(),
@@ -76,6 +76,12 @@ class Greeting:
         }
         if "more_ports" in hello:
             answer["more_ports"] = self._ports()[1:]
+        if "python" in hello:
+            from hvlaunch.agent.packages import packages_of  # noqa: PLC0415 (not for other commands)
+
+            program, path = hello["python"]
+            path = os.environ.get("PATH", os.defpath) if path is None else path
+            answer["facts"]["packages"] = packages_of(program, path)
         if hello["gpus"]:
             # The driver of GPUs may take seconds, in which the agent must answer pings.
             self._in_thread(lambda: self._tell_with_gpus(answer))

@@ -262,10 +262,10 @@ class HostWorkers:
         # All orders go out first, so that the launcher's processes start their workers at the same time.
         for item in plan["workers"]:
             if self.ranks is not None and item["slot"] in self.ranks:
-                env = {**plan["env"], **item["env"]}
+                env = _with_paths(plan, {**plan["env"], **item["env"]})
                 self.ranks.order(item["slot"], _argv(item, plan), plan["defaults"], env, item["stdin"])
         for item in plan["workers"]:
-            job_env = {**plan["env"], **item["env"]}
+            job_env = _with_paths(plan, {**plan["env"], **item["env"]})
             about = {"round": header["round"], "slot": item["slot"], "start": item["start"]}
             try:
                 worker = self._begin(item, plan, job_env, trouble)
@@ -488,6 +488,17 @@ class HostWorkers:
         if fd in self._selector:
             self._selector.unregister(fd)
         os.close(fd)
+
+
+def _with_paths(plan: Dict[str, Any], job_env: Dict[str, str]) -> Dict[str, str]:
+    """Return the job's variables with the plan's paths before and behind those that the workers have anyway."""
+    for key, is_first in (("first", True), ("last", False)):
+        for name, path in plan.get(key, {}).items():
+            others = job_env.get(name) or os.environ.get(name)
+            both = [path, others] if is_first else [others, path]
+            # No empty part: it would mean the working directory.
+            job_env[name] = os.pathsep.join(part for part in both if part)
+    return job_env
 
 
 def _is_launched() -> bool:

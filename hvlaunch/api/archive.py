@@ -16,21 +16,15 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hvlaunch.api.errors import CallNotPickled
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import SyncOptions
-
-if TYPE_CHECKING:
-    from importlib.abc import Traversable
+from hvlaunch.sync.library import module_texts, worker_modules
 
 __all__ = ["CallDirectory", "function_name", "pickled_call", "write_archive"]
 
-_OF_WORKERS = tuple(
-    f"hvlaunch/{name}" for name in ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
-)
-"""Modules of hvlaunch that a function may import on hosts without hvlaunch."""
 _MOST = 1 << 31
 """Most bytes that Python reads from a member of an archive."""
 
@@ -132,27 +126,19 @@ def _base() -> bytes:
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", (files("hvlaunch.api") / "in_worker.py").read_bytes())
-        for name in ("cloudpickle", *_OF_WORKERS):
-            package, *parts = name.split("/")
-            for path, source in _sources(files(package).joinpath(*parts), name):
-                archive.writestr(path, source)
+        for path, source in (*module_texts(files("cloudpickle"), "cloudpickle"), *worker_modules()):
+            archive.writestr(path, source)
     return data.getvalue()
 
 
-def _sources(place: "Traversable", name: str) -> Iterator[tuple[str, bytes]]:
-    """Return the sources of a module, or of all modules in a folder."""
-    # hvlaunch may be in an archive itself: a function on a host may call another.
-    if place.is_dir():
-        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
-            yield from _sources(entry, f"{name}/{entry.name}")
-    elif name.endswith(".py"):
-        yield name, place.read_bytes()
+def command(python: str | None, *, is_set_up: bool = False) -> tuple[str, ...]:
+    """Return the command for a host: with the given Python, or the first available of this path, this version, `python3`.
 
-
-def command(python: str | None) -> tuple[str, ...]:
-    """Return the command for a host: with the given Python, or the first available of this path, this version, `python3`."""
+    `is_set_up`: the hosts have an environment of their own, whose programs are first on their PATH.
+    """
     version = "{}.{}".format(*sys.version_info)
-    candidates: Any = (python,) if python is not None else (sys.executable, f"python{version}", "python3")
+    here = () if is_set_up else (sys.executable,)
+    candidates: Any = (python,) if python is not None else (*here, f"python{version}", "python3")
     # `sh` is the script's $0; the candidates are its "$@".
     return ("/bin/sh", "-c", _FIND, "sh", *candidates)
 

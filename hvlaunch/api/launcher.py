@@ -187,6 +187,8 @@ class Launcher(LauncherOptions):
         # asdict() would copy the values deeply.
         given = {field.name: getattr(self, field.name) for field in fields(LauncherOptions)}
         spec = spec_of(given, archive.command(self.python), os.environ)
+        if spec.setup is not None:
+            spec = replace(spec, command=archive.command(self.python, is_set_up=True))
 
         def begin() -> CallJob[R]:
             directory = CallDirectory()

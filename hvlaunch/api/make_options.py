@@ -46,6 +46,7 @@ _BY_NAME = {
     "bring": "str | Sequence[str]",
     "collect": "str | Sequence[str]",
     "cooldown": "tuple[float, float]",
+    "setup_key": "str | Sequence[str]",
 }
 _NOTES = {
     "hosts": 'Such as `"a:4,b:4"`, `["a:4", "b:4"]` or `{"a": 4, "b": 4}`.',

@@ -52,6 +52,10 @@ class LauncherOptions:
     """Fixed place of the copy on the hosts; implies `--sync`. Default: a place in `~/.cache`."""
     sync_limit: int | str | None = None
     """Most that a copy may have. Default: 1 GB."""
+    setup: str | None = None
+    """Command that builds an environment on each host."""
+    setup_key: str | Sequence[str] | None = None
+    """File that asks for another environment if it changes."""
     bring: str | Sequence[str] | None = None
     """Copy a file or a directory to the hosts first."""
     collect: str | Sequence[str] | None = None
@@ -72,8 +76,8 @@ class LauncherOptions:
     """Environment variable for the workers. Such as `{"NAME": "value"}`, or `["NAME"]` for one that is set here."""
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
     """File of variables, `NAME=VALUE` on each line."""
-    forward_env: Literal["all"] | None = None
-    """Pass on all variables that other hosts can use. Default: only `PATH`, `PYTHONPATH`, `NCCL_*` and some others."""
+    forward_env: Literal["all", "conda", "pip", "uv"] | None = None
+    """Pass on `all` variables, or build an environment. Default: only `PATH`, `PYTHONPATH`, `NCCL_*` and some others."""
     output_dir: str | PathLike[str] | None = None
     """Directory for files with each worker's output."""
     prefix: str | None = None
@@ -257,6 +261,8 @@ class GivenOptions(TypedDict, total=False):
     sync_dir: str | PathLike[str] | None
     sync_to: str | None
     sync_limit: int | str | None
+    setup: str | None
+    setup_key: str | Sequence[str] | None
     bring: str | Sequence[str] | None
     collect: str | Sequence[str] | None
     collect_limit: int | str | None
@@ -267,7 +273,7 @@ class GivenOptions(TypedDict, total=False):
     nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
     env: Mapping[str, str | int | float] | Sequence[str] | None
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None
-    forward_env: Literal["all"] | None
+    forward_env: Literal["all", "conda", "pip", "uv"] | None
     output_dir: str | PathLike[str] | None
     prefix: str | None
     prefix_timestamp: bool | None

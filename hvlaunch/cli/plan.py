@@ -62,6 +62,9 @@ def plan(
         _block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)),
         _block("command", list(_commands(spec, places, show_secrets=show_secrets))),
         _block("working directory", [_directory(spec)]),
+        ""
+        if spec.setup is None
+        else _block("setup on each host", "\n".join(spec.setup.commands).split("\n")),
         launcher,
         _block("bindings", _binding_lines(spec, hosts, places, is_local)),
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),

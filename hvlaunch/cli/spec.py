@@ -29,6 +29,7 @@ from hvlaunch.job import (
     Host,
     JobSpec,
     MPIOptions,
+    SetupOptions,
     SSHOptions,
     SyncOptions,
     Templates,
@@ -82,7 +83,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     uses_horovod = options.given.get("horovod", bool(variables) and elastic is None)
     env, warnings = user_env(
         environ,
-        mode="all" if options.env == "all" else "default",
+        mode="all" if "all" in options.env else "default",
         files=[Path(name) for name in options.env_file],
         chosen=options.x,
         more=("HOROVOD_*",) if uses_horovod else (),
@@ -109,6 +110,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         options=tuple(options.words()),
         bring=_bring(options, hosts, environ),
         collect=_collect(options, environ),
+        setup=_setup(options),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
         env=env,
@@ -211,6 +213,14 @@ def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptio
     from hvlaunch.cli.options.values import collect_options  # noqa: PLC0415 (few lines have it)
 
     return collect_options(options.given["collect"], current_directory(environ))
+
+
+def _setup(options: Options) -> SetupOptions | None:
+    if options.given.keys().isdisjoint(("env", "setup", "setup_key")):
+        return None
+    from hvlaunch.sync.forms import setup_options  # noqa: PLC0415 (few lines have one)
+
+    return setup_options([name for name in options.env if name != "all"], options.setup, options.setup_key)
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

@@ -53,6 +53,15 @@ __all__ = [
 ]
 
 
+class WorkerPackages(NamedTuple):
+    """What the workers' Python has installed on a host."""
+
+    hvlaunch: str | None
+    """Version of hvlaunch; None without one."""
+    editable: tuple[str, ...]
+    """Source directories of editable installs."""
+
+
 class HostFacts(NamedTuple):
     """An agent's facts about its host."""
 
@@ -81,6 +90,14 @@ class HostFacts(NamedTuple):
     """Further free ports, kept as master_port is: one for each `{port:NAME}` of the job."""
     directory: str | None = None
     """Where workers start in the host's copy of the working tree; None without one."""
+    packages: WorkerPackages | None = None
+    """Packages of the workers' Python; None if the command has none, or nobody needs to know."""
+    environment: str | None = None
+    """Directory of the workers' environment, which --setup has built; None without one."""
+    sources: tuple[str, ...] = ()
+    """Directories of the copy that come first on PYTHONPATH."""
+    library: str | None = None
+    """hvlaunch's modules for workers, last on PYTHONPATH; None if the workers' Python has them."""
 
 
 class Began(NamedTuple):

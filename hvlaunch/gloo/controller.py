@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.history import History
     from hvlaunch.driver.job_record import JobRecord, Past, Takeover
-    from hvlaunch.driver.links.host_link import Prepare
+    from hvlaunch.driver.links.host_link import HostLink, Prepare
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.outside import JobDirectory
@@ -231,7 +231,7 @@ def _run(
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,
         _server(job, job_record, printer.say) as server,
-        _preparation(job) as prepare,
+        _preparation(job, printer.say) as prepare,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
@@ -314,7 +314,7 @@ class _JobCollector:
 
 
 @contextmanager
-def _preparation(job: _Job) -> "Iterator[Prepare | None]":
+def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | None]":
     """Open what hosts get before they are ready, for as long as hosts may join; yields None for nothing. Raises BadUsage."""
     with ExitStack() as opened:
         steps: list[Prepare] = []
@@ -324,7 +324,31 @@ def _preparation(job: _Job) -> "Iterator[Prepare | None]":
             from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
 
             steps.append(Bringing(options, has_peers=_has_peers(job.spec)).prepare)
+        if job.spec.setup is not None:
+            from hvlaunch.sync.setup import Setup  # noqa: PLC0415 (few jobs have one)
+
+            steps.append(Setup(job.spec, job.spec.setup, say).prepare)
+        if steps or not only_local(job.spec):
+            steps.append(partial(_prepare_imports, job.spec, say))
         yield _in_turn(steps) if steps else None
+
+
+def _prepare_imports(
+    spec: JobSpec,
+    say: Callable[[str], None],
+    link: "HostLink",
+    facts: on.HostFacts,
+    ready: Callable[[on.HostFacts], None],
+    failed: Callable[[HostError], None],
+) -> None:
+    """Bring hvlaunch's modules to a host whose Python lacks them."""
+    packages = facts.packages
+    if packages is None or (packages.hvlaunch == __version__ and spec.sync is None):
+        ready(facts)
+        return
+    from hvlaunch.sync.library import WorkerImports  # noqa: PLC0415 (few hosts lack them)
+
+    WorkerImports(spec, say).prepare(link, facts, ready, failed)
 
 
 def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":

@@ -69,7 +69,7 @@ _HAVE = exactly(_COUNT, STREAMS)
 
 ORDERS: Dict[str, Union[Form, Choice]] = {
     "hello": Form(
-        optional=("more_ports",),
+        optional=("more_ports", "python"),
         protocol=_COUNT,
         name=_WORDS,
         key=_NAME,
@@ -82,6 +82,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
         processes=whole(1, 1 << 16),
         rendezvous=or_null(record(_RENDEZVOUS)),
         session=or_null(_NAME),
+        python=pair(_WORDS, or_null(_WORDS)),
     ),
     "modules": Form(1 << 20),
     "call": Form(1 << 20, 1),
@@ -146,8 +147,11 @@ PLAN = record(
         ),
         # With --bind or --gpus-per-worker; `slots` is the number of workers that share the host.
         "bind": record({"mode": _NAME, "gpus_per_worker": or_null(_SLOT), "slots": _SLOT}),
+        # Paths to put before and behind a variable's own.
+        "first": _VARIABLES,
+        "last": _VARIABLES,
     },
-    optional=("bind",),
+    optional=("bind", "first", "last"),
 )
 """The body of a `start`."""
 

@@ -65,7 +65,7 @@ __all__ = [
     "is_of_epoch",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 LONGEST_TEXT = 4096
 """Characters of a cause, a path, or a name."""

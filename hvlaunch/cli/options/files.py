@@ -1,13 +1,14 @@
-"""Options about files: the project and data on their way to the hosts, and results on their way back."""
+"""Options about what hosts get, and give back: the project, its environment, data, variables and results."""
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["FILES"]
+__all__ = ["ENVIRONMENT", "FILES"]
 
 FILES = OptionGroup(
     "files",
     pages=(
         ("Copy the project", "../guides/copy-the-project.md"),
+        ("Environments", "../guides/environments.md"),
         ("Data and results", "../guides/data-and-results.md"),
     ),
     options=(
@@ -45,6 +46,25 @@ FILES = OptionGroup(
             default="1 GB",
         ),
         Option(
+            "setup",
+            ("--setup",),
+            "command that builds an environment on each host",
+            Value(("COMMAND",), values.not_empty),
+            more="The host's shell runs it before workers start, in their directory, and again if a file of `--setup-key` has changed. It "
+            "builds at `$VIRTUAL_ENV`, where the workers' `PATH` then begins.",
+            example="hvlaunch --sync --setup 'uv sync --frozen' -np 8 -H a:4,b:4 python train.py",
+            source="own",
+        ),
+        Option(
+            "setup_key",
+            ("--setup-key",),
+            "file that asks for another environment if it changes",
+            Value(("FILE",), values.not_empty, completion="file"),
+            more="Lock files, `pyproject.toml` and the like count anyway.",
+            repeats="add",
+            source="own",
+        ),
+        Option(
             "bring",
             ("--bring",),
             "copy a file or a directory to the hosts first",
@@ -75,6 +95,44 @@ FILES = OptionGroup(
             values.SIZE,
             field="collect_limit",
             default="10 GB",
+        ),
+    ),
+)
+
+ENVIRONMENT = OptionGroup(
+    "environment",
+    pages=(("The workers' environment", "environment.md#what-you-pass-on"),),
+    options=(
+        Option(
+            "x",
+            ("-x",),
+            "environment variable for the workers",
+            # A file may have a table: [environment.x].
+            Value(("NAME[=VALUE]",), completion="variables", is_assignment=True),
+            more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
+            "passes on all variables that match.",
+            example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
+            repeats="add",
+            is_everyday=True,
+        ),
+        Option(
+            "env_file",
+            ("--env-file",),
+            "file of variables, `NAME=VALUE` on each line",
+            values.FILE,
+            repeats="add",
+        ),
+        Option(
+            "env",
+            ("--env",),
+            "pass on `all` variables, or build an environment",
+            Value(choices=("all", "conda", "pip", "uv"), read=values.env_mode),
+            default="only `PATH`, `PYTHONPATH`, `NCCL_*` and some others",
+            more="`all` passes on the variables that other hosts can use. `uv`, `pip` and `conda` build the project's environment on each "
+            "host, as `--setup` does.",
+            example="hvlaunch --sync --env uv -np 8 -H a:4,b:4 python train.py",
+            repeats="add",
+            source="own",
         ),
     ),
 )

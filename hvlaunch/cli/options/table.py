@@ -5,7 +5,7 @@ from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
-from hvlaunch.cli.options.files import FILES
+from hvlaunch.cli.options.files import ENVIRONMENT, FILES
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
 
@@ -432,40 +432,6 @@ _WORKERS = OptionGroup(
     ),
 )
 
-_ENVIRONMENT = OptionGroup(
-    "environment",
-    pages=(("The workers' environment", "environment.md#what-you-pass-on"),),
-    options=(
-        Option(
-            "x",
-            ("-x",),
-            "environment variable for the workers",
-            # A file may have a table: [environment.x].
-            Value(("NAME[=VALUE]",), completion="variables", is_assignment=True),
-            more="With `=VALUE` it has this value, else the value that it has here. A quoted pattern such as `'WANDB_*'` "
-            "passes on all variables that match.",
-            example="hvlaunch -np 2 -x WANDB_MODE -x NCCL_DEBUG=INFO python train.py",
-            repeats="add",
-            is_everyday=True,
-        ),
-        Option(
-            "env_file",
-            ("--env-file",),
-            "file of variables, `NAME=VALUE` on each line",
-            values.FILE,
-            repeats="add",
-        ),
-        Option(
-            "env",
-            ("--env",),
-            "pass on all variables that other hosts can use",
-            Value(choices=("all",), read=values.env_mode),
-            default="only `PATH`, `PYTHONPATH`, `NCCL_*` and some others",
-            source="own",
-        ),
-    ),
-)
-
 _OUTPUT = OptionGroup(
     "output",
     pages=(("Output", "output.md"), ("Events", "../interfaces/events.md")),
@@ -745,7 +711,7 @@ GROUPS = (
     _WORKERS,
     FILES,
     PROGRAMS,
-    _ENVIRONMENT,
+    ENVIRONMENT,
     _OUTPUT,
     SSH,
     _ENDING,

@@ -16,7 +16,7 @@ from hvlaunch.driver.links.session import AckedFrames, HostSession
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import events as on
-from hvlaunch.engine.events import HostFacts
+from hvlaunch.engine.events import HostFacts, WorkerPackages
 from hvlaunch.errors import (
     AgentFailed,
     HostError,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["HostLink", "HostOutput", "Opening", "OutputPrinter", "Prepare", "host_facts"]
+__all__ = ["HostLink", "HostOutput", "Opening", "OutputPrinter", "Prepare", "host_facts", "worker_packages"]
 
 
 class OutputPrinter(Protocol):
@@ -630,6 +630,11 @@ class HostLink:
         return on.HostGone(name, ended(name, self._parting, session.lost, broken, stderr, status).problem)
 
 
+def worker_packages(packages: Mapping[str, Any] | None) -> WorkerPackages | None:
+    """Return the packages of a host's Python by the words of its agent."""
+    return None if packages is None else WorkerPackages(packages["hvlaunch"], tuple(packages["editable"]))
+
+
 def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
     """Return the facts of a host by its agent's `hello`."""
     facts = hello["facts"]
@@ -646,4 +651,5 @@ def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
         trouble=hello["trouble"],
         boot_id=facts.get("boot_id"),
         more_ports=tuple(hello.get("more_ports", ())),
+        packages=worker_packages(facts.get("packages")),
     )

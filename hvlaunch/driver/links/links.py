@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.frames import PROTOCOL
@@ -16,7 +17,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import is_usable
 from hvlaunch.errors import HostLost
-from hvlaunch.hosts.local import own_addresses
+from hvlaunch.hosts.local import only_local, own_addresses
 from hvlaunch.job import Call, Host, JobSpec
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["Heartbeat", "HostLinks"]
+__all__ = ["Heartbeat", "HostLinks", "workers_python"]
 
 _OUTPUT_IN_FLIGHT = 64 << 20
 _WINDOW_RANGE = (256 << 10, 4 << 20)
@@ -64,6 +65,8 @@ class HostLinks:
         self._clock = clock
         self._record = record
         self._prepare = prepare
+        program = workers_python(spec)
+        self._python = None if program is None else (program, spec.env.get("PATH"))
         self._links: dict[str, HostLink] = {}
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
@@ -190,6 +193,7 @@ class HostLinks:
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),
             "session": self._keys.session(number) if has_session else None,
+            **({} if self._python is None else {"python": self._python}),
         }
 
     def _rendezvous_candidates(self, connection: AgentConnection) -> Mapping[str, Any] | None:
@@ -224,6 +228,17 @@ class HostLinks:
         from hvlaunch.driver.links.relay import HostRelay  # noqa: PLC0415 (it needs asyncio, which few jobs do)
 
         return HostRelay(host.name, self._rendezvous, send)
+
+
+def workers_python(spec: JobSpec) -> str | None:
+    """Return the Python whose packages hosts look at; None for commands without one, and for jobs that have all files here."""
+    first, *others = spec.command
+    if only_local(spec) and spec.sync is None:
+        return None
+    if "python" in PurePath(first).name:
+        return first
+    # A script, or a program that starts Python, such as torchrun.
+    return "python3" if any(word.endswith((".py", ".sh")) for word in (first, *others)) else None
 
 
 def _call_files(call: Call) -> "tuple[Sequence[bytes], ResultFiles]":

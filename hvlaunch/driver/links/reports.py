@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hvlaunch.agent.packages import PACKAGES
 from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
     FRAME_COST,
@@ -80,6 +81,7 @@ _FACTS = {
     "addresses": mapping(text(64), several(address, MOST_ADDRESSES), MOST_ADDRESSES),
     "clock": _TIME,
     "gpus": whole(0, MOST_GPUS),
+    "packages": or_null(PACKAGES),
 }
 
 # An agent may be any program of another user's making: every number and text has a bound.
@@ -88,7 +90,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         optional=("more_ports",),
         more_ports=several(PORT, MOST_PORTS),
         protocol=_COUNT,
-        facts=record(_FACTS, optional=("gpus",)),
+        facts=record(_FACTS, optional=("gpus", "packages")),
         scratch=_CAUSE,
         beacon_port=or_null(PORT),
         master_port=or_null(PORT),

@@ -125,6 +125,7 @@ _MODULES = (
     "facts",
     "probe",
     "worker",
+    "packages",
     "workers",
     "greeting",
     "main",

@@ -49,6 +49,14 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
     if spec.templates is not None:
         _fill_in(workers, spec.templates, start, keys.secret)
+    first, last = {}, {}
+    if (environment := start.facts.environment) is not None:
+        shared.update(dict.fromkeys(("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"), environment))
+        first["PATH"] = f"{environment}/bin"
+    if start.facts.sources:
+        first["PYTHONPATH"] = ":".join(start.facts.sources)
+    if start.facts.library is not None:
+        last["PYTHONPATH"] = start.facts.library
     body: dict[str, Any] = {
         "argv": spec.command,
         "cwd": start.facts.directory,
@@ -56,6 +64,8 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         "env": shared,
         "result": spec.call is not None,
         "workers": workers,
+        **({"first": first} if first else {}),
+        **({"last": last} if last else {}),
     }
     if spec.is_bound:
         body["bind"] = {

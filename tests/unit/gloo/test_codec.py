@@ -68,6 +68,7 @@ def test_examples_cover_every_event_and_action():
     assert classes - set(EVENTS) - set(ACTIONS) == {
         on.HostFacts,
         on.Sign,
+        on.WorkerPackages,
         do.HostAddress,
         do.HostNetwork,
         do.Step,
