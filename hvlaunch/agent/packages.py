@@ -55,7 +55,7 @@ def _directories(file: str) -> Iterator[str]:
     for prefix in prefixes:
         lib = os.path.join(prefix, "lib")
         names = [name for name in _listed(lib) if name.startswith("python3")]
-        # /usr has several; python3 is Debian's directory for all of them.
+        # /usr has several; python3 is Debian's common directory.
         named = [name for name in names if name in (os.path.basename(real), "python3")]
         for name in named or names:
             yield os.path.join(lib, name, "site-packages")

@@ -216,11 +216,12 @@ def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptio
 
 
 def _setup(options: Options) -> SetupOptions | None:
-    if options.given.keys().isdisjoint(("env", "setup", "setup_key")):
+    names = [name for name in options.env if name != "all"]
+    if not names and options.given.keys().isdisjoint(("setup", "setup_key")):
         return None
     from hvlaunch.sync.forms import setup_options  # noqa: PLC0415 (few lines have one)
 
-    return setup_options([name for name in options.env if name != "all"], options.setup, options.setup_key)
+    return setup_options(names, options.setup, options.setup_key)
 
 
 def _cwd(directory: str | None, environ: Mapping[str, str]) -> str:

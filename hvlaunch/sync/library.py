@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerImports", "library", "module_texts", "sources_of", "worker_modules"]
 
-_MODULES = ("__init__.py", "errors.py", "rendezvous", "torch", "torchrun.py")
+_MODULES = ("__init__.py", "errors.py", "owners.py", "rendezvous", "torch", "torchrun.py")
 """Modules that scripts and functions may import on hosts without hvlaunch."""
 _NOT_FOR_WORKERS = ("serving",)
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -68,7 +68,7 @@ class WorkerImports:
                 on_data=lambda _: errand.get().write(data),
                 on_end=partial(self._end, link.host.name, facts, ready),
             )
-        except ErrandFailed:  # the host is gone, which its link tells
+        except ErrandFailed:  # the host is gone, and its link says so
             return
         errand.put(started)
 
@@ -78,7 +78,7 @@ class WorkerImports:
         try:
             facts = facts._replace(library=errand.result()["path"])
         except ErrandFailed as error:
-            # Most scripts do without: a host with a full disk, or a home that is only read, runs them as before.
+            # Most scripts import none of this: a host with a full disk or a read-only home runs them as before.
             if self._is_verbose:
                 self._say(f"host {host}: can't keep hvlaunch's modules for workers: {error.detail}")
         ready(facts)

@@ -41,6 +41,8 @@ class Setup:
         self._say = (lambda _: None) if spec.console.quiet else say
         self._lock = threading.Lock()
         self._merger = Merger()
+        # Some host may always print a line later: each line waits for its time.
+        self._merger.expect([-1])
         self._hosts: list[str] = []
         """The hosts by the numbers that the merger has for them."""
 
@@ -87,7 +89,7 @@ class Setup:
         if result["environment"] is None:
             return facts
         facts = facts._replace(environment=result["environment"])
-        # A Python that the command names by its path is another one.
+        # A command with the path of its Python does not use the environment's.
         program = workers_python(self._spec)
         if program is not None and "/" not in program:
             facts = facts._replace(packages=worker_packages(result["packages"]))
@@ -97,8 +99,8 @@ class Setup:
         directory = root = project = facts.directory or self._spec.cwd
         if self._spec.sync is not None:
             root = directory.removesuffix(f"/{self._spec.sync.below}") if self._spec.sync.below else directory
-            # All copies of a project share an environment: `.../trees/PROJECT/0/tree`.
-            project = "/".join(root.split("/")[:-2])
+            # The copies of a project share an environment: `.../trees/PROJECT/0/tree`.
+            project = root if self._spec.sync.to is not None else "/".join(root.split("/")[:-2])
         return {
             "commands": list(self._options.commands),
             "patterns": list(self._options.patterns),
@@ -130,7 +132,7 @@ class Setup:
             self._print()
         while not errand.wait(_LOOK):
             self._print()
-        # The last lines may wait for hosts that never print them.
+        # The last lines may still wait for other hosts.
         end = time.monotonic() + _PATIENCE
         while self._merger.deadline is not None and time.monotonic() < end:
             time.sleep(_LOOK)

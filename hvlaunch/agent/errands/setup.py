@@ -38,8 +38,8 @@ _PATH = text(4096, raw=True)
 ARGUMENTS = record(
     {
         "commands": several(text(1 << 16, raw=True), 16),
-        "patterns": several(_PATH, 256),  # names of files that belong to the key, where the tree has them
-        "files": several(_PATH, 256),  # files that belong to the key, and must be there
+        "patterns": several(_PATH, 256),  # names of files for the key, as far as the tree has such files
+        "files": several(_PATH, 256),  # files for the key; a missing file is an error
         "directory": _PATH,  # where the commands run
         "root": _PATH,  # the outermost directory with such files
         "project": _PATH,  # two projects with equal files have environments of their own
@@ -48,7 +48,7 @@ ARGUMENTS = record(
 )
 RESULT = record(
     {
-        "code": whole(0, 255),  # of the first command that failed
+        "code": whole(0, 255),  # of the first failed command
         "is_new": flag,
         "environment": or_null(_PATH),
         "packages": or_null(PACKAGES),  # of its Python
@@ -60,7 +60,7 @@ _HEARTBEAT = 5.0  # seconds between signs of life
 _LOOK = 0.1
 _LONGEST_LINE = 2000
 _READ_SIZE = 1 << 16
-_NOT_FOR_SETUP = ("PYTHONPATH", "PYTHONHOME")  # pip would take packages there for installed
+_NOT_FOR_SETUP = ("PYTHONPATH", "PYTHONHOME")  # pip would take their packages for installed
 
 
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
@@ -68,8 +68,9 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     environments = own_directory("environments")
     name = _key(arguments)
     entry = os.path.join(environments, name)
-    os.makedirs(os.path.join(entry, "users"), 0o700, exist_ok=True)
+    os.makedirs(entry, 0o700, exist_ok=True)
     check_own(entry)
+    os.makedirs(os.path.join(entry, "users"), 0o700, exist_ok=True)
     with open(os.path.join(entry, "lock"), "w") as lock:
         _wait_for(lock.fileno(), stream)
         drop_old(environments, name, is_used)
@@ -111,7 +112,7 @@ def _files(arguments: Dict[str, Any]) -> Iterator[Tuple[str, str]]:
 
 def _hash(path: str) -> str:
     # O_NONBLOCK: a FIFO would block here, and a device would have no end.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("%s is not a regular file" % path)
         digest = hashlib.sha256()
@@ -185,7 +186,7 @@ def _clear(entry: str) -> None:
 
 def _run_command(command: str, directory: str, env: Dict[str, str], stream: ErrandStream) -> int:
     """Run a command of the shell, and send its output line by line; return its exit code."""
-    # In this process group, which is killed with the errand.
+    # In this process group: the errand's end kills the group.
     process = subprocess.Popen(
         ["/bin/sh", "-c", command],
         cwd=directory,
@@ -200,7 +201,7 @@ def _run_command(command: str, directory: str, env: Dict[str, str], stream: Erra
     text_so_far = b""
     due = time.monotonic() + _HEARTBEAT
     while True:
-        # Before the output is read: a daemon that the command has left may hold the pipe open for ever.
+        # Before the output is read: a daemon of the command may hold the pipe open for ever.
         has_ended = process.poll() is not None
         data = _read_now(output, 0.0 if has_ended else _LOOK)
         text_so_far += data

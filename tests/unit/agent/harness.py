@@ -214,6 +214,7 @@ class AgentProcess:
         slots: Sequence[int] | None = None,
         result: bool = False,
         cwd: str | None = None,
+        **more: Any,
     ) -> None:
         """Start workers in slots 0, 1, …, or in those of `slots`; `own` is each worker's own environment."""
         body = {
@@ -231,6 +232,7 @@ class AgentProcess:
                 }
                 for slot in (range(workers) if slots is None else slots)
             ],
+            **more,
         }
         self.send("start", json.dumps(body).encode("ascii"), round=round_number)
 

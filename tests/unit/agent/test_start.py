@@ -53,6 +53,32 @@ def test_each_layer_of_the_environment_hides_the_one_below(launch: Launch) -> No
     assert [found[name.encode()].decode() for name in names] == list(layers)
 
 
+@pytest.mark.parametrize(
+    ("host", "job"), [({}, {}), ({"P": "/host"}, {}), ({"P": "/host"}, {"P": "/job"}), ({"P": ""}, {})]
+)
+def test_paths_stand_before_and_behind_the_workers_own(
+    launch: Launch, host: dict[str, str], job: dict[str, str]
+) -> None:
+    agent = launch(env=host)
+    agent.hello()
+    found = environment(agent, env=job, first={"P": "/first"}, last={"P": "/last"})
+    own = job.get("P") or host.get("P")
+    assert found[b"P"].decode().split(":") == ["/first", *([own] if own else []), "/last"]
+
+
+def test_the_python_of_the_workers_is_looked_at_if_the_driver_asks(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "bin/python").touch(mode=0o755)
+    (tmp_path / "lib/python3.12/site-packages/hvlaunch-9.dist-info").mkdir(parents=True)
+    agent = launch(env={"PATH": f"{tmp_path}/bin"})
+    assert agent.hello(python=("python", None))["facts"]["packages"] == {"hvlaunch": "9", "editable": []}
+    agent = launch()
+    assert agent.hello(python=("python", "/nowhere"))["facts"]["packages"] is None
+    agent = launch()
+    assert "packages" not in agent.hello()["facts"]
+
+
 def test_odd_values_arrive_unchanged(agent: AgentProcess) -> None:
     found = environment(agent, env=ODD_VALUES)
     assert {name: found[name] for name in as_bytes(ODD_VALUES)} == as_bytes(ODD_VALUES)

@@ -19,6 +19,7 @@ from hvlaunch.job import (
     Host,
     JobSpec,
     MPIOptions,
+    SetupOptions,
     SSHOptions,
     SyncOptions,
     Templates,
@@ -51,7 +52,7 @@ def test_everything_said_arrives(here):
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
         "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log --report /r.json "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
-        f"--templates --sync --sync-dir {here} --sync-limit 5K --bring a:/m:/data/m --collect out/*.pt:out --collect *.log:/results --collect-limit 1K "
+        f"--templates --sync --sync-dir {here} --sync-limit 5K --setup make --setup-key Makefile --bring a:/m:/data/m --collect out/*.pt:out --collect *.log:/results --collect-limit 1K "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
         "--ready-port 8000 --end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
     )
@@ -65,6 +66,7 @@ def test_everything_said_arrives(here):
         bring=(BringOptions("a", "/m", "/data/m"),),
         collect=(CollectOptions("out/*.pt", f"{Path.cwd()}/out"), CollectOptions("*.log", "/results")),
         collect_limit=1 << 10,
+        setup=SetupOptions(("make",), spec_of("--setup make true").setup.patterns, ("Makefile",)),
         name="base",
         detach="at start",
         np=3,
@@ -261,6 +263,30 @@ def test_options_of_the_command_give_no_warning(here, line):
 def test_hosts_from_a_file(here):
     (here / "hosts").write_text("# pool\na slots=2\nb:3\n")
     assert spec_of("-hostfile hosts true").hosts == (Host("a", slots=2), Host("b", slots=3))
+
+
+def test_a_short_form_of_setup_comes_before_a_command(here):
+    setup = spec_of("--env all --env uv --setup make --setup-key a true").setup
+    assert "uv sync --frozen" in setup.commands[0]
+    assert (setup.commands[1:], setup.files) == (("make",), ("a",))
+    assert "uv.lock" in setup.patterns
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--setup-key a true", "--setup-key is for --setup and --env"),
+        ("--env uv --env pip true", "--env uv and --env pip build two environments"),
+        ("--setup make --setup-key ../a true", "--setup-key '../a' is no file below the working directory"),
+        ("--setup make --setup-key /etc/shadow true", "is no file below the working directory"),
+        ("--setup make --setup-key $'a\\x1b[2J' true", "is no file below the working directory"),
+        ("--env venv true", "--env: invalid choice: 'venv' (choose from all, conda, pip, uv)"),
+    ],
+)
+def test_a_setup_that_makes_no_sense(here, line, words):
+    with pytest.raises(BadUsage) as error:
+        spec_of(line.replace("$'a\\x1b[2J'", "'a\x1b[2J'"))
+    assert words in str(error.value)
 
 
 def test_env_all(here):

@@ -217,3 +217,18 @@ def test_a_worker_with_gpus_of_its_own_counts_them_from_0() -> None:
     envs = [worker["env"] for worker in body["workers"]]  # type: ignore[attr-defined]
     assert [(env["LOCAL_RANK"], env["HVLAUNCH_LOCAL_RANK"]) for env in envs] == [("0", "0"), ("0", "1")]
     assert {env["HVLAUNCH_OWN_GPUS"] for env in envs} == {"2"}
+
+
+def test_paths_of_an_environment_and_of_modules() -> None:
+    """The environment is first on PATH; the copy is first on PYTHONPATH, and the modules are last."""
+    about = facts(1)._replace(environment="/env", sources=("/tree/src", "/tree"), library="/x.zip")
+    start = do.Start("a", 0, tuple(Launch(0, 0, at) for at in place([("a", 1)])), NETWORK, about)
+    _, body = start_frame(start, spec("a:1", env={"VIRTUAL_ENV": "here"}), job_id="j", keys=KEYS)
+    plan = json.loads(body)
+    assert (plan["first"], plan["last"]) == (
+        {"PATH": "/env/bin", "PYTHONPATH": "/tree/src:/tree"},
+        {"PYTHONPATH": "/x.zip"},
+    )
+    assert plan["env"]["VIRTUAL_ENV"] == plan["env"]["UV_PROJECT_ENVIRONMENT"] == "/env"
+    _, body = start_frame(start._replace(facts=facts(1)), spec("a:1"), job_id="j", keys=KEYS)
+    assert json.loads(body).keys().isdisjoint(("first", "last"))
