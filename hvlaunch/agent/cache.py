@@ -52,16 +52,24 @@ def check_own(directory: str) -> None:
 
 
 @contextmanager
-def locked(entry: str) -> Iterator[None]:
-    """Hold the lock of an entry; make a missing entry. Raises PermissionError."""
+def locked(entry: str, wait: Optional[Callable[[], None]] = None) -> Iterator[None]:
+    """Hold the lock of an entry; make a missing entry. `wait` is called again and again while another process has the lock.
+
+    Raises PermissionError.
+    """
     is_locked = False
     while not is_locked:
         os.makedirs(entry, 0o700, exist_ok=True)
         check_own(entry)
-        with _lock(entry, os.O_CREAT, 0) as is_locked:
-            if is_locked:
-                os.utime(os.path.join(entry, "lock"))
-                yield
+        try:
+            with _lock(entry, os.O_CREAT, fcntl.LOCK_NB if wait is not None else 0) as is_locked:
+                if is_locked:
+                    os.utime(os.path.join(entry, "lock"))
+                    yield
+        except BlockingIOError:
+            if is_locked or wait is None:
+                raise
+            wait()
 
 
 @contextmanager

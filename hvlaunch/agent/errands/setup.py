@@ -9,7 +9,6 @@ An entry of the cache has the environment that the commands build, under the key
 
 from __future__ import annotations
 
-import fcntl
 import fnmatch
 import hashlib
 import json
@@ -20,9 +19,8 @@ import stat
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
-from hvlaunch.agent.cache import check_own, drop_old, is_used, own_directory, own_use
+from hvlaunch.agent.cache import check_own, drop_old, locked, own_directory, own_use
 from hvlaunch.agent.packages import PACKAGES, packages_of
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, record, several, text, whole
 
@@ -68,12 +66,19 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     environments = own_directory("environments")
     name = _key(arguments)
     entry = os.path.join(environments, name)
-    os.makedirs(entry, 0o700, exist_ok=True)
-    check_own(entry)
-    os.makedirs(os.path.join(entry, "users"), 0o700, exist_ok=True)
-    with open(os.path.join(entry, "lock"), "w") as lock:
-        _wait_for(lock.fileno(), stream)
-        drop_old(environments, name, is_used)
+    due = 0.0
+
+    def wait() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            stream.write(b"wait\n")
+            due = time.monotonic() + _HEARTBEAT
+        time.sleep(_LOOK)
+
+    with locked(entry, wait):
+        check_own(entry)
+        os.makedirs(os.path.join(entry, "users"), 0o700, exist_ok=True)
+        drop_old(environments, lambda entry: [entry])
         is_new = not _is_complete(entry)
         code = _build(entry, arguments, stream) if is_new else 0
         if code == 0:
@@ -119,19 +124,6 @@ def _hash(path: str) -> str:
         for data in iter(lambda: file.read(1 << 20), b""):
             digest.update(data)
     return digest.hexdigest()
-
-
-def _wait_for(lock: int, stream: ErrandStream) -> None:
-    """Take the lock. The driver hears of a job that has it, now and then."""
-    due = 0.0
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        if time.monotonic() >= due:
-            stream.write(b"wait\n")
-            due = time.monotonic() + _HEARTBEAT
-        time.sleep(_LOOK)
 
 
 def _has_python(environment: str) -> bool:

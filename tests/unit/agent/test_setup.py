@@ -181,7 +181,9 @@ def test_old_environments_are_dropped_unless_a_job_uses_them(host: Host, cache: 
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     (used / "users" / f"{boot}_{os.getpid()}_{started}").touch()
     for entry in (used, unused):
-        os.utime(entry / "lock", (time.time() - 40 * 86400,) * 2)
+        for path in (entry / "lock", entry / "users", entry):
+            if path.exists():
+                os.utime(path, (time.time() - 40 * 86400,) * 2)
     (host.project / "uv.lock").write_text("3")
     host.run(COUNTED)
     assert used.exists()
