@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from hvlaunch.agent.cache import check_own, drop_old, locked, own_directory, own_use
+from hvlaunch.agent.cache import drop_old, locked, own_directory, own_use
 from hvlaunch.agent.packages import PACKAGES, packages_of
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, record, several, text, whole
 
@@ -76,7 +76,6 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         time.sleep(_LOOK)
 
     with locked(entry, wait):
-        check_own(entry)
         os.makedirs(os.path.join(entry, "users"), 0o700, exist_ok=True)
         drop_old(environments, lambda entry: [entry])
         is_new = not _is_complete(entry)
