@@ -237,7 +237,7 @@ class _Reader:
         directories: Set[str] = set()
         links: Dict[str, str] = {}
         files: Dict[str, os.stat_result] = {}
-        for path in paths:
+        for path in sorted(paths):  # skipped paths are named in this order
             try:
                 status = os.lstat(os.path.join(root, path))
                 if CONTROLS.search(path):
