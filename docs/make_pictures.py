@@ -1,5 +1,6 @@
-"""Makes the pictures of README.md and docs/guides/failures.md from real jobs on test hosts: make pictures (root, tmux, chromium)."""
+"""Makes the pictures of README.md and docs/guides/ from real jobs on test hosts: make pictures (root, tmux, chromium)."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -100,8 +101,16 @@ class Terminal:
         file.write_text(console.export_svg(title=title))
 
 
-def main(pictures: Path) -> None:
-    """Make them in that folder."""
+def copying(terminal: Terminal, folder: str, pictures: Path) -> None:
+    terminal.waits()
+    Path(folder, "model.bin").write_bytes(os.urandom(400_000_000))
+    terminal.type("hvlaunch --sync -H 'gpu[1-4]:2' python train.py")
+    terminal.shows("files [2-9]0% of")
+    terminal.picture(pictures / "sync.svg", "copying a project")
+
+
+def main(pictures: Path, *, has_copy: bool) -> None:
+    """Make them in that folder; `has_copy` for that of 400 MB on their way to hosts too."""
     names = ["gpu1", "gpu2", "gpu3", "gpu4"]
     folder = "/tmp/demo"  # noqa: S108 (it stands in the pictures)
     shutil.rmtree(folder, ignore_errors=True)
@@ -124,9 +133,11 @@ def main(pictures: Path) -> None:
             terminal.type("hvlaunch -H 'gpu[1-2]:2' python bars.py")
             terminal.shows("1[0-9][0-9]/200")
             terminal.picture(pictures / "running.svg", "a running job")
+            if has_copy:
+                copying(terminal, folder, pictures)
         finally:
             tmux("kill-session", "-t", SESSION)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if sys.argv[1:] else PICTURES)
+    main(Path(sys.argv[1]) if sys.argv[1:] else PICTURES, has_copy=not sys.argv[1:])
