@@ -186,7 +186,7 @@ class Driver:
         finally:
             if self._discovery is not None:
                 self._discovery.stop()
-            self.observing.hang_watch.stop()
+            self.observing.stop()
             self._links.close()
             if self._files is not None:
                 self._files.close()

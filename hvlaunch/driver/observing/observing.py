@@ -172,6 +172,11 @@ class Versions:
             self._is_due = True
             self._observers.at(self._clock() + _VERSIONS_AFTER, self._ask)
 
+    def _tell(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        call = self.call  # read once: the job may end in another thread
+        if call is not None:
+            call(answers)
+
     def _ask(self) -> None:
         self._is_due = False
         answers: dict[str, Mapping[str, Any]] = {}
@@ -185,8 +190,8 @@ class Versions:
                 if answer is not None and answer.problem is None and _VERSIONS(answer.value):
                     answers[answer.host] = answer.value
                 is_complete = not unanswered
-            if is_complete and self.call is not None:
-                self.call(answers)
+            if is_complete:
+                self._tell(answers)
 
         def question(target: Target) -> Mapping[str, Any] | None:
             nonlocal unanswered
@@ -197,8 +202,7 @@ class Versions:
                 unanswered += 1
             return {"workers": list(target.workers.items())}
 
-        if self.call is not None:
-            self.call({})
+        self._tell({})
         self._observers.ask("versions", question, _VERSIONS_WITHIN, answered)
         answered(None)
 
@@ -278,6 +282,11 @@ class Observing:
     def when_asked(self, call: Callable[[Mapping[str, Mapping[str, Any]]], None]) -> None:
         """Call when hosts are asked for versions, and with their answers by host; in any thread."""
         self._versions.call = call
+
+    def stop(self) -> None:
+        """End the watch for hangs; answers that come after the job's end are recorded no more."""
+        self.hang_watch.stop()
+        self._versions.call = None
 
     def prepare(self) -> None:
         """Have hosts prepared to take stacks soon, and asked for their versions, once workers are being started."""

@@ -13,7 +13,15 @@ from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import ElasticOptions, JobSpec, Templates
 from hvlaunch.rendezvous.round_messages import worker_id
 
-__all__ = ["default_env", "elastic_env", "gets_stdin", "identity_env", "shared_env", "start_frame"]
+__all__ = [
+    "default_env",
+    "elastic_env",
+    "environment_env",
+    "gets_stdin",
+    "identity_env",
+    "shared_env",
+    "start_frame",
+]
 
 
 def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tuple[dict[str, Any], bytes]:
@@ -51,7 +59,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         _fill_in(workers, spec.templates, start, keys.secret)
     first, last = {}, {}
     if (environment := start.facts.environment) is not None:
-        shared.update(dict.fromkeys(("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"), environment))
+        shared.update(environment_env(environment))
         first["PATH"] = f"{environment}/bin"
     if start.facts.sources:
         first["PYTHONPATH"] = ":".join(start.facts.sources)
@@ -128,6 +136,11 @@ def gpu_env(per_worker: int | None) -> dict[str, str]:
     """Return the variables by which libraries count the worker's own GPUs from 0, as with torchrun's --virtual-local-rank."""
     # NCCL's groups of torch 2.15 take the GPU of LOCAL_RANK, and so do most scripts: any other number is out of range.
     return {} if per_worker is None else {"LOCAL_RANK": "0", "HVLAUNCH_OWN_GPUS": str(per_worker)}
+
+
+def environment_env(path: str) -> dict[str, str]:
+    """Return the variables by which programs find the environment that --setup has built on the host."""
+    return {"VIRTUAL_ENV": path, "UV_PROJECT_ENVIRONMENT": path}
 
 
 def _sharers(start: Start, spec: JobSpec) -> int:

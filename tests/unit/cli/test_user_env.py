@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
 from hvlaunch.console.masking import MASK, masked
 from hvlaunch.driver.program.keys import Keys
-from hvlaunch.driver.program.start_frame import default_env, elastic_env, gpu_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import (
+    default_env,
+    elastic_env,
+    environment_env,
+    gpu_env,
+    identity_env,
+    shared_env,
+)
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.errors import BadEnvironment, BadUsage
 from hvlaunch.hosts.placement import place
@@ -376,6 +383,7 @@ def test_the_page_for_users_has_every_variable():
     names = set(own)
     names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys() | gpu_env(1).keys()
+    names |= environment_env("/env").keys()
     table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)
