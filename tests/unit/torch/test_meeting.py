@@ -84,16 +84,21 @@ def test_rank_0_publishes_under_the_rounds_scope_and_may_be_the_last_to_come(ren
     assert int(port) > 0
 
 
+@pytest.mark.timeout(60)
 def test_ranks_that_do_not_come_are_named(rendezvous):
-    limit = timedelta(seconds=4)  # within which the two meet for sure
+    # On a busy machine the two may not meet within 4 s; then they have more time, under another number.
+    for seconds in (4, 30):
+        limit, number = timedelta(seconds=seconds), 33 + seconds
 
-    def work(rank):
-        return outcome(lambda: meet(place(rank, 6, number=33), limit, Client(*rendezvous)))
+        def work(rank, limit=limit, number=number):
+            return outcome(lambda: meet(place(rank, 6, number=number), limit, Client(*rendezvous)))
 
-    told = in_forks([0, 3], work)
-    named = [text for kind, text in told if kind is RanksMissing]
+        told = in_forks([0, 3], work)
+        named = [text for kind, text in told if kind is RanksMissing]
+        if named:
+            break
     assert named, told  # the other may only have seen rank 0 give up
-    assert named[0].startswith("4 of 6 workers did not come within 4 s: ranks 1-2, 4-5; try: ")
+    assert named[0].startswith(f"4 of 6 workers did not come within {seconds} s: ranks 1-2, 4-5; try: ")
 
 
 def test_a_rank_0_that_does_not_come_is_named(rendezvous):
