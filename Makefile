@@ -46,6 +46,8 @@ HOST_TESTS ?= tests/cluster tests/security tests/testhosts
 DOCS_EXTRA := $(VENV)/.extras-$(if $(wildcard $(VENV)/.extras-dev),dev,docs)
 SITE := NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH"
 PYTEST := $(BIN)/pytest -m 'not long and not timing'
+# What failed runs once more, alone: beside nine busy processes of tests, a process may wait for many seconds. What fails twice fails.
+ONCE_MORE = || { echo 'make test: these failed beside others, and run once more, alone:'; $(PYTEST) --last-failed --last-failed-no-failures none -x
 
 # `make test` lints and runs all tests at once; each of these shows its output when it is done.
 CHECKS := lint unit-tests host-tests
@@ -85,11 +87,13 @@ lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spe
 	$(BIN)/codespell
 
 unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, and the simulations
-	$(PYTEST) -n $(TEST_JOBS) --dist worksteal --wheel=$(WHEEL) $(if $(COVERAGE),--cov --cov-report=) $(UNIT_TESTS)
+	$(PYTEST) -o cache_dir=.pytest_cache/unit -n $(TEST_JOBS) --dist worksteal --wheel=$(WHEEL) $(if $(COVERAGE),--cov --cov-report=) $(UNIT_TESTS) \
+	    $(ONCE_MORE) -o cache_dir=.pytest_cache/unit --wheel=$(WHEEL) $(UNIT_TESTS); }
 	$(if $(COVERAGE),@$(BIN)/python -m tests.coverage_report)
 
 host-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests on real hosts; root alone can make those
-	$(PYTEST) -n $(HOST_TEST_JOBS) --dist loadgroup $(HOST_TESTS)
+	$(PYTEST) -o cache_dir=.pytest_cache/hosts -n $(HOST_TEST_JOBS) --dist loadgroup $(HOST_TESTS) \
+	    $(ONCE_MORE) -o cache_dir=.pytest_cache/hosts $(HOST_TESTS); }
 
 ecosystem-tests: $(VENV)/.extras-ecosystem $(VENV)/.wheel ## the examples with accelerate, Lightning and transformers, which this installs: 0.1 GB
 	$(BIN)/pytest -m '' tests/unit/test_ecosystem.py
