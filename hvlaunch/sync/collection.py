@@ -22,7 +22,7 @@ from hvlaunch.sync.delivery import cause_of
 from hvlaunch.sync.files import HostFiles
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.errands.sync import PartWriter
+    from hvlaunch.agent.errands.sync.content import PartWriter
     from hvlaunch.driver.links.errands import Errand
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.driver.observing import CollectWanted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.errands.sync.peers import part_numbers
+from hvlaunch.agent.errands.sync.content import part_numbers
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import CopyFailed, HostError

@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from hvlaunch.agent.errands.sync import PART
+from hvlaunch.agent.errands.sync.content import PART
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree

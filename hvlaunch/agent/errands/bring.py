@@ -6,26 +6,24 @@ when it is complete.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-import zlib
+from contextlib import ExitStack
 
-from hvlaunch.agent.cache import check_own
+from hvlaunch.agent.cache import locked
 from hvlaunch.agent.errands.offer import Sums
+from hvlaunch.agent.errands.sync.arrival import check_room, receive_all, receive_manifest
 from hvlaunch.agent.errands.sync.content import (
     LARGE,
-    PART,
     PEER,
     Manifest,
     PartWriter,
     copy_content,
     has_content,
     places_of_parts,
-    receive_parts,
 )
 from hvlaunch.agent.wire.shapes import flag, record, text, whole
 
@@ -48,34 +46,24 @@ ARGUMENTS = record(
 )
 RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62)})
 
-_LARGEST_MANIFEST = 1 << 30
 _LONGEST_NAME = 200
 
 
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Return where the files are, and how many bytes have come."""
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(arguments["path"]))
-    stream.write(b"manifest\n")
-    data = stream.read_exactly(int.from_bytes(stream.read_exactly(4), "big"))
-    manifest = Manifest(zlib.decompressobj().decompress(data, _LARGEST_MANIFEST), arguments["hash"])
-    peer = arguments["peer"]
+    manifest = receive_manifest(stream, arguments["hash"])
     with Destination(path, manifest, is_file=arguments["is_file"]) as destination:
         writer = destination.writer()
-        if peer is not None and destination.size >= LARGE:
-            from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
-
-            server = PartServer(
-                peer["secret"],
-                peer["pem"],
-                destination.folder,
-                destination.numbered,
-                PART,
-                destination.places_of,
-            )
-            writer.on_part = server.has_more
-            stream.write(b"offer %d\n" % server.port)
-        while writer.needed:
-            receive_parts(stream, peer, writer)
+        receive_all(
+            stream,
+            arguments["peer"],
+            writer,
+            destination.size,
+            destination.folder,
+            destination.numbered,
+            destination.places_of,
+        )
         destination.install()
     result = {"directory": destination.path, "received": writer.received}
     # Others may still fetch content from here, until the driver ends the input.
@@ -109,29 +97,16 @@ class Destination:
         self.size = 0
         """Bytes still to come."""
         self._is_new = False
-        self._lock = -1
+        self._opened = ExitStack()
         self._sums = Sums(self.path)
 
     def __enter__(self) -> Destination:  # noqa: PYI034 (Python 3.8 has no Self)
         os.makedirs(self._parent, exist_ok=True)
-        while self._lock < 0:
-            os.makedirs(self.folder, 0o700, exist_ok=True)
-            check_own(self.folder)
-            path = os.path.join(self.folder, "lock")
-            lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                is_current = os.path.samestat(os.fstat(lock), os.stat(path))
-            except OSError:
-                is_current = False
-            if is_current:
-                self._lock = lock
-            else:
-                os.close(lock)  # the process before has removed it with all else
+        self._opened.enter_context(locked(self.folder))
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+        self._opened.close()
 
     def writer(self) -> PartWriter:
         """Return the writer for content missing at the place and in the folder."""
@@ -145,7 +120,7 @@ class Destination:
                     continue
             lacking[file.content] = file
         self.size = sum(file.size for file in lacking.values())
-        self._check_space(lacking)
+        check_room(self.folder, lacking.values(), self._parent)
         numbers = {part: number for number, part in enumerate(self._places)}
         return PartWriter(self.folder, lacking, numbers)
 
@@ -199,19 +174,6 @@ class Destination:
         if is_whole:
             self.clear()
         return installed
-
-    def _check_space(self, lacking: Dict[str, TreeFile]) -> None:
-        """Raises OSError if the file system has less room than these files need."""
-        # Content of an earlier try is counted by its blocks, because the files have holes.
-        begun = {file.content + ".part" for file in lacking.values()}
-        entries = (entry for entry in os.scandir(self.folder) if entry.name in begun)
-        size = self.size - sum(entry.stat().st_blocks * 512 for entry in entries)
-        status = os.statvfs(self.folder)
-        free = status.f_bavail * status.f_frsize
-        if size > free:
-            raise OSError(
-                "%s has %d MB free, and the files need %d MB" % (self._parent, free >> 20, size >> 20)
-            )
 
     def clear(self) -> None:
         """Remove the folder for new content."""

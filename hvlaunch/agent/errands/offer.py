@@ -17,7 +17,17 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 from hvlaunch.agent.cache import own_directory
-from hvlaunch.agent.errands.sync.content import LARGE, PART, PEER, TreeFile, places_of_parts
+from hvlaunch.agent.errands.sync.content import (
+    LARGE,
+    PART,
+    PEER,
+    TreeFile,
+    fields_of,
+    part_numbers,
+    places_of_parts,
+    read_at,
+    read_part,
+)
 from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
 
 TYPE_CHECKING = False
@@ -79,12 +89,10 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
             line = stream.read_line()
         except EOFError:
             return {"sent": sent}
-        for words in line.decode("ascii").strip().split(","):
-            first, _, last = words.partition("-")
-            for number in range(int(first), int(last) + 1):
-                part = listing.read(number)
-                stream.write(len(part).to_bytes(4, "big") + part)
-                sent += len(part)
+        for number in part_numbers(line.decode("ascii").strip(), len(listing.numbered)):
+            part = listing.read(number)
+            stream.write(len(part).to_bytes(4, "big") + part)
+            sent += len(part)
 
 
 def leads_out(path: str, target: str) -> bool:
@@ -129,12 +137,10 @@ class Listing:
 
     def read(self, number: int) -> bytes:
         """Return a part; empty if its files have changed since they were listed."""
+        size, part = self.size_of(number), self.numbered[number]
         for path, offset in self.places_of(number):
-            try:
-                data = _read(path, offset, self.size_of(number))
-            except OSError:
-                continue
-            if hashlib.sha256(data).hexdigest() == self.numbered[number]:
+            data = read_part(path, offset, size, part)
+            if data is not None:
                 return data
         return b""
 
@@ -322,7 +328,9 @@ class _Reader:
                         self._fail(path, error)
                         continue
                     # The beginning of a growing file, such as a log, is copied.
-                    if _fields(now) != _fields(status) and (self._is_strict or now.st_size < status.st_size):
+                    if fields_of(now) != fields_of(status) and (
+                        self._is_strict or now.st_size < status.st_size
+                    ):
                         self._skip(path, "it was changed while it was read")
                         continue
                     if sums is not None and status.st_ctime < time.time() - _QUIET:
@@ -333,24 +341,12 @@ class _Reader:
         return parts
 
 
-def _read(path: str, offset: int, size: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return os.pread(descriptor, size, offset)
-    finally:
-        os.close(descriptor)
-
-
 def _sum(path: str, offset: int, size: int) -> str:
     """Raises OSError."""
-    data = _read(path, offset, size)
+    data = read_at(path, offset, size)
     if len(data) != size:
         raise OSError("it was changed while it was read")
     return hashlib.sha256(data).hexdigest()
-
-
-def _fields(status: os.stat_result) -> List[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 class Sums:
@@ -370,13 +366,13 @@ class Sums:
     def get(self, path: str, status: os.stat_result) -> Optional[List[str]]:
         """Return the hashes of a file with this status; None if they are unknown."""
         entry = self._sums.get(path)
-        if entry is None or entry[:-1] != _fields(status):
+        if entry is None or entry[:-1] != fields_of(status):
             return None
         hashes: List[str] = entry[-1]
         return hashes
 
     def put(self, path: str, status: os.stat_result, hashes: List[str]) -> None:
-        self._sums[path] = [*_fields(status), hashes]
+        self._sums[path] = [*fields_of(status), hashes]
 
     def save(self, paths: Any) -> None:
         """Keep the hashes of these paths, and remove unused files after a month."""

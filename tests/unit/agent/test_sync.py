@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from hvlaunch.agent import cache
-from hvlaunch.agent.errands.sync import PART, _parts_of
-from hvlaunch.agent.errands.sync.peers import part_numbers
+from hvlaunch.agent.errands.sync import _parts_of
+from hvlaunch.agent.errands.sync.content import PART, part_numbers
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.sync import delivery as module
 from hvlaunch.sync.snapshot import TreeSnapshot, take_snapshot

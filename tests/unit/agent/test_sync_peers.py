@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.agent.errands.sync import peers as module
-from hvlaunch.agent.errands.sync.peers import PartServer, fetch, part_numbers
+from hvlaunch.agent.errands.sync.content import part_numbers
+from hvlaunch.agent.errands.sync.peers import PartServer, fetch
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
 SIZE = 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.errands.sync import PART
+from hvlaunch.agent.errands.sync.content import PART
 from hvlaunch.errors import BadUsage
 from hvlaunch.sync import snapshot as module
 from hvlaunch.sync.snapshot import TreeSnapshot, load_snapshot, take_snapshot

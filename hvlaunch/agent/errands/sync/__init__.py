@@ -11,21 +11,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import zlib
 
 from hvlaunch.agent.cache import check_own, drop_old, is_used, locked, own_directory
+from hvlaunch.agent.errands.sync.arrival import check_room, has_room, receive_all, receive_manifest
 from hvlaunch.agent.errands.sync.content import (
-    LARGE,
-    PART,
     PEER,
-    Manifest,
     PartWriter,
     TreeFile,
     copy_content,
     has_content,
     keep_parts,
     places_of_parts,
-    receive_parts,
 )
 from hvlaunch.agent.errands.sync.copies import Copy, copies_of
 from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
@@ -35,21 +31,9 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
-    from hvlaunch.agent.errands.sync.peers import PartServer
+    from hvlaunch.agent.errands.sync.content import Manifest
 
-__all__ = [
-    "ARGUMENTS",
-    "PART",
-    "RESULT",
-    "Manifest",
-    "PartWriter",
-    "TreeFile",
-    "copy_content",
-    "has_content",
-    "places_of_parts",
-    "receive_parts",
-    "run",
-]
+__all__ = ["ARGUMENTS", "RESULT", "run"]
 
 ARGUMENTS = record(
     {
@@ -67,7 +51,6 @@ ARGUMENTS = record(
 )
 RESULT = record({"directory": text(4096, raw=True), "received": whole(0, 1 << 62)})
 
-_LARGEST_MANIFEST = 1 << 30
 _OWN = ".hvlaunch"  # at a fixed place, the directory with all that is not the tree
 
 
@@ -133,7 +116,7 @@ class _Project:
         self._copies = self._find()
         copy, is_current = self._choose()
         if not is_current:
-            manifest = self._manifest()
+            manifest = receive_manifest(self._stream, self._hash)
             copy.check_conflicts(manifest)
             missing = copy.missing(manifest)
             self._fetch(copy, manifest, missing)
@@ -167,11 +150,6 @@ class _Project:
         copy.make()
         return copy, False
 
-    def _manifest(self) -> Manifest:
-        self._stream.write(b"manifest\n")
-        data = self._stream.read_exactly(int.from_bytes(self._stream.read_exactly(4), "big"))
-        return Manifest(zlib.decompressobj().decompress(data, _LARGEST_MANIFEST), self._hash)
-
     # New content
 
     def _fetch(self, copy: Copy, manifest: Manifest, missing: List[TreeFile]) -> None:
@@ -200,19 +178,12 @@ class _Project:
         places = places_of_parts(manifest.files)
         numbers = {part: number for number, part in enumerate(places)}
         writer = PartWriter(self._incoming, lacking, numbers)
-        peer = self._peer
-        if peer is not None and sum(file.size for file in lacking.values()) >= LARGE:
-            server = self._serve(peer, copy, places)
-            writer.on_part = server.has_more
-            self._stream.write(b"offer %d\n" % server.port)
-        while writer.needed:
-            receive_parts(self._stream, peer, writer)
+        self._receive(copy, writer, places, sum(file.size for file in lacking.values()))
         self._received = writer.received
 
-    def _serve(
-        self, peer: Dict[str, Any], copy: Copy, places: Dict[str, List[Tuple[TreeFile, int]]]
-    ) -> PartServer:
-        """Serve the parts of the tree to other hosts."""
+    def _receive(
+        self, copy: Copy, writer: PartWriter, places: Dict[str, List[Tuple[TreeFile, int]]], size: int
+    ) -> None:
         hashes = list(places)
 
         def places_of(number: int) -> Iterator[Tuple[str, int]]:
@@ -223,9 +194,7 @@ class _Project:
                 yield incoming + ".part", offset
                 yield os.path.join(copy.tree, file.path), offset
 
-        from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
-
-        return PartServer(peer["secret"], peer["pem"], self.directory, hashes, PART, places_of)
+        receive_all(self._stream, self._peer, writer, size, self.directory, hashes, places_of)
 
     def _sources(self, contents: Set[str]) -> Dict[str, str]:
         """Return paths of these contents on this host, by their names."""
@@ -238,25 +207,12 @@ class _Project:
 
     def _make_room(self, lacking: Dict[str, TreeFile]) -> None:
         """Remove unused copies if the disk has no room for these files. Raises OSError if the disk is full even then."""
-        size = sum(file.size for file in lacking.values())
-        # Content of an earlier try is counted by its blocks, because the files have holes.
-        begun = {file.content + ".part" for file in lacking.values()}
-        entries = (entry for entry in os.scandir(self._incoming) if entry.name in begun)
-        size -= sum(entry.stat().st_blocks * 512 for entry in entries)
-        if size > self._free():
+        if not has_room(self._incoming, lacking.values()):
             self._drop_unused()
-        if size > self._free():
-            raise OSError(
-                "%s has %d MB free, and the files need %d MB"
-                % (self.directory, self._free() >> 20, size >> 20)
-            )
+        check_room(self._incoming, lacking.values(), self.directory)
 
     def _drop_unused(self) -> None:
         drop_old(os.path.dirname(self.directory), _parts_of, 0)
-
-    def _free(self) -> int:
-        status = os.statvfs(self.directory)
-        return status.f_bavail * status.f_frsize
 
 
 class _FixedPlace(_Project):

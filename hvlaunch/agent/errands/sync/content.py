@@ -1,4 +1,4 @@
-"""Content of files on its way to this host: the list of files, their parts, and the arrival of parts.
+"""Content of files on its way to this host: the list of files, and their parts.
 
 Files come into a directory of their own. Each is named by its content, and ends with `.part` until its content is whole.
 """
@@ -9,15 +9,12 @@ import hashlib
 import json
 import os
 import stat
-import time
 
 from hvlaunch.agent.wire.shapes import or_null, record, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
-
-    from hvlaunch.agent.errand_runner import ErrandStream
 
 __all__ = [
     "LARGE",
@@ -30,9 +27,11 @@ __all__ = [
     "fields_of",
     "has_content",
     "keep_parts",
+    "part_numbers",
     "places_of_parts",
     "ranges_of",
-    "receive_parts",
+    "read_at",
+    "read_part",
     "status_of",
 ]
 
@@ -40,7 +39,6 @@ PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
 LARGE = 8 << 20  # bytes from which on hosts ask each other
 # A secret and a certificate, for content from host to host; null for a single host.
 PEER = or_null(record({"secret": text(64), "fingerprint": text(80), "pem": text(1 << 14, raw=True)}))
-_PROGRESS = 1.0  # seconds between signs of progress, which the driver can't see for itself
 
 
 class TreeFile:
@@ -159,35 +157,6 @@ class PartWriter:
         del self.needed[self._order.pop()]
 
 
-def receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
-    """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
-    ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
-    stream.write(b"parts " + ranges.encode("ascii") + b"\n")
-    answer = json.loads(stream.read_line().decode("ascii"))
-    if answer["from"] and peer is not None:
-        from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (few copies are large)
-
-        addresses = [(host, port) for host, port in answer["from"]]
-        shown = time.monotonic()
-
-        def tell() -> None:
-            nonlocal shown
-            if time.monotonic() >= shown + _PROGRESS:
-                shown = time.monotonic()
-                stream.write(b"progress %d\n" % writer.received)
-
-        def take(data: bytes) -> bool:
-            tell()
-            return writer.write_next(data)
-
-        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take, tell)
-        return
-    while writer.needed:
-        size = int.from_bytes(stream.read_exactly(4), "big")
-        if not writer.write_next(stream.read_exactly(size)) and writer.needed:
-            raise ValueError("a part of a file was damaged on its way")
-
-
 def ranges_of(numbers: Iterable[int]) -> Iterator[Tuple[int, int]]:
     """Yield first and last of each run of numbers."""
     first: Optional[int] = None
@@ -200,6 +169,38 @@ def ranges_of(numbers: Iterable[int]) -> Iterator[Tuple[int, int]]:
         last = number
     if first is not None:
         yield first, last
+
+
+def part_numbers(ranges: str, count: int) -> List[int]:
+    """Read numbers of parts, as `FIRST-LAST,FIRST-LAST`. Raises ValueError for parts beyond `count`."""
+    numbers: List[int] = []
+    for words in ranges.split(","):
+        first, _, last = words.partition("-")
+        run = range(int(first), int(last) + 1)
+        # Before the numbers take memory: a few letters can name more of them than any machine holds.
+        if not run or run[0] < 0 or run[-1] >= count or len(numbers) + len(run) > count:
+            raise ValueError("it asked for parts of files that are not there")
+        numbers.extend(run)
+    return numbers
+
+
+def read_part(path: str, offset: int, size: int, part: str) -> Optional[bytes]:
+    """Return these bytes of a file if they are the part with this hash."""
+    try:
+        data = read_at(path, offset, size)
+    except OSError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == part else None
+
+
+def read_at(path: str, offset: int, size: int) -> bytes:
+    """Return these bytes of a file, fewer at its end. Raises OSError."""
+    # O_NONBLOCK: a FIFO would block here.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.pread(descriptor, size, offset)
+    finally:
+        os.close(descriptor)
 
 
 def status_of(path: str) -> List[int]:

@@ -15,11 +15,13 @@ import ssl
 import threading
 import time
 
+from hvlaunch.agent.errands.sync.content import part_numbers, read_part
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+    from typing import Callable, Iterator, Sequence, Tuple
 
-__all__ = ["PartServer", "fetch", "part_numbers"]
+__all__ = ["PartServer", "fetch"]
 
 _CONNECTING = 3.0
 _SILENCE = 15.0
@@ -34,19 +36,6 @@ _MOST_PEERS = 4
 _SECRET_SIZE = 64
 _LONGEST_RANGES = 1 << 22
 _LONGEST_PART = 1 << 26
-
-
-def part_numbers(ranges: str, count: int) -> List[int]:
-    """Read numbers of parts, as `FIRST-LAST,FIRST-LAST`. Raises ValueError for parts beyond `count`."""
-    numbers: List[int] = []
-    for words in ranges.split(","):
-        first, _, last = words.partition("-")
-        run = range(int(first), int(last) + 1)
-        # Before the numbers take memory: a few letters can name more of them than any machine holds.
-        if not run or run[0] < 0 or run[-1] >= count or len(numbers) + len(run) > count:
-            raise ValueError("it asked for parts of files that are not there")
-        numbers.extend(run)
-    return numbers
 
 
 def _exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf")) -> bytes:
@@ -128,7 +117,7 @@ class PartServer:
         deadline, sign = now + _COMING, now + _SIGN
         while True:
             for path, offset in self._places(number):
-                data = _content(path, offset, self._part_size, self._hashes[number])
+                data = read_part(path, offset, self._part_size, self._hashes[number])
                 if data is not None:
                     return data
             now = time.monotonic()
@@ -140,18 +129,6 @@ class PartServer:
             with self._changed:
                 # A part may have come between the look and this wait.
                 self._changed.wait(min(deadline - now, 0.05))
-
-
-def _content(path: str, offset: int, size: int, part_hash: str) -> Optional[bytes]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = os.pread(descriptor, size, offset)
-    finally:
-        os.close(descriptor)
-    return data if hashlib.sha256(data).hexdigest() == part_hash else None
 
 
 def fetch(
