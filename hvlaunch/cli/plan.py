@@ -155,12 +155,7 @@ def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets
     hosts = tuple(Neighbour(name, "{host_ip}", ports) for name in names)
     for at in places:
         worker = WorkerPlace(
-            rank=at.rank,
-            size=at.size,
-            local_rank=at.local_rank,
-            local_size=at.local_size,
-            node_rank=at.group_rank,
-            host=at.host,
+            at,
             master_addr="{master_addr}",
             master_port="{master_port}",
             hosts=hosts,

@@ -316,6 +316,8 @@ class _JobCollector:
 @contextmanager
 def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | None]":
     """Open what hosts get before they are ready, for as long as hosts may join; yields None for nothing. Raises BadUsage."""
+    from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (the loop loads it, while hosts answer)
+
     with ExitStack() as opened:
         steps: list[Prepare] = []
         if job.spec.sync is not None:
@@ -323,11 +325,12 @@ def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | N
         for options in job.spec.bring:
             from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
 
-            steps.append(Bringing(options, has_peers=_has_peers(job.spec)).prepare)
+            bringing = Bringing(options, has_peers=_has_peers(job.spec))
+            steps.append(in_thread(bringing.bring, "files"))
         if job.spec.setup is not None:
             from hvlaunch.sync.setup import Setup  # noqa: PLC0415 (few jobs have one)
 
-            steps.append(Setup(job.spec, job.spec.setup, say).prepare)
+            steps.append(in_thread(Setup(job.spec, job.spec.setup, say).set_up, "setup"))
         if steps or not only_local(job.spec):
             steps.append(partial(_prepare_imports, job.spec, say))
         yield _in_turn(steps) if steps else None
@@ -365,6 +368,7 @@ def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
 @contextmanager
 def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
     """Take the snapshot of a job's tree. Raises BadUsage."""
+    from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (as above)
     from hvlaunch.sync.delivery import Delivery, new_peer  # noqa: PLC0415 (few jobs copy their tree)
     from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
     from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
@@ -392,7 +396,7 @@ def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
             # For each host anew: jobs begin while an elastic job runs.
             "jobs": lambda: None if directory is None else _running_jobs(directory.path.parent),
         }
-        yield Delivery(snapshot, sync.below, peer=peer, arguments=arguments).prepare
+        yield in_thread(Delivery(snapshot, sync.below, peer=peer, arguments=arguments).deliver, "files")
 
 
 def _running_jobs(root: Path) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hvlaunch.agent.wire.frames import MOST_PORTS
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import Templates
 
 __all__ = [
@@ -72,12 +73,7 @@ class Neighbour(NamedTuple):
 class WorkerPlace(NamedTuple):
     """A worker's place, and what it may know of the others."""
 
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    node_rank: int
-    host: str
+    at: Placement
     master_addr: str
     master_port: object
     hosts: tuple[Neighbour, ...]
@@ -93,11 +89,11 @@ class WorkerPlace(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        return self.rank == 0
+        return self.at.rank == 0
 
     def on(self, node_rank: int) -> "WorkerPlace":
         """Return the same with the host of that number."""
-        return self._replace(node_rank=node_rank, host=self.hosts[node_rank].name)
+        return self._replace(at=self.at._replace(group_rank=node_rank, host=self.hosts[node_rank].name))
 
 
 class Expansion:
@@ -150,18 +146,22 @@ class Expansion:
             case "port":
                 return self._port(hosts[0], more)
             case "own_port":
-                return self._port(hosts[worker.node_rank], more)
+                return self._port(hosts[worker.at.group_rank], more)
             case "slots":
-                return str(self._slots(worker.host) or more)
+                return str(self._slots(worker.at.host) or more)
             case "slot_list":
-                return ",".join(map(str, range(self._slots(worker.host) or 0)))
+                return ",".join(map(str, range(self._slots(worker.at.host) or 0)))
             case "slots_before":
-                before = hosts[: worker.node_rank]
+                before = hosts[: worker.at.group_rank]
                 return str(sum(self._templates.slots.get(host.name, int(more)) for host in before))
             case "hosts":
                 return ",".join(host.name for host in hosts)
             case "host_ip":
-                return hosts[worker.node_rank].address
+                return hosts[worker.at.group_rank].address
+            case "node_rank":
+                return str(worker.at.group_rank)
+            case "rank" | "size" | "local_rank" | "local_size" | "host":
+                return str(getattr(worker.at, name))
             case _:
                 return str(getattr(worker, name))
 

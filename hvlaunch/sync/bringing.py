@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hvlaunch.driver.links.errands import ErrandFailed, Limits
-from hvlaunch.errors import CopyFailed, HostError, HvlaunchError
+from hvlaunch.driver.links.errands import ErrandFailed
+from hvlaunch.errors import CopyFailed
 from hvlaunch.job import BringOptions
 from hvlaunch.sync.delivery import Delivery, addresses_of, cause_of, new_peer
-from hvlaunch.sync.files import HostFiles, LocalFiles
+from hvlaunch.sync.files import NO_LIMIT, HostFiles, LocalFiles, offer_files
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.errands import Errand
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Bringing"]
 
-_NO_LIMIT = 1 << 62
-_MOST_FILES = 100_000
-_LIMITS = Limits(seconds=None, memory=1 << 30, output=None)
 _LOOK = 1.0
 _PATIENCE = 60.0
 """Seconds without a sign of the source host, from which on the others wait no longer."""
@@ -56,39 +53,18 @@ class Bringing:
             self._changed.notify_all()
         return delivery
 
-    def prepare(
-        self,
-        link: "HostLink",
-        facts: "HostFacts",
-        ready: "Callable[[HostFacts], None]",
-        failed: Callable[[HostError], None],
-    ) -> None:
-        """Begin to bring the files to a host; as Delivery.prepare()."""
-
-        def run() -> None:
-            try:
-                if link.host.name == self._options.host:
-                    self.serve(link, facts)
-                self.deliver(link, facts, ready)
-            except HostError as error:
-                failed(error)
-
-        link.tell_preparing("files")
-        threading.Thread(target=run, name=f"files {link.host.name}", daemon=True).start()
+    def bring(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
+        """Bring the files to a host of a job, which is perhaps their source. Raises ErrandFailed, CopyFailed."""
+        if link.host.name == self._options.host:
+            self.serve(link, facts)
+        self.deliver(link, facts, ready)
 
     def serve(self, link: "HostLink", facts: "HostFacts") -> "Errand":
         """Let the source host list its files, and serve them from now on; return its errand. Raises CopyFailed."""
-        options, name = self._options, link.host.name
-        arguments = {
-            "path": options.source,
-            "globs": None,
-            "limit": _NO_LIMIT,
-            "files": _MOST_FILES,
-            "peer": self._peer,
-        }
+        name = link.host.name
         try:
-            errand = link.errands.start("offer", arguments, _LIMITS)
-            files = HostFiles(errand, _NO_LIMIT, _MOST_FILES, self._sign, host=name)
+            errand = offer_files(link, self._options.source, peer=self._peer)
+            files = HostFiles(errand, NO_LIMIT, self._sign, host=name)
         except (ErrandFailed, ValueError) as error:
             detail = error.detail if isinstance(error, ErrandFailed) else str(error)
             with self._changed:
@@ -107,15 +83,8 @@ class Bringing:
                 self._changed.notify_all()
 
     def deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> int:
-        """Bring the files to a host; return the received bytes. Raises CopyFailed."""
-        name = link.host.name
-        delivery = self._await_source(link)
-        try:
-            return delivery.deliver(link, facts, ready)
-        except HvlaunchError:
-            raise
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise CopyFailed(cause_of(f"{type(error).__name__}: {error}"), host=name) from error
+        """Bring the files to a host, as Delivery.deliver(). Raises ErrandFailed, CopyFailed."""
+        return self._await_source(link).deliver(link, facts, ready)
 
     def _sign(self) -> None:
         with self._changed:

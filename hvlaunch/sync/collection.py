@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.agent.errands.bring import Destination
 from hvlaunch.console.status import OnStatus, Status
-from hvlaunch.driver.links.errands import ErrandFailed, Limits
+from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.engine.codec import BadData, decode, encode
 from hvlaunch.job import CollectOptions, Host, JobSpec, SSHOptions
 from hvlaunch.owners import reason, write_whole
 from hvlaunch.sync.delivery import cause_of
-from hvlaunch.sync.files import HostFiles
+from hvlaunch.sync.files import HostFiles, offer_files
 
 if TYPE_CHECKING:
     from hvlaunch.agent.errands.sync.content import PartWriter
@@ -31,9 +31,6 @@ __all__ = ["LIMIT", "Collected", "Collection", "JobCollector", "keep_hosts", "ke
 
 LIMIT = 10_000_000_000
 """Bytes, of all hosts together."""
-_MOST_FILES = 100_000
-"""Of one host."""
-_LIMITS = Limits(seconds=None, memory=1 << 30, output=None)
 _UNUSUAL = re.compile(r"[^\w.:@%+-]")
 _NAMED = 3
 _HOSTS = "hosts.json"
@@ -123,15 +120,8 @@ class Collection:
         self, link: "HostLink", directory: str, globs: Sequence[str], target: str, before: Collected
     ) -> Collected:
         """Raises ErrandFailed, OSError, ValueError."""
-        arguments = {
-            "path": directory,
-            "globs": list(globs),
-            "limit": self._limit,
-            "files": _MOST_FILES,
-            "peer": None,
-        }
         self._tell(link, "lists its files")
-        errand = link.errands.start("offer", arguments, _LIMITS)
+        errand = offer_files(link, directory, globs, self._limit)
         try:
             return self._receive(link, errand, _place(target, link.host.name), before)
         finally:
@@ -141,7 +131,6 @@ class Collection:
         files = HostFiles(
             errand,
             self._limit,
-            _MOST_FILES,
             lambda: self._tell(link, "lists its files"),
             host=link.host.name,
         )

@@ -3,14 +3,15 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.errands.sync.content import part_numbers
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
-from hvlaunch.errors import CopyFailed, HostError
+from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of
+from hvlaunch.errors import CopyFailed
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.sync.snapshot import megabytes
 
@@ -92,39 +93,25 @@ class Delivery:
         with self._lock:
             self._offers.append(_Source(addresses, errand))
 
-    def prepare(
-        self,
-        link: "HostLink",
-        facts: "HostFacts",
-        ready: "Callable[[HostFacts], None]",
-        failed: Callable[[HostError], None],
-    ) -> None:
-        """Begin to copy the tree to a host. Call `ready` with its facts and the directory there, or `failed`; in another thread."""
-
-        def run() -> None:
-            try:
-                self.deliver(link, facts, ready)
-            except HostError as error:
-                failed(error)
-            # A host may answer with anything.
-            except (OSError, KeyError, TypeError, ValueError) as error:
-                failed(CopyFailed(cause_of(f"{type(error).__name__}: {error}"), host=link.host.name))
-
-        link.tell_preparing("files")
-        threading.Thread(target=run, name=f"files {link.host.name}", daemon=True).start()
-
     def deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> int:
-        """Bring the content to a host, and call `ready`; return the received bytes after it has served others.
+        """Bring the content to a host, and call `ready` with its facts and the directory there; return the received bytes.
 
-        Raises CopyFailed, OSError, ValueError.
+        Returns when the host has served others. Raises ErrandFailed, CopyFailed.
         """
+        try:
+            return self._deliver(link, facts, ready)
+        # A host may answer with anything.
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise CopyFailed(cause_of(f"{type(error).__name__}: {error}"), host=link.host.name) from error
+
+    def _deliver(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> int:
         snapshot = self._snapshot
         more = {name: value() if callable(value) else value for name, value in self._arguments.items()}
         arguments = {"hash": snapshot.hash, "peer": self._peer, **more}
         errand = link.errands.start(self._errand, arguments, _LIMITS)
         offer = source = size = None
         try:
-            for line in _lines(errand):
+            for line in chain.from_iterable(lines_of(errand, _LOOK, _LONGEST_LINE)):
                 word, _, text = line.partition(" ")
                 if word == "manifest":
                     errand.write(len(snapshot.manifest).to_bytes(4, "big") + snapshot.manifest)
@@ -253,13 +240,3 @@ def addresses_of(facts: "HostFacts") -> list[str]:
     all_addresses = [address for addresses in facts.addresses.values() for address in addresses]
     usable = [address for address in all_addresses if "%" not in address and not address.startswith("127.")]
     return list(dict.fromkeys([facts.peer_address, *usable] if facts.peer_address else usable))
-
-
-def _lines(errand: Errand) -> Iterator[str]:
-    """Yield the lines of the errand until its end. Raises ValueError."""
-    data = b""
-    while (more := errand.read(_LOOK)) != b"":
-        *lines, data = (data + (more or b"")).split(b"\n")
-        if len(data) > _LONGEST_LINE:
-            raise ValueError("a line without an end")
-        yield from (line.decode("ascii") for line in lines)

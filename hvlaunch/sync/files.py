@@ -3,23 +3,30 @@
 import json
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.offer import CONTROLS, Listing, leads_out, list_files
 from hvlaunch.agent.errands.sync.content import PART, Manifest, places_of_parts, ranges_of
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import exactly, flag, record, several, text, whole
-from hvlaunch.driver.links.errands import Errand, ErrandFailed
+from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import reason
 
-__all__ = ["HostFiles", "LocalFiles"]
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
 
-_NO_LIMIT = 1 << 62
-_MOST_FILES = 1 << 30
+__all__ = ["NO_LIMIT", "HostFiles", "LocalFiles", "offer_files"]
+
+NO_LIMIT = 1 << 62
+"""Bytes, of files that are brought."""
+_MOST_LOCAL_FILES = 1 << 30
+_MOST_FILES = 100_000
+"""Of one host."""
+_LIMITS = Limits(seconds=None, memory=1 << 30, output=None)
 _LOOK = 1.0
 _SILENCE = 60
 """Looks without a byte before a host is given up."""
@@ -43,7 +50,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
         type(entry) is list
         and [type(field) for field in entry] == [str, str, int, int, list]
         and 0 <= entry[2] <= 0o777  # noqa: PLR2004 (permissions)
-        and 0 <= entry[3] < _NO_LIMIT
+        and 0 <= entry[3] < NO_LIMIT
         and all(_HASH(part) for part in entry[4])
     ),
 }
@@ -54,7 +61,7 @@ class LocalFiles:
 
     def __init__(self, path: str) -> None:
         try:
-            self._listing: Listing = list_files(path, None, _NO_LIMIT, _MOST_FILES)
+            self._listing: Listing = list_files(path, None, NO_LIMIT, _MOST_LOCAL_FILES)
         except ValueError as error:
             raise BadUsage(str(error)) from None
         except OSError as error:
@@ -82,6 +89,19 @@ class LocalFiles:
         return data
 
 
+def offer_files(
+    link: "HostLink",
+    path: str,
+    globs: Sequence[str] | None = None,
+    limit: int = NO_LIMIT,
+    peer: Mapping[str, str] | None = None,
+) -> Errand:
+    """Let a host list what is at `path`, or its entries that match `globs`, of at most `limit` bytes. Raises ErrandFailed."""
+    words = None if globs is None else list(globs)
+    arguments = {"path": path, "globs": words, "limit": limit, "files": _MOST_FILES, "peer": peer}
+    return link.errands.start("offer", arguments, _LIMITS)
+
+
 class HostFiles:
     """Files of a host, which are not trusted: their list is checked. Raises ValueError, ErrandFailed.
 
@@ -92,7 +112,6 @@ class HostFiles:
         self,
         errand: Errand,
         limit: int,
-        most_files: int,
         tell: Callable[[], None] = lambda: None,
         *,
         host: str,
@@ -116,7 +135,7 @@ class HostFiles:
         except zlib.error:
             raise ValueError("its list of files is damaged") from None
         self.hash = sha256(words_of_list).hexdigest()
-        check_list(words_of_list, limit, most_files, is_file=self.is_file)
+        check_list(words_of_list, limit, _MOST_FILES, is_file=self.is_file)
         self.listed = Manifest(words_of_list, self.hash)
         self.size, self.count = sum(file.size for file in self.listed.files), len(self.listed.files)
         places = places_of_parts(self.listed.files)

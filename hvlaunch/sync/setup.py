@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.quick import loads
 from hvlaunch.console.lines import visible_line
 from hvlaunch.console.merge import Merger
-from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
+from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of
 from hvlaunch.driver.links.host_link import worker_packages
 from hvlaunch.driver.links.links import workers_python
 from hvlaunch.errors import HostError, SetupFailed
@@ -46,28 +46,17 @@ class Setup:
         self._hosts: list[str] = []
         """The hosts by the numbers that the merger has for them."""
 
-    def prepare(
-        self,
-        link: "HostLink",
-        facts: "HostFacts",
-        ready: "Callable[[HostFacts], None]",
-        failed: Callable[[HostError], None],
-    ) -> None:
-        """Begin the setup of a host. Call `ready` with its facts and the environment there, or `failed`; in another thread."""
-
-        def run() -> None:
-            name = link.host.name
-            try:
-                ready(self._set_up(link, facts))
-            except SetupFailed as error:
-                failed(error)
-            except HostError as error:
-                failed(SetupFailed(getattr(error, "detail", error.cause), host=name))
-            except (KeyError, TypeError, ValueError) as error:
-                failed(SetupFailed(f"its answer makes no sense: {error}", host=name))
-
-        link.tell_preparing("setup")
-        threading.Thread(target=run, name=f"setup {link.host.name}", daemon=True).start()
+    def set_up(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
+        """Run the setup of a host, and call `ready` with its facts and the environment there. Raises SetupFailed."""
+        name = link.host.name
+        try:
+            ready(self._set_up(link, facts))
+        except SetupFailed:
+            raise
+        except HostError as error:
+            raise SetupFailed(getattr(error, "detail", error.cause), host=name) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise SetupFailed(f"its answer makes no sense: {error}", host=name) from error
 
     def _set_up(self, link: "HostLink", facts: "HostFacts") -> "HostFacts":
         """Raises ErrandFailed, SetupFailed, KeyError, TypeError, ValueError."""
@@ -116,13 +105,9 @@ class Setup:
         with self._lock:
             number = len(self._hosts)
             self._hosts.append(link.host.name)
-        data = b""
-        while (more := errand.read(_LOOK)) != b"":
-            *lines, data = (data + (more or b"")).split(b"\n")
-            if len(data) > _LONGEST_LINE:
-                raise ValueError("a line without an end")
+        for lines in lines_of(errand, _LOOK, _LONGEST_LINE):
             for line in lines:
-                word, _, words = line.decode("ascii").partition(" ")
+                word, _, words = line.partition(" ")
                 if word == "line":
                     text = visible_line(str(loads(words)))
                     tail.append(text)

@@ -5,7 +5,7 @@ docs/internals/errands.md describes the mechanism.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +15,7 @@ from hvlaunch.agent.wire.shapes import of, plain, record, text
 from hvlaunch.driver.program.errand_program import errand_names, errand_program
 from hvlaunch.errors import HostError
 
-__all__ = ["DEFAULT_LIMITS", "Errand", "ErrandFailed", "HostErrands", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "Errand", "ErrandFailed", "HostErrands", "Limits", "lines_of"]
 
 _FAILURE = record({"reason": of("raised", "memory"), "cause": text(LONGEST_TEXT, raw=True)})
 _Send: TypeAlias = Callable[[Mapping[str, Any], bytes], None]
@@ -194,6 +194,19 @@ class Errand:
             self._unsent.clear()
             self._changed.notify_all()
         self._on_end(self)
+
+
+def lines_of(errand: Errand, timeout: float, longest: int) -> Iterator[list[str]]:
+    """Yield the lines of each read of an errand's stream until its end; none if nothing comes within `timeout` seconds.
+
+    Raises ValueError for more than `longest` bytes without an end of line, and for other text than ASCII.
+    """
+    data = b""
+    while (more := errand.read(timeout)) != b"":
+        *lines, data = (data + (more or b"")).split(b"\n")
+        if len(data) > longest:
+            raise ValueError("a line without an end")
+        yield [line.decode("ascii") for line in lines]
 
 
 class HostErrands:

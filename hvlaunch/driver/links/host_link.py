@@ -34,7 +34,16 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.relay import HostRelay
     from hvlaunch.driver.result_files import ResultFiles
 
-__all__ = ["HostLink", "HostOutput", "Opening", "OutputPrinter", "Prepare", "host_facts", "worker_packages"]
+__all__ = [
+    "HostLink",
+    "HostOutput",
+    "Opening",
+    "OutputPrinter",
+    "Prepare",
+    "host_facts",
+    "in_thread",
+    "worker_packages",
+]
 
 
 class OutputPrinter(Protocol):
@@ -184,6 +193,32 @@ Prepare: TypeAlias = Callable[
     ["HostLink", HostFacts, Callable[[HostFacts], None], Callable[[HostError], None]], None
 ]
 """Called with the link and the host's facts; calls the first function with all facts, or the second, in any thread."""
+
+
+def in_thread(
+    step: Callable[["HostLink", HostFacts, Callable[[HostFacts], None]], object], stage: str
+) -> Prepare:
+    """Return a step that takes time as one that runs in another thread. It raises HostError where it would call the second function.
+
+    `stage` says for the user what the host is waiting for.
+    """
+
+    def prepare(
+        link: "HostLink",
+        facts: HostFacts,
+        ready: Callable[[HostFacts], None],
+        failed: Callable[[HostError], None],
+    ) -> None:
+        def run() -> None:
+            try:
+                step(link, facts, ready)
+            except HostError as error:
+                failed(error)
+
+        link.tell_preparing(stage)
+        threading.Thread(target=run, name=f"{stage} {link.host.name}", daemon=True).start()
+
+    return prepare
 
 
 class Opening(NamedTuple):

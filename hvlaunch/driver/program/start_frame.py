@@ -94,16 +94,10 @@ def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Sta
         Neighbour(start.host, network.master_addr, (0,) * len(templates.ports))
     ] * max(launch.place.group_size for launch in start.launches)
     for worker, launch in zip(workers, start.launches, strict=True):
-        at = launch.place
         expansion = Expansion(
             templates,
             WorkerPlace(
-                rank=at.rank,
-                size=at.size,
-                local_rank=at.local_rank,
-                local_size=at.local_size,
-                node_rank=at.group_rank,
-                host=at.host,
+                launch.place,
                 master_addr=network.master_addr,
                 master_port=network.master_port,
                 hosts=tuple(hosts),

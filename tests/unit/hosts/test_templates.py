@@ -5,23 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.placement import Placement
 from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace, escaped, templates_of
 
 HOSTS = (Neighbour("a", "10.0.0.1", (5, 6)), Neighbour("b", "10.0.0.2", (7, 8)))
 FIRST = WorkerPlace(
-    rank=0,
-    size=4,
-    local_rank=0,
-    local_size=2,
-    node_rank=0,
-    host="a",
+    Placement("a", 0, 0, 0, size=4, local_size=2, cross_size=2, group_rank=0, group_size=2),
     master_addr="10.0.0.1",
     master_port=29500,
     hosts=HOSTS,
     scratch="/tmp/job",
     secret="s3",
 )
-LAST = FIRST._replace(rank=3, local_rank=1, node_rank=1, host="b")
+LAST = FIRST._replace(at=FIRST.at._replace(rank=3, local_rank=1, group_rank=1, host="b"))
 
 
 def words(worker: WorkerPlace, *texts: str, **env: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from hvlaunch.driver.links.host_link import in_thread
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
@@ -91,7 +92,7 @@ def outcome(link: FakeLink, delivery: Delivery | None = None) -> "str | None":
         ended.set()
 
     delivery = delivery or Delivery(Tree(), "sub", peer=new_peer())
-    delivery.prepare(cast("Any", link), FACTS, ready, failed)
+    in_thread(delivery.deliver, "files")(cast("Any", link), FACTS, ready, failed)
     assert ended.wait(30.0)
     if errors:
         raise errors[0]
@@ -142,7 +143,7 @@ def test_a_host_that_asks_again_gets_the_driver_and_no_second_source() -> None:
     first = FakeLink(b"offer 7\nparts 0-2\n", "first")
     first.errand.wait = lambda _timeout: threading.Event().wait(0.05)  # type: ignore[method-assign]
     failures: list[HostError] = []
-    delivery.prepare(cast("Any", first), FACTS, lambda _: None, failures.append)
+    in_thread(delivery.deliver, "files")(cast("Any", first), FACTS, lambda _: None, failures.append)
     while not delivery._offers:
         pass
     greedy = FakeLink(b'offer 8\nparts 0-2\nparts 0-2\nparts 0-2\nready {"directory": "/x"}\n', "greedy")

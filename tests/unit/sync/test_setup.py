@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.driver.links.errands import ErrandFailed
+from hvlaunch.driver.links.host_link import in_thread
 from hvlaunch.engine.events import HostFacts, WorkerPackages
 from hvlaunch.errors import HostError
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SetupOptions, SyncOptions
@@ -75,7 +76,7 @@ class Site:
 
     def begin(self, name: str, stream: str, result: Any = DONE, about: HostFacts | None = None) -> PlayedLink:
         link = PlayedLink(name, PlayedErrand(stream.encode(), result))
-        self.setup.prepare(
+        in_thread(self.setup.set_up, "setup")(
             link,  # type: ignore[arg-type]
             about or facts(1),
             lambda more: self.ready.update({name: more}),
