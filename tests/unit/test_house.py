@@ -121,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     "hosts": {"agent", "children", "errors", "job", "owners"},
     "job": {"errors"},
     "mpi": {"agent", "driver", "engine", "errors", "gloo", "hosts", "job", "rendezvous", "ssh"},
-    "outside": {"errors", "owners"},
+    "outside": {"errors", "owners", "record"},
     "owners": set(),
     # Workers run it, with torch or without.
     "practise_training": {"rendezvous", "torch"},

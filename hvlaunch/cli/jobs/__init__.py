@@ -63,6 +63,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
 
         return run_doctor_command(argv[1:], environ)
+    if argv[0] == "hosts":
+        from hvlaunch.cli.hosts.hosts import run_hosts_command  # noqa: PLC0415 (for this word alone)
+
+        return run_hosts_command(argv[1:], environ)
     if argv[0] == "cp":
         from hvlaunch.cli.cp import run_cp_command  # noqa: PLC0415 (for this word alone)
 

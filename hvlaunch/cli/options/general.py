@@ -204,6 +204,11 @@ JOB_WORDS = {
             "check this installation and the hosts; the first thing to run, and to add to a bug report",
         ),
         JobWord(
+            "hosts",
+            "[--clear HOSTS] [--json]",
+            "show what jobs have remembered of hosts, the worst first",
+        ),
+        JobWord(
             "practise",
             "[kill | cut | freeze | slow | host | all]",
             "train on pretended hosts, and cause faults to see how hvlaunch recovers",

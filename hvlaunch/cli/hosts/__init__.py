@@ -1,0 +1,3 @@
+"""Commands on hosts themselves, whether a job runs on them or not."""
+
+__all__: list[str] = []

@@ -1,0 +1,282 @@
+"""The ledger of hosts: what jobs have found out about machines, for the user's next jobs.
+
+A verdict fades with a half-life, and the sum for a machine is bounded: one that has only one verdict against it is out of
+favour for one half-life at most, and no machine for good. One append-only file serves all jobs of this user. A damaged
+file costs its damaged part, never a job.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from hvlaunch.outside import NoJobDirectory, check_root, jobs_directory, take_lock
+from hvlaunch.owners import make_own_directory
+from hvlaunch.record import BadLog, Log, Mark, read_records
+
+__all__ = [
+    "CLEARED",
+    "HALF_LIFE",
+    "SUSPECT",
+    "VERDICTS",
+    "WEIGHTS",
+    "HostRecord",
+    "Ledger",
+    "LedgerEntry",
+    "ledger_directory",
+]
+
+HALF_LIFE = 7 * 86400.0
+SUSPECT = 0.5
+"""A machine with at least this sum of faded weights is a suspect."""
+CLEARED, SEEN = "cleared", "seen"
+"""Entries that are no verdicts: a good check ends earlier ones; a sighting tells which machine a name means now."""
+
+VERDICTS: Mapping[str, tuple[float, str]] = {
+    "gpu fault": (1.0, "the driver of its GPU reports a fault (ECC, XID, lost)"),
+    "check failed": (1.0, "hvlaunch check found what would stop a job"),
+    "lost": (0.6, "the host was lost while its workers ran"),
+    "not started": (0.6, "the host was not ready in time, or its agent did not start"),
+    "workers fail": (0.6, "its workers failed in several rounds, and an elastic job excluded it"),
+    "disk full": (0.6, "its disk was full"),
+    "memory": (0.5, "its kernel killed a worker for want of memory"),
+    "lacks a file": (0.5, "it lacks a file or module that other hosts have"),
+    "network error": (0.5, "NCCL reported a system error of its network there first"),
+    "hang": (0.5, "the other workers waited for its workers"),
+    "slow": (0.3, "its workers were slower than the others"),
+    "crash": (0.3, "a signal such as SIGSEGV ended its worker first"),
+    "killed": (0.2, "another program killed its worker (SIGKILL)"),
+    # The same script fails the same way on any host, so the host where it failed first says nothing.
+    "exception": (0.0, "an error of the script itself"),
+}
+"""Weight and meaning of each verdict. A fault that hardware alone can have weighs 1; half of that has other causes too."""
+WEIGHTS = {name: weight for name, (weight, _) in VERDICTS.items()}
+
+_MAGIC = b"hvlaunch ledger 1\n"
+_START = Mark(len(_MAGIC))
+_MOST, _KEPT = 2000, 1000
+"""Entries from which the file is shortened, and the newest that are kept then."""
+_FADED = 8
+"""Half-lives after which an entry is dropped when the file is shortened."""
+_LONGEST = 200
+"""Characters of a text."""
+_MOST_BYTES = 1 << 24
+"""Far more than _MOST entries have: what follows is damage."""
+
+
+class LedgerEntry(NamedTuple):
+    """A line of the ledger."""
+
+    when: float
+    """Seconds since 1970."""
+    host: str
+    """The name that the job used."""
+    machine: str
+    """The machine's own id; empty if unknown, or if several hosts of the job share it."""
+    verdict: str
+    """A name of VERDICTS, CLEARED or SEEN."""
+    job: str = ""
+    detail: str = ""
+
+
+class HostRecord(NamedTuple):
+    """The entries about one machine."""
+
+    hosts: tuple[str, ...]
+    """Its names, the newest last."""
+    score: float
+    """Between 0 and 1: the faded sum."""
+    entries: tuple[LedgerEntry, ...]
+    """The verdicts that count, the oldest first."""
+
+    @property
+    def is_suspect(self) -> bool:
+        return self.score >= SUSPECT
+
+    @property
+    def why(self) -> str:
+        """The verdicts with their numbers, and the newest one's detail."""
+        numbers = Counter(entry.verdict for entry in self.entries)
+        verdicts = ", ".join(f"{name} {number}x" if number > 1 else name for name, number in numbers.items())
+        detail = self.entries[-1].detail
+        return f"{verdicts}: {detail}" if detail else verdicts
+
+
+def ledger_directory(environ: Mapping[str, str]) -> Path:
+    """Return the ledger's directory, beside that of the jobs. Raises NoJobDirectory."""
+    return jobs_directory(environ).with_name("ledger")
+
+
+class Ledger:
+    """The file. `warn` gets a message for the user if it can't be read or written; no method raises for that."""
+
+    def __init__(self, directory: Path, warn: Callable[[str], object], half_life: float = HALF_LIFE) -> None:
+        self._directory = directory
+        self._path = directory / "log"
+        self._warn = warn
+        self._half_life = half_life
+
+    def entries(self) -> list[LedgerEntry]:
+        """Return all entries, in the order of writing."""
+        return self._read()[0]
+
+    def records(self, now: float) -> list[HostRecord]:
+        """Return the record of each machine with a verdict that counts, the worst first."""
+        return sorted(_records(self.entries(), now, self._half_life), key=lambda record: -record.score)
+
+    def suspects(self, now: float) -> dict[str, HostRecord]:
+        """Return the records of suspects, by each of their names."""
+        records = [record for record in self.records(now) if record.is_suspect]
+        return {host: record for record in records for host in record.hosts}
+
+    def record(
+        self, machine_id: str, host: str, verdict: str, job: str, when: float, detail: str = ""
+    ) -> None:
+        """Append a verdict of VERDICTS. `machine_id` is empty if unknown, or if hosts of the job share it."""
+        self.append([LedgerEntry(when, host, machine_id, verdict, job, detail)])
+
+    def clear(self, hosts: Iterable[str], job: str, when: float) -> list[str]:
+        """End the verdicts on those of these hosts that have a record, and return their names."""
+        # A check of many good hosts must not fill the file.
+        names = {name for record in self.records(when) for name in record.hosts}
+        cleared = [host for host in hosts if host in names]
+        self.append(LedgerEntry(when, host, "", CLEARED, job) for host in cleared)
+        return cleared
+
+    def note_machines(self, machines: Mapping[str, str], job: str, when: float) -> None:
+        """Note the machines of these names, where the ledger has the machine, or another one of that name."""
+        history = _History(self.entries())
+        ids = {*history.machines.values()}
+        self.append(
+            LedgerEntry(when, host, machine, SEEN, job)
+            for host, machine in machines.items()
+            if machine
+            and history.machines.get(host) != machine
+            and (machine in ids or host in history.machines)
+        )
+
+    def append(self, entries: Iterable[LedgerEntry]) -> None:
+        """Append entries, after those of other jobs."""
+        new = [*entries]
+        if not new:
+            return
+        try:
+            make_own_directory(str(self._directory))
+            check_root(self._directory)
+            lock = take_lock(self._directory / "lock", os.O_CREAT)
+        except (OSError, NoJobDirectory) as error:
+            cause = error.strerror if isinstance(error, OSError) else error.cause
+            self._warn(f"the ledger of hosts is not written: {self._directory}: {cause}")
+            return
+        try:
+            self._append(new)
+        except OSError as error:
+            self._warn(f"the ledger of hosts is not written: {self._path}: {error.strerror}")
+        finally:
+            os.close(lock)
+
+    def _append(self, new: Sequence[LedgerEntry]) -> None:
+        """Append under the lock. Raises OSError."""
+        old, end, is_damaged = self._read()
+        if is_damaged:
+            # What is readable moves to a new file; the damaged one stays for whoever wants to look.
+            self._path.replace(self._path.with_name("log.damaged"))
+        elif not end.size:
+            self._path.unlink(missing_ok=True)
+        log = Log.resume(self._path, end) if end.size and not is_damaged else Log.create(self._path, _MAGIC)
+        with closing(log):
+            if len(old) + len(new) > _MOST:
+                since = new[-1].when - _FADED * self._half_life
+                kept = [entry for entry in [*old, *new] if entry.when >= since][-_KEPT:]
+                log.replace(_START, [[_encode(entry)] for entry in kept])
+                return
+            for entry in [*(old if is_damaged else ()), *new]:
+                log.append([_encode(entry)])
+
+    def _read(self) -> tuple[list[LedgerEntry], Mark, bool]:
+        """Return the readable entries, the mark behind them (0 for no file), and whether the file is damaged."""
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return [], Mark(0), False
+        except OSError as error:
+            self._warn(f"the ledger of hosts can't be read: {self._path}: {error.strerror}")
+            return [], Mark(0), False
+        # A process killed in the first moment leaves a file without its first bytes.
+        if _MAGIC.startswith(data):
+            return [], Mark(len(data) if data == _MAGIC else 0), False
+        entries: list[LedgerEntry] = []
+        end = _START
+        damage = "" if data.startswith(_MAGIC) else "its beginning is no ledger's"
+        try:
+            for body, mark in read_records(memoryview(data), _START) if not damage else ():
+                entries += _decode(bytes(body))
+                end = mark
+        except BadLog as error:
+            damage = str(error)
+        if damage:
+            self._warn(
+                f"the ledger of hosts is damaged: {self._path}: {damage}; {len(entries)} entries are kept"
+            )
+        return entries, end, bool(damage)
+
+
+def _encode(entry: LedgerEntry) -> bytes:
+    return json.dumps([entry.when, *(text[:_LONGEST] for text in entry[1:])]).encode()
+
+
+def _decode(body: bytes) -> Iterator[LedgerEntry]:
+    """Yield the entry; nothing for one of another version of hvlaunch."""
+    with suppress(ValueError, TypeError):
+        when, *texts = json.loads(body)
+        entry = LedgerEntry(float(when), *texts)
+        if all(isinstance(text, str) for text in entry[1:]):
+            yield entry
+
+
+class _History:
+    """Entries by machine. A machine without an id is told by its name until an id is known."""
+
+    def __init__(self, entries: Iterable[LedgerEntry]) -> None:
+        self.machines: dict[str, str] = {}
+        """The newest machine of each name; empty if no id is known."""
+        self.of: dict[tuple[str, str], list[LedgerEntry]] = {}
+        """Entries by machine and name; one of both is empty."""
+        for entry in entries:
+            before = self.machines.get(entry.host, "")
+            machine = self.machines[entry.host] = entry.machine or before
+            key = self.key(entry.host)
+            if machine and not before:
+                # What is known by the name alone was about this machine, as far as anybody can tell.
+                self.of.setdefault(key, []).extend(self.of.pop(("", entry.host), ()))
+            self.of.setdefault(key, []).append(entry)
+
+    def key(self, host: str) -> tuple[str, str]:
+        """Return the key of the machine that has this name now."""
+        machine = self.machines[host]
+        return (machine, "") if machine else ("", host)
+
+
+def _records(entries: Iterable[LedgerEntry], now: float, half_life: float) -> Iterator[HostRecord]:
+    """Return the record of each machine with a verdict that counts."""
+    history = _History(entries)
+    for key, of_machine in history.of.items():
+        score, at = 0.0, 0.0
+        counting: list[LedgerEntry] = []
+        for entry in of_machine:
+            # Clocks of the user's machines differ: an entry from the future counts as new.
+            when = min(entry.when, now)
+            score, at = score * 0.5 ** (max(0.0, when - at) / half_life), max(at, when)
+            if entry.verdict == CLEARED:
+                score, counting = 0.0, []
+            elif weight := WEIGHTS.get(entry.verdict, 0.0):
+                # Bounded: a machine with many verdicts is tried again as soon as one with a single one.
+                score = min(1.0, score + weight)
+                counting.append(entry)
+        names = dict.fromkeys(entry.host for entry in of_machine if history.key(entry.host) == key)
+        if counting and names:
+            yield HostRecord((*names,), score * 0.5 ** ((now - at) / half_life), (*counting,))
