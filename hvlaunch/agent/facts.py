@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-__all__ = ["boot_id", "free_port", "host_facts", "interface_addresses"]
+__all__ = ["boot_id", "free_port", "host_facts", "interface_addresses", "interface_networks"]
 
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -57,12 +57,20 @@ def _read(path: str) -> Optional[str]:
 
 def interface_addresses() -> Dict[str, List[str]]:
     """Return at most MOST_ADDRESSES addresses by interface, IPv4 and IPv6, in the kernel's order; from rtnetlink(7)."""
+    return {
+        name: list(dict.fromkeys(network.partition("/")[0] for network in networks))
+        for name, networks in interface_networks().items()
+    }
+
+
+def interface_networks() -> Dict[str, List[str]]:
+    """Return the same addresses with the lengths of their prefixes: `10.0.0.1/24`."""
     names = {index: plain(name, 64) for index, name in socket.if_nameindex()[:MOST_ADDRESSES]}
-    addresses: Dict[str, List[str]] = {name: [] for name in names.values()}
-    for number, (index, address) in enumerate(_netlink_addresses()):
-        if number < MOST_ADDRESSES and index in names and address not in addresses[names[index]]:
-            addresses[names[index]].append(address)
-    return addresses
+    networks: Dict[str, List[str]] = {name: [] for name in names.values()}
+    for number, (index, network) in enumerate(_netlink_addresses()):
+        if number < MOST_ADDRESSES and index in names and network not in networks[names[index]]:
+            networks[names[index]].append(network)
+    return networks
 
 
 def _netlink_addresses() -> Iterator[Tuple[int, str]]:
@@ -88,8 +96,8 @@ def _netlink_addresses() -> Iterator[Tuple[int, str]]:
 
 
 def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
-    """Return interface index and address of an RTM_NEWADDR message; None for an address that can't be used."""
-    family, _, flags, _, index = struct.unpack_from("=BBBBI", message)
+    """Return interface index and address with prefix of an RTM_NEWADDR message; None for an address that can't be used."""
+    family, length, flags, _, index = struct.unpack_from("=BBBBI", message)
     if family not in (socket.AF_INET, socket.AF_INET6) or flags & _IFA_F_DEPRECATED_OR_TENTATIVE:
         return None
     attributes = {}
@@ -102,7 +110,7 @@ def _address_of(message: bytes) -> Optional[Tuple[int, str]]:
         start += (size + 3) & ~3
     # On a point-to-point link IFA_ADDRESS is the other end, and IFA_LOCAL is this host.
     raw = attributes.get(_IFA_LOCAL, attributes.get(_IFA_ADDRESS))
-    return None if raw is None else (index, socket.inet_ntop(family, raw))
+    return None if raw is None else (index, "%s/%d" % (socket.inet_ntop(family, raw), length))
 
 
 def free_port(within: Optional[Tuple[int, int]] = None) -> socket.socket:

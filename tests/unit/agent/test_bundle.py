@@ -215,6 +215,7 @@ def test_every_module_of_the_agent_travels() -> None:
         *bundles._WARM,
         "services",  # with presets
         "cache",  # with errands that use it
+        "fabric",  # likewise
         "errand_runner",  # with each errand
     }
 

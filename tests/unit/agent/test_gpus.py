@@ -33,6 +33,11 @@ int nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power) { *power =
 int nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *temperature) { *temperature = sensor == 0 ? 61 : 0; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons) { *reasons = 0x1 | 0x4 | 0x40; return 0; }
 int nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int kind, int counter, unsigned long long *count) { *count = kind == 1 && counter == 0 ? 1ull << 40 : 9; return 0; }
+typedef struct { unsigned char uuid[16]; int status; unsigned int clique; unsigned char state; } nvmlGpuFabricInfo_t;
+int nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, nvmlGpuFabricInfo_t *info) {
+    for (int i = 0; i < 16; i++) info->uuid[i] = i;
+    info->clique = 7; info->state = device->number ? 2 : 3; return 0;
+}
 int nvmlEventSetCreate(int **set) { *set = &events; return 0; }
 int nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long kinds, int *set) { return kinds == 8 && set == &events ? 0 : 2; }
 int nvmlEventSetWait_v2(int *set, nvmlEventData_t *data, unsigned int timeout) {
@@ -74,6 +79,8 @@ def test_nvml_structures_are_read(tmp_path: Path, version: str) -> None:
     }
     assert (second["utilization"], second["xids"], second["pids"]) == (0.0, [33, 32, 31], [101, 200])
     assert asked.read()[1]["xids"] == [33, 32, 31]
+    # The second GPU is still joining its cluster.
+    assert asked.clusters() == ["000102030405060708090a0b0c0d0e0f/7"]
 
 
 def test_a_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ _THROTTLES = {
 _LIBRARY = "libnvidia-ml.so.1"
 _MORE, _NO_FUNCTION = 7, 13  # NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_FUNCTION_NOT_FOUND
 _TEMPERATURE_GPU, _UNCORRECTED, _SINCE_START, _XID = 0, 1, 0, 8
+_JOINED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 _MOST_PROCESSES = 256
 _MOST_XIDS = 16
 _NAME = 96
@@ -58,6 +59,15 @@ class _Event(ctypes.Structure):
         ("data", c_ulonglong),
         ("gpu_instance", c_uint),
         ("compute_instance", c_uint),
+    )
+
+
+class _FabricInfo(ctypes.Structure):
+    _fields_ = (
+        ("uuid", ctypes.c_ubyte * 16),
+        ("status", c_uint),
+        ("clique", c_uint),
+        ("state", ctypes.c_ubyte),
     )
 
 
@@ -100,6 +110,16 @@ class Library:
         """Return the figures of all GPUs. Raises NvmlError if even their memory can't be read."""
         self._hear_xids()
         return [self._device(index, device) for index, device in enumerate(self._devices)]
+
+    def clusters(self) -> List[str]:
+        """Return the NVLink clusters with GPUs of this host; only clusters of several hosts have names."""
+        names = set()
+        for device in self._devices:
+            info = _FabricInfo()
+            is_read = self._tries("nvmlDeviceGetGpuFabricInfo", device, byref(info))
+            if is_read and info.state == _JOINED and any(info.uuid):
+                names.add("%s/%d" % (bytes(info.uuid).hex(), info.clique))
+        return sorted(names)
 
     def _call(self, function: str, *arguments: Any) -> None:
         """Call a function. Raises NvmlError, also if an old library lacks the function."""
