@@ -37,7 +37,7 @@ from hvlaunch.job import JobSpec
 from hvlaunch.outside import NoJobDirectory, jobs_directory, known_jobs
 from hvlaunch.owners import other_writer
 
-__all__ = ["Finding", "exit_code_of", "findings", "report", "run_doctor_command"]
+__all__ = ["ReportLine", "exit_code_of", "findings", "report", "run_doctor_command"]
 
 _USAGE = """\
 usage: hvlaunch doctor [-H HOSTS | --hostfile FILE] [--json] [options of hosts and of SSH]
@@ -65,7 +65,7 @@ _MAYBE_ADDRESS = re.compile(r"(?<![\w.:])[0-9a-fA-F:.]*[0-9a-fA-F:](?!\w)")
 Level = Literal["ok", "note", "warning", "error"]
 
 
-class Finding(NamedTuple):
+class ReportLine(NamedTuple):
     """A line of the report."""
 
     section: str
@@ -101,7 +101,7 @@ def run_doctor_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return print_answer(text) or code
 
 
-def findings(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+def findings(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[ReportLine]:
     """Return the findings, in the order of the report."""
     for check in (_installation, _parts, _kernel, _limits, _jobs):
         yield from _clean(check(environ), environ)
@@ -111,12 +111,12 @@ def findings(words: Sequence[str], environ: Mapping[str, str]) -> Iterator[Findi
     yield from _clean(_hosts(options, environ), environ)
 
 
-def exit_code_of(listed: Iterable[Finding]) -> int:
+def exit_code_of(listed: Iterable[ReportLine]) -> int:
     """Return the exit code of the first error; 0 without errors."""
     return next((finding.exit_code for finding in listed if finding.level == "error"), 0)
 
 
-def report(listed: Sequence[Finding]) -> str:
+def report(listed: Sequence[ReportLine]) -> str:
     """Return the report as plain text."""
     lines = []
     section = ""
@@ -136,7 +136,7 @@ def report(listed: Sequence[Finding]) -> str:
     return "\n".join([f"hvlaunch {__version__}: {verdict}", *lines, ""])
 
 
-def _clean(listed: Iterator[Finding], environ: Mapping[str, str]) -> Iterator[Finding]:
+def _clean(listed: Iterator[ReportLine], environ: Mapping[str, str]) -> Iterator[ReportLine]:
     """Shorten the user's home to ~: its path often contains the user's name."""
     home = environ.get("HOME", "").rstrip("/")
 
@@ -151,16 +151,16 @@ def _clean(listed: Iterator[Finding], environ: Mapping[str, str]) -> Iterator[Fi
 # The checks
 
 
-def _installation(_environ: Mapping[str, str]) -> Iterator[Finding]:
+def _installation(_environ: Mapping[str, str]) -> Iterator[ReportLine]:
     section = "installation"
-    yield Finding(section, "hvlaunch", "ok", f"{__version__}, {Path(__file__).parents[1]}")
-    yield Finding(section, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
-    yield Finding(section, "system", "ok", platform.platform())
+    yield ReportLine(section, "hvlaunch", "ok", f"{__version__}, {Path(__file__).parents[1]}")
+    yield ReportLine(section, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
+    yield ReportLine(section, "system", "ok", platform.platform())
     if lacking := " ".join(_lacking()):
         hint = f"{shlex.quote(sys.executable)} -m pip install {lacking}"
-        yield Finding(section, "requirements", "error", f"missing: {lacking}", hint, EXIT_USAGE)
+        yield ReportLine(section, "requirements", "error", f"missing: {lacking}", hint, EXIT_USAGE)
     else:
-        yield Finding(section, "requirements", "ok", "all are installed")
+        yield ReportLine(section, "requirements", "ok", "all are installed")
 
 
 def _lacking() -> Iterator[str]:
@@ -173,12 +173,12 @@ def _lacking() -> Iterator[str]:
                 yield name
 
 
-def _parts(_environ: Mapping[str, str]) -> Iterator[Finding]:
+def _parts(_environ: Mapping[str, str]) -> Iterator[ReportLine]:
     for part in parts():
         if part.version:
-            yield Finding("parts", part.name, "ok", part.version)
+            yield ReportLine("parts", part.name, "ok", part.version)
         else:
-            yield Finding("parts", part.name, "note", f"not found; {part.note}", part.hint)
+            yield ReportLine("parts", part.name, "note", f"not found; {part.note}", part.hint)
 
 
 def _can_pidfd() -> bool:
@@ -236,10 +236,10 @@ _FEATURES: tuple[tuple[str, Callable[[], bool], str, str, str], ...] = (
 """Features of the kernel: name, test, effect, effect of the lack, next step."""
 
 
-def _kernel(_environ: Mapping[str, str]) -> Iterator[Finding]:
+def _kernel(_environ: Mapping[str, str]) -> Iterator[ReportLine]:
     for name, is_there, good, bad, hint in _FEATURES:
         works = is_there()
-        yield Finding(
+        yield ReportLine(
             "kernel", name, "ok" if works else "warning", good if works else bad, None if works else hint
         )
 
@@ -251,38 +251,38 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _limits(_environ: Mapping[str, str]) -> Iterator[Finding]:
+def _limits(_environ: Mapping[str, str]) -> Iterator[ReportLine]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     level: Level = "ok"
     if soft != resource.RLIM_INFINITY and soft < _MANY_FILES:
         level = "error" if soft < _FEWEST_FILES else "warning"
     hint = None if level == "ok" else f"ulimit -n {_MANY_FILES}"
     text = f"{_number(soft)} at a time, {_number(hard)} at most"
-    yield Finding("limits", "open files", level, text, hint, EXIT_USAGE if level == "error" else 0)
+    yield ReportLine("limits", "open files", level, text, hint, EXIT_USAGE if level == "error" else 0)
     for name, limit, unit in (
         ("processes", "RLIMIT_NPROC", ""),
         ("locked memory", "RLIMIT_MEMLOCK", " bytes"),
     ):
         if hasattr(resource, limit):
             soft, _ = resource.getrlimit(getattr(resource, limit))
-            yield Finding("limits", name, "ok", _number(soft, unit))
+            yield ReportLine("limits", name, "ok", _number(soft, unit))
     with suppress(OSError):
         space = os.statvfs(_SHARED_MEMORY)
         free = space.f_bavail * space.f_frsize / _GIB
-        yield Finding("limits", _SHARED_MEMORY, "ok", f"{free:.1f} GiB free")
+        yield ReportLine("limits", _SHARED_MEMORY, "ok", f"{free:.1f} GiB free")
 
 
 def _number(limit: int, unit: str = "") -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit}{unit}"
 
 
-def _jobs(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _jobs(environ: Mapping[str, str]) -> Iterator[ReportLine]:
     try:
         root = jobs_directory(environ)
         jobs = known_jobs(root)
     except NoJobDirectory as error:
         text = f"{error.cause}: jobs run, but --detach, attach and top do not work"
-        yield Finding("jobs", "directory", "warning", text, error.hint)
+        yield ReportLine("jobs", "directory", "warning", text, error.hint)
         return
     yield _directory(root)
     running = sum(job.has_driver for job in jobs)
@@ -290,19 +290,21 @@ def _jobs(environ: Mapping[str, str]) -> Iterator[Finding]:
     text = f"{count(running, 'job')} running, {len(jobs) - running - lost} ended"
     if lost:
         text += f", {lost} without a driver"
-    yield Finding("jobs", "jobs", "ok", text, "hvlaunch jobs" if lost else None)
+    yield ReportLine("jobs", "jobs", "ok", text, "hvlaunch jobs" if lost else None)
 
 
-def _directory(root: Path) -> Finding:
+def _directory(root: Path) -> ReportLine:
     nearest = next(path for path in (root, *root.parents) if path.exists())
     status = nearest.stat()
     text = f"{root}, mode {stat.S_IMODE(status.st_mode):03o}" if nearest == root else f"{root}, not made yet"
     writer = other_writer(status) if nearest == root else None
     if writer is None and os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("jobs", "directory", "ok", text)
+        return ReportLine("jobs", "directory", "ok", text)
     cause = writer or f"{nearest} can't be written to"
     hint = f"chmod go-w {shlex.quote(str(nearest))}" if writer else "XDG_STATE_HOME=DIRECTORY"
-    return Finding("jobs", "directory", "warning", f"{text}: {cause}; jobs run, but --detach does not", hint)
+    return ReportLine(
+        "jobs", "directory", "warning", f"{text}: {cause}; jobs run, but --detach does not", hint
+    )
 
 
 def _options(
@@ -317,7 +319,7 @@ def _options(
 
 def _configuration(
     options: Options, environ: Mapping[str, str], warnings: Sequence[str], problem: HvlaunchError | None
-) -> Iterator[Finding]:
+) -> Iterator[ReportLine]:
     section = "configuration"
     names: dict[str, list[str]] = {}
     for settings in options.settings.values():
@@ -325,9 +327,9 @@ def _configuration(
             if setting.origin:
                 names.setdefault(setting.origin, []).append(setting.called)
     for origin, called in names.items():
-        yield Finding(section, "read", "ok", f"{origin}: {', '.join(dict.fromkeys(called))}")
+        yield ReportLine(section, "read", "ok", f"{origin}: {', '.join(dict.fromkeys(called))}")
     if problem is not None:
-        yield Finding(section, "options", "error", problem.cause, problem.hint, problem.exit_code)
+        yield ReportLine(section, "options", "error", problem.cause, problem.hint, problem.exit_code)
     elif not names:
         files = [user_file(environ)]
         with suppress(OSError):
@@ -337,41 +339,41 @@ def _configuration(
         text = (
             f"{names_of_files} set nothing for the doctor" if names_of_files else "no files and no variables"
         )
-        yield Finding(section, "options", "ok", text)
+        yield ReportLine(section, "options", "ok", text)
     for warning in warnings:
-        yield Finding(section, "options", "warning", warning.removeprefix("warning: "))
+        yield ReportLine(section, "options", "warning", warning.removeprefix("warning: "))
     ssh_files = [path for path in ("~/.ssh/config", "~/.ssh/known_hosts") if Path(path).expanduser().exists()]
     has_agent = "an ssh agent" if environ.get("SSH_AUTH_SOCK") else "no ssh agent"
-    yield Finding(section, "ssh", "ok", ", ".join([*ssh_files, has_agent]))
+    yield ReportLine(section, "ssh", "ok", ", ".join([*ssh_files, has_agent]))
 
 
-def _hosts(options: Options, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _hosts(options: Options, environ: Mapping[str, str]) -> Iterator[ReportLine]:
     section = "hosts"
     try:
         spec, _ = job_spec(options, environ)
     except HvlaunchError as error:
-        yield Finding(section, "hosts", "error", error.cause, error.hint, error.exit_code)
+        yield ReportLine(section, "hosts", "error", error.cause, error.hint, error.exit_code)
         return
     if spec.allocation is None and not options.given.keys() & {"hosts", "hostfile"}:
-        yield Finding(section, "hosts", "ok", "none are configured", "hvlaunch doctor -H HOSTS")
+        yield ReportLine(section, "hosts", "ok", "none are configured", "hvlaunch doctor -H HOSTS")
         return
     for answer in ask_hosts(spec):
         yield _of_host(answer, spec)
 
 
-def _of_host(answer: HostAnswer, spec: JobSpec) -> Finding:
+def _of_host(answer: HostAnswer, spec: JobSpec) -> ReportLine:
     name, problem = answer.host.name, answer.problem
     if problem is not None:
         names = {name for host in spec.hosts for name in (host.name, host.address)}
         hint = None if problem.hint is None else _without_addresses(problem.hint, names)
         cause = _without_addresses(problem.cause, names)
-        return Finding("hosts", name, "error", cause, hint, problem.exit_code)
+        return ReportLine("hosts", name, "error", cause, hint, problem.exit_code)
     if answer.is_here:
-        return Finding("hosts", name, "ok", f"this machine; Python {answer.python}")
+        return ReportLine("hosts", name, "ok", f"this machine; Python {answer.python}")
     key = {"strict": "its key is known", "accept-new": "its key is stored"}.get(spec.ssh.host_keys)
     level: Level = "ok" if key else "warning"
     text = f"answers after {answer.seconds:.2f} s; Python {answer.python}; {key or 'its key is not checked'}"
-    return Finding("hosts", name, level, text, None if key else "--host-keys accept-new")
+    return ReportLine("hosts", name, level, text, None if key else "--host-keys accept-new")
 
 
 def _without_addresses(text: str, names: Container[str | None]) -> str:

@@ -58,10 +58,12 @@ ALLOWED: dict[str, set[str]] = {
         "telemetry",
         "watch",
     },
+    "check": {"console", "hosts", "job"},
     "children": set(),
     "cli": {
         # The doctor tries the kernel's features as an agent does.
         "agent",
+        "check",
         "children",
         "console",
         "driver",
@@ -102,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "gloo": {
         "agent",
+        "check",
         "console",
         "driver",
         "engine",
@@ -151,6 +154,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """The packages and modules of hvlaunch that each package may import, also inside functions and for types."""
 ALLOWED_ELSEWHERE: dict[str, set[str]] = {
+    "check": {"collections", "html", "math", "statistics", "typing"},
     "engine": {
         "abc",
         "collections",

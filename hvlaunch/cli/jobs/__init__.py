@@ -71,6 +71,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.cp import run_cp_command  # noqa: PLC0415 (for this word alone)
 
         return run_cp_command(argv[1:], environ)
+    if argv[0] == "check":
+        from hvlaunch.cli.hosts.check import run_check_command  # noqa: PLC0415 (for this word alone)
+
+        return run_check_command(argv[1:], environ)
     if argv[0] == "translate":
         return _translate(argv[1:])
     try:

@@ -209,6 +209,11 @@ JOB_WORDS = {
             "show what jobs have remembered of hosts, the worst first",
         ),
         JobWord(
+            "check",
+            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--write-hostfile FILE] [OPTIONS] [COMMAND]",
+            "compare hosts before a job, and name what would stop or slow it; starts nothing",
+        ),
+        JobWord(
             "practise",
             "[kill | cut | freeze | slow | host | all]",
             "train on pretended hosts, and cause faults to see how hvlaunch recovers",

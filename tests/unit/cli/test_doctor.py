@@ -9,7 +9,7 @@ import pytest
 
 from hvlaunch.cli import doctor
 from hvlaunch.cli.check_build import package_version
-from hvlaunch.cli.doctor import Finding, exit_code_of, report
+from hvlaunch.cli.doctor import ReportLine, exit_code_of, report
 from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.pages.completion import after
@@ -34,7 +34,7 @@ def examine(capsys, *words):
     code = main(["doctor", "--json", *words])
     answer = json.loads(capsys.readouterr().out)
     assert answer["exit_code"] == code
-    return code, [Finding(**finding) for finding in answer["findings"]]
+    return code, [ReportLine(**finding) for finding in answer["findings"]]
 
 
 def named(findings, section, name):
@@ -165,7 +165,7 @@ def test_hosts_that_fail_are_69(capsys):
 
 
 def test_the_first_error_decides_the_exit_code():
-    well = Finding("a", "b", "ok", "")
+    well = ReportLine("a", "b", "ok", "")
     listed = [
         well,
         well._replace(level="warning"),

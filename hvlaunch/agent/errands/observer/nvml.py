@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_char, c_int, c_uint, c_ulonglong, c_void_p
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict, List, Optional
 
 __all__ = ["Library", "NoGpus"]
 
@@ -26,6 +26,8 @@ _LIBRARY = "libnvidia-ml.so.1"
 _MORE, _NO_FUNCTION = 7, 13  # NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_FUNCTION_NOT_FOUND
 _TEMPERATURE_GPU, _UNCORRECTED, _SINCE_START, _XID = 0, 1, 0, 8
 _JOINED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
+_CLOCK_SM = 1
+_IDLE = 0x1  # of the throttle reasons
 _MOST_PROCESSES = 256
 _MOST_XIDS = 16
 _NAME = 96
@@ -49,6 +51,14 @@ class _ProcessV2(ctypes.Structure):
         ("used", c_ulonglong),
         ("gpu_instance", c_uint),
         ("compute_instance", c_uint),
+    )
+
+
+class _Pci(ctypes.Structure):
+    _fields_ = (
+        ("old_name", c_char * 16),
+        ("numbers", c_uint * 5),
+        ("name", c_char * 32),
     )
 
 
@@ -120,6 +130,58 @@ class Library:
             if is_read and info.state == _JOINED and any(info.uuid):
                 names.add("%s/%d" % (bytes(info.uuid).hex(), info.clique))
         return sorted(names)
+
+    def driver_cuda(self) -> Optional[str]:
+        """Return the newest version of CUDA that the driver can run."""
+        version = c_int()
+        if not self._tries("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
+            return None
+        return "%d.%d" % (version.value // 1000, version.value % 1000 // 10)
+
+    def health(self) -> List[Dict[str, Any]]:
+        """Return the health of all GPUs; None for values unknown to a GPU."""
+        return [self._health(device) for device in self._devices]
+
+    def _health(self, device: c_void_p) -> Dict[str, Any]:
+        memory, pci = _Memory(), _Pci()
+        name = ctypes.create_string_buffer(_NAME)
+        self._tries("nvmlDeviceGetMemoryInfo", device, byref(memory))
+        self._tries("nvmlDeviceGetName", device, name, c_uint(_NAME))
+        self._tries("nvmlDeviceGetPciInfo_v3", device, byref(pci))
+        remapped = [c_uint() for _ in range(4)]
+        has_remapping = self._tries("nvmlDeviceGetRemappedRows", device, *map(byref, remapped))
+        _, _, is_pending, has_failed = (int(count.value) if has_remapping else None for count in remapped)
+        reasons = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", device, c_ulonglong)
+        kinds = c_uint(_UNCORRECTED), c_uint(_SINCE_START)
+        return {
+            "name": name.value.decode("utf-8", "replace"),
+            "pci": pci.name.decode("ascii", "replace").lower(),
+            "memory": memory.total,
+            "memory_used": memory.used,
+            "clock": self._maybe("nvmlDeviceGetClockInfo", device, c_uint(_CLOCK_SM)),
+            "clock_set": self._maybe("nvmlDeviceGetApplicationsClock", device, c_uint(_CLOCK_SM)),
+            "is_idle": bool(reasons & _IDLE),
+            "slowed": [word for bit, word in _THROTTLES.items() if reasons & bit],
+            "ecc": self._ecc(device),
+            "ecc_errors": self._maybe("nvmlDeviceGetTotalEccErrors", device, *kinds, kind=c_ulonglong),
+            "remap_pending": is_pending,
+            "remap_failed": has_failed,
+            "pcie_width": self._maybe("nvmlDeviceGetCurrPcieLinkWidth", device),
+            "pcie_width_max": self._maybe("nvmlDeviceGetMaxPcieLinkWidth", device),
+            "pcie_generation_max": self._maybe("nvmlDeviceGetMaxPcieLinkGeneration", device),
+            "pids": self._pids(device),
+        }
+
+    def _ecc(self, device: c_void_p) -> Optional[bool]:
+        current, pending = c_uint(), c_uint()
+        if not self._tries("nvmlDeviceGetEccMode", device, byref(current), byref(pending)):
+            return None
+        return bool(current.value)
+
+    def _maybe(self, function: str, device: c_void_p, *more: Any, kind: Any = c_uint) -> Optional[int]:
+        """Read a number; None if this GPU lacks it."""
+        number = kind()
+        return int(number.value) if self._tries(function, device, *more, byref(number)) else None
 
     def _call(self, function: str, *arguments: Any) -> None:
         """Call a function. Raises NvmlError, also if an old library lacks the function."""

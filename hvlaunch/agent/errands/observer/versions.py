@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterable, List, Optional, Tuple
 
-__all__ = ["answer"]
+__all__ = ["answer", "driver_version", "versions_of"]
 
 _SCRIPT = "import sys;print('hvlaunch','%d.%d.%d'%sys.version_info[:3],*sys.path,sep='\\0')"
 _SECONDS = 20.0
@@ -29,11 +29,10 @@ _NCCL = re.compile(r"nvidia_nccl_cu\d+-([\w.]+)\.dist-info")
 
 def answer(question: Dict[str, Any]) -> Dict[str, Any]:
     """Return the versions of the first worker with a Python; null for unknown versions."""
-    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", read_text("/proc/driver/nvidia/version") or "")
     versions: Dict[str, Any] = {
         "kernel": plain(os.uname().release, _LONGEST),
         "machine": plain(os.uname().machine, _LONGEST),
-        "driver": None if driver is None else driver.group(1),
+        "driver": driver_version(),
         "gpus": list(_gpus())[:_MOST_GPUS],
         "executable": None,
         **dict.fromkeys(("python", "torch", "cuda", "nccl")),
@@ -43,9 +42,15 @@ def answer(question: Dict[str, Any]) -> Dict[str, Any]:
         program = _python_of(pid)
         if program is not None:
             versions["executable"] = plain(program[0], _LONGEST)
-            versions.update(_versions(*program))
+            versions.update(versions_of(*program))
             break
     return versions
+
+
+def driver_version() -> Optional[str]:
+    """Return the version of NVIDIA's driver; None without it."""
+    match = re.search(r"\s(\d+\.\d+(?:\.\d+)*)\s", read_text("/proc/driver/nvidia/version") or "")
+    return None if match is None else match.group(1)
 
 
 def _python_of(pid: int) -> Optional[Tuple[str, Dict[str, str]]]:
@@ -68,7 +73,8 @@ def _python_of(pid: int) -> Optional[Tuple[str, Dict[str, str]]]:
     return program, environ
 
 
-def _versions(python: str, environ: Dict[str, str]) -> Dict[str, Optional[str]]:
+def versions_of(python: str, environ: Dict[str, str]) -> Dict[str, Optional[str]]:
+    """Return the versions of an interpreter and of its torch in an environment; empty if it does not start."""
     kept = {name: environ[name] for name in _KEPT if name in environ}
     try:
         output = subprocess.run(

@@ -1,0 +1,106 @@
+"""`hvlaunch check`: compares hosts before a job, and names what would stop or slow the job."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from hvlaunch.check import Finding
+from hvlaunch.check.report import Comparison, as_hostfile, as_html, as_json, as_text
+from hvlaunch.check.table import CHECKS
+from hvlaunch.cli.arguments import Answered, parse
+from hvlaunch.cli.options import Option, OptionGroup, UnknownOption, Value, by_name, split
+from hvlaunch.cli.options.settings import Options
+from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.console.printer import Printer
+from hvlaunch.errors import EXIT_HOSTS, BadUsage, Problem
+from hvlaunch.job import JobSpec
+from hvlaunch.owners import reason
+
+__all__ = ["run_check_command"]
+
+_USAGE = """\
+usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--write-hostfile FILE]
+                      [options of a job] [COMMAND [ARG ...]]
+
+Compare hosts, and name each fault with its host and what to do about it: `check` before the line of a job is enough.
+COMMAND is not started; its Python and its script are looked at. The exit code is 0, or 69 if a fault would stop a job.
+
+  --json                  an object for programs
+  --html FILE             write a page with a column for each host
+  --write-hostfile FILE   write a hostfile of the hosts without errors, with slots and addresses
+"""
+_FILE = Value(("FILE",), completion="file")
+_OWN = OptionGroup(
+    "check",
+    (
+        Option("json", ("--json",), "an object for programs", source="command line"),
+        Option("html", ("--html",), "write a page", _FILE, source="command line"),
+        Option("write_hostfile", ("--write-hostfile",), "write a hostfile", _FILE, source="command line"),
+    ),
+)
+_DEFAULT_COMMAND = ("--", "python3")
+
+
+def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the words behind `check`; return the exit code. Raises HvlaunchError."""
+    groups = (*GROUPS, _OWN)
+    try:
+        _, command = split(argv, by_name(groups), lambda _name: True)
+    except UnknownOption as error:
+        command = error.words  # parse() has the words for it
+    own_words = argv[: len(argv) - len(command)]
+    if {"-h", "--help"} & {*own_words}:
+        return print_answer(_USAGE)
+    try:
+        options = parse(
+            [*argv, *(() if command else _DEFAULT_COMMAND)], groups, environ=environ, warn=complain
+        )
+    except Answered as answer:
+        return print_answer(answer.text)
+    spec, warnings = job_spec(options, environ)
+    if not spec.hosts:
+        raise BadUsage("check: no hosts are named", hint="hvlaunch check -H a,b python train.py")
+    for warning in () if options.quiet else warnings:
+        complain(f"warning: {warning}")
+    return _report(_examined(spec), options)
+
+
+def _examined(spec: JobSpec) -> Comparison:
+    from hvlaunch.gloo.examination import Examination  # noqa: PLC0415 (errors come first)
+    from hvlaunch.gloo.visit import visit_hosts  # noqa: PLC0415 (as above)
+
+    examination = Examination(spec)
+    with closing(Printer(sys.stderr.buffer, sys.stderr.buffer, options=spec.console)) as printer:
+        problems = visit_hosts(spec, printer, examination.examine, examination.gathering.leave)
+    findings = [_finding(name, problem) for name, problem in problems.items()]
+    return Comparison(spec.hosts, CHECKS, examination.values, [*findings, *examination.findings()])
+
+
+def _finding(host: str, problem: Problem) -> Finding:
+    """Return a host's problem as a finding."""
+    return Finding(host, "error", "ssh", problem.cause, problem.hint or "")
+
+
+def _report(comparison: Comparison, options: Options) -> int:
+    """Write the files, and print the answer; return the exit code."""
+    for name, text in (("html", as_html), ("write_hostfile", as_hostfile)):
+        path = options.given.get(name)
+        if path is not None:
+            _write(path, text(comparison))
+    if "json" in options.given:
+        code = print_answer(json.dumps(as_json(comparison)) + "\n")
+    else:
+        code = print_answer(as_text(comparison, with_notes=bool(options.given.get("verbose"))))
+    has_errors = any(finding.level == "error" for finding in comparison.findings)
+    return code or (EXIT_HOSTS if has_errors else 0)
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadUsage(f"{path}: {reason(error)}") from None

@@ -1,0 +1,151 @@
+"""Examines hosts over the sessions of a job or a visit: an errand on each reads its values, and hvlaunch/check compares them."""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.quick import loads
+from hvlaunch.agent.wire.shapes import number, or_null
+from hvlaunch.check import Finding, Values, findings_of
+from hvlaunch.check.table import CHECKS
+from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
+from hvlaunch.driver.links.links import workers_python
+from hvlaunch.job import JobSpec
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["Examination", "Gathering"]
+
+_LIMITS = Limits(seconds=40.0, memory=None, output=1 << 20)
+_PATIENCE = 20.0
+"""Seconds for an answer of the errand: longer than its own limits for a file system that hangs."""
+_SAMPLES = 5
+"""Questions for the host's time; the quickest answer counts."""
+_NUMBER = or_null(number(0, 1 << 40))
+_GATHERING = 10.0
+"""Seconds that a host waits for the others, to open the script at the same time."""
+
+
+class Gathering:
+    """Hosts that take steps at the same time, each in its own thread."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._changed = threading.Condition()
+        self._names = {*names}
+        self._arrived: dict[str, set[str]] = {}
+
+    def leave(self, name: str) -> None:
+        """Wait no more for this host."""
+        with self._changed:
+            self._names.discard(name)
+            self._changed.notify_all()
+
+    def meet(self, name: str, step: str, seconds: float) -> frozenset[str]:
+        """Wait until all hosts have come to the step, or for so many seconds; return the hosts that came."""
+        with self._changed:
+            arrived = self._arrived.setdefault(step, set())
+            arrived.add(name)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: arrived >= self._names, seconds)
+            return frozenset(arrived)
+
+
+class Examination:
+    """Reads the values of hosts. `examine` is called for each host, in a thread of its own."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._begin = time.monotonic()
+        self.gathering = Gathering(host.name for host in spec.hosts)
+        self.values: dict[str, Values] = {}
+        """Values of the examined hosts."""
+
+    def examine(self, link: "HostLink", facts: "HostFacts") -> None:
+        """Read the values of a host. Raises ErrandFailed."""
+        name = link.host.name
+        start = time.monotonic() - self._begin
+        errand = link.errands.start("check", self._arguments(facts), _LIMITS)
+        try:
+            offset, error = _clock_of(errand, name)
+            self.gathering.meet(name, "open", _GATHERING)
+            opened = _ask(errand, b"open\n", name)
+            errand.close_input()
+            errand.wait(_PATIENCE)
+            values = errand.result()
+        finally:
+            errand.stop()
+            self.gathering.leave(name)
+        session = {
+            "start": start,
+            "clock": offset,
+            "clock_error": error,
+            "open": opened,
+            "slots": link.host.slots or self._spec.slots_per_host,
+        }
+        self.values[name] = {**values, "session": session}
+
+    def findings(self) -> list[Finding]:
+        """Compare the hosts that were examined so far, in the user's order."""
+        names = [host.name for host in self._spec.hosts if host.name in self.values]
+        return findings_of(CHECKS, {name: self.values[name] for name in names})
+
+    def _arguments(self, facts: "HostFacts") -> Mapping[str, Any]:
+        spec = self._spec
+        return {
+            "directory": facts.directory or spec.cwd,
+            "scratch": facts.scratch,
+            "program": _python_of(spec),
+            "script": _script_of(spec),
+            "address": facts.peer_address,
+            "env": dict(spec.env),
+            "compares_files": spec.sync is None,
+        }
+
+
+def _python_of(spec: JobSpec) -> str | None:
+    """Return the command's Python: the command itself, or the one that a script or torchrun would start."""
+    first, *_ = spec.command
+    return first if "python" in PurePath(first).name else workers_python(spec)
+
+
+def _script_of(spec: JobSpec) -> str | None:
+    return next((word for word in spec.command if word.endswith((".py", ".sh"))), None)
+
+
+def _clock_of(errand: Errand, host: str) -> tuple[float, float]:
+    """Return the offset of the host's clock from this machine's, and its uncertainty, in seconds. Raises ErrandFailed."""
+    samples: list[tuple[float, float]] = []
+    for _ in range(_SAMPLES):
+        before = time.time()
+        begin = time.monotonic()
+        at = _ask(errand, b"clock\n", host) or 0.0
+        taken = time.monotonic() - begin
+        samples.append((taken / 2, at - before - taken / 2))
+    error, offset = min(samples)
+    return offset, error
+
+
+def _ask(errand: Errand, question: bytes, host: str) -> float | None:
+    """Return the answer to a line, a number; None for a question that the host could not answer. Raises ErrandFailed."""
+    errand.write(question)
+    data = b""
+    deadline = time.monotonic() + _PATIENCE
+    while not data.endswith(b"\n"):
+        more = errand.read(max(0.0, deadline - time.monotonic()))
+        if more == b"":
+            errand.wait(1.0)
+            errand.result()
+        if not more:
+            raise ErrandFailed("check", "time", f"no answer within {_PATIENCE:.0f} s", host=host)
+        data += more
+    try:
+        answer = loads(data.decode("ascii").rstrip())
+    except (ValueError, RecursionError):
+        answer = ""
+    if not _NUMBER(answer):
+        raise ErrandFailed("check", "result", "its answer is no number", host=host)
+    return None if answer is None else float(answer)

@@ -1,0 +1,66 @@
+"""`hvlaunch check` through the command line, on this machine as the only host."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+LIMIT = 100.0
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("raise SystemExit('started')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
+    return tmp_path
+
+
+def check(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [*HVLAUNCH, "check", *map(str, words)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+def test_the_line_of_a_job_is_checked_and_not_started() -> None:
+    done = check("--json", "-np", "2", sys.executable, "train.py")
+    answer = json.loads(done.stdout)
+    assert (answer["errors"], answer["findings"]) == (0, []), done
+    host = answer["hosts"]["localhost"]
+    assert host["level"] == "good"
+    assert host["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert host["values"]["code"][0] is not None
+    assert abs(host["values"]["clock"][0]) < 0.5
+    assert "started" not in done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+def test_a_missing_script_and_a_missing_python_are_errors_with_a_remedy() -> None:
+    done = check("./no-python", "absent.py")
+    assert done.returncode == 69
+    assert "error    localhost: program: ./no-python" in done.stdout
+    assert "error    localhost: script: the script can't be read: no such file or directory" in done.stdout
+    assert done.stdout.count("try: ") == 2
+
+
+def test_words_of_the_command_are_not_options_of_the_check() -> None:
+    done = check(sys.executable, "train.py", "--json", "--help")
+    assert "1 host: no errors" in done.stdout
+
+
+def test_a_hostfile_and_a_page_are_written(home: Path) -> None:
+    done = check("--write-hostfile", "good", "--html", "page.html", "-H", "localhost:3")
+    assert done.returncode == 0, done
+    assert (home / "good").read_text().startswith("localhost slots=3")
+    assert "<th>python</th>" in (home / "page.html").read_text()
+    again = check("--json", "--hostfile", "good")
+    assert json.loads(again.stdout)["hosts"]["localhost"]["details"]["session"]["slots"] == 3
+
+
+@pytest.mark.parametrize("words", [["--html"], ["--no-such"], ["--expect"]])
+def test_wrong_words_are_refused(words: list[str]) -> None:
+    assert check(*words).returncode == 2

@@ -1,0 +1,60 @@
+"""How values of hosts become findings."""
+
+from typing import Any
+
+from hvlaunch.check import Check, Finding, Flaw, findings_of, high, low, merged, same
+
+
+def value(name: str, **more: Any) -> Check:
+    return Check(name, lambda values: values[name], **more)
+
+
+def hosts(name: str, *numbers: Any) -> dict[str, dict[str, Any]]:
+    return {f"h{index}": {name: number} for index, number in enumerate(numbers)}
+
+
+def test_the_host_that_differs_from_most_is_named() -> None:
+    check = value("torch", compare=same, level="error", remedy="the same")
+    assert findings_of([check], hosts("torch", "2.5", "2.6", "2.6")) == [
+        Finding("h0", "error", "torch", "2.5 here, 2.6 on the others", "the same")
+    ]
+    assert findings_of([check], hosts("torch", "2.6", "2.6", None))[0].text == "none here, 2.6 on the others"
+    assert findings_of([check], hosts("torch", None, None)) == []
+    assert findings_of([check], hosts("torch", "2.5", "2.6"))[0].text == "2.6 here, 2.5 on h0"
+
+
+def test_a_value_that_no_host_can_read_has_no_finding() -> None:
+    check = Check("x", lambda values: values["gpus"]["count"], compare=same)
+    assert findings_of([check], {"a": {"gpus": None}, "b": {}}) == []
+
+
+def test_numbers_are_compared_with_the_median() -> None:
+    assert [
+        finding.host for finding in findings_of([value("m", compare=low(0.75))], hosts("m", 8, 8, 5, 9))
+    ] == ["h2"]
+    slow = value("t", compare=high(4, 1.0))
+    assert findings_of([slow], hosts("t", 0.1, 0.1, 0.9)) == []
+    assert [finding.host for finding in findings_of([slow], hosts("t", 0.1, 0.1, 1.1))] == ["h2"]
+
+
+def test_a_value_that_is_wrong_by_itself_is_named_once() -> None:
+    check = value(
+        "nofile",
+        compare=same,
+        judge=lambda value, _values: [Flaw("error", "few", "more")] if value < 256 else [],
+    )
+    assert findings_of([check], hosts("nofile", 64, 1024, 1024)) == [
+        Finding("h0", "error", "nofile", "few", "more")
+    ]
+
+
+def test_equal_findings_are_told_once_and_errors_first() -> None:
+    findings = [
+        Finding("a", "warning", "mtu", "small"),
+        Finding("b", "error", "torch", "old"),
+        Finding("c", "warning", "mtu", "small"),
+    ]
+    assert [(names, finding.subject) for names, finding in merged(findings)] == [
+        (["b"], "torch"),
+        (["a", "c"], "mtu"),
+    ]
