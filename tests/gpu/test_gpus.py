@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hvlaunch.agent.errands.observer.nvml import Library
 from hvlaunch.errors import EXIT_HUNG
@@ -22,6 +23,14 @@ EXAMPLES = CHECKOUT / "examples"
 RECORDED = CHECKOUT / "tests" / "unit" / "torch" / "horovod_results.json"
 LIMIT = 120.0
 GPUS = torch.cuda.device_count()
+IS_NCCL2 = {"ProcessGroupNCCL": "0", "ProcessGroupNCCL2": "1"}
+CLASSES = [
+    pytest.param(
+        value, id=name, marks=pytest.mark.skipif(not hasattr(dist, name), reason=f"torch {torch.__version__}")
+    )
+    for name, value in IS_NCCL2.items()
+]
+"""The classes of NCCL's groups, by TORCH_DIST_USE_NCCL2; torch has the second one since 2.14."""
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -78,8 +87,10 @@ def test_what_a_gpu_does_is_measured(cluster: TestHosts) -> None:
     assert float(used[1]) > 1 << 30
 
 
-def test_a_script_meets_by_nccl_in_each_of_the_ways(cluster: TestHosts) -> None:
-    job = done(cluster, "-H", "a:1,b:1,c:1", *script("four_ways.py"))
+@pytest.mark.parametrize("nccl2", CLASSES)
+def test_a_script_meets_by_nccl_in_each_of_the_ways(cluster: TestHosts, nccl2: str) -> None:
+    setting = f"TORCH_DIST_USE_NCCL2={nccl2}"
+    job = done(cluster, "-H", "a:1,b:1,c:1", "-x", setting, *script("four_ways.py"))
     for way in ("env", "scheme", "store", "eager"):
         assert job.stdout.count(f"{way} is right") == 3, job.stdout
 
@@ -104,20 +115,23 @@ def test_it_comes_to_what_horovod_came_to(cluster: TestHosts) -> None:
 
 
 class Trainings:
-    def __init__(self, cluster: TestHosts, events: Path) -> None:
+    def __init__(self, cluster: TestHosts, events: Path, nccl2: str) -> None:
         self.cluster, self.events = cluster, events
+        self.settings = ["-x", f"TORCH_DIST_USE_NCCL2={nccl2}"]
         self.jobs: list[ElasticJob] = []
 
     def start(self, program: str, *options: object) -> ElasticJob:
         work = Work(str(PROGRAMS / program), sys.executable)
-        job = ElasticJob(self.cluster, work, self.events, "a:1,b:1,c:1", "--min-np", 1, *options)
+        job = ElasticJob(
+            self.cluster, work, self.events, "a:1,b:1,c:1", "--min-np", 1, *self.settings, *options
+        )
         self.jobs.append(job)
         return job
 
 
-@pytest.fixture
-def trainings(cluster: TestHosts, tmp_path: Path) -> Iterator[Trainings]:
-    trainings = Trainings(cluster, tmp_path / "events.jsonl")
+@pytest.fixture(params=CLASSES)
+def trainings(request: pytest.FixtureRequest, cluster: TestHosts, tmp_path: Path) -> Iterator[Trainings]:
+    trainings = Trainings(cluster, tmp_path / "events.jsonl", request.param)
     yield trainings
     for job in trainings.jobs:
         job.close()

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cluster" / "progra
 from orders import Orders
 
 from hvlaunch.torch import current, elastic, init
+from hvlaunch.torch.backends import gpu_backends
 
 COMMIT_EVERY = 4
 orders = Orders(Path(sys.argv[1]))
@@ -29,6 +30,10 @@ orders.obey("start")
 def train(state: elastic.TorchState) -> None:
     world = current.world()
     assert dist.get_backend() == "nccl"
+    classes = {type(backend).__name__ for backend in gpu_backends()}
+    assert classes == {
+        "ProcessGroupNCCL2" if os.environ["TORCH_DIST_USE_NCCL2"] == "1" else "ProcessGroupNCCL"
+    }
     size = dist.get_world_size()
     state.rounds.append([world.place.round, state.step, size])
     if dist.get_rank() == 0:
