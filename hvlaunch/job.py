@@ -242,6 +242,8 @@ class ElasticOptions(_Data):
     """True if the user named the hostfile on the command line. Only then may it name programs and keys."""
     most_hosts: int | None = None
     """Number of hosts, from the first, that form the pool; None means all discovered hosts."""
+    avoided: tuple[str, ...] = ()
+    """Names of hosts that come behind all others of the pool."""
     per_host: int | None = None
     """Slots of each discovered host: 0 means one per GPU, None takes the number from discovery."""
     discovery_interval: float = 1.0

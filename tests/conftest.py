@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,11 @@ def _jobs_and_options_of_tests_are_not_the_users(tmp_path_factory: pytest.TempPa
         for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name)))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _hosts_are_not_remembered_from_test_to_test() -> None:
+    shutil.rmtree(Path(os.environ["XDG_STATE_HOME"], "hvlaunch", "ledger"), ignore_errors=True)
 
 
 def pytest_report_header() -> str:

@@ -24,6 +24,7 @@ _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFA_F_DEPRECATED_OR_TENTATIVE = 0x20 | 0x40
 _HEADER_SIZE, _ATTRIBUTE_SIZE = 16, 4
 _LOWEST_PORT = 20000
+_ID_DIGITS = 32
 
 
 def host_facts() -> Dict[str, Any]:
@@ -34,6 +35,7 @@ def host_facts() -> Dict[str, Any]:
         "executable": plain(sys.executable, LONGEST_TEXT),
         "kernel": plain(os.uname().release, 256),
         "boot_id": boot_id(),
+        "machine_id": _machine_id(),
         # Not cpu_count(): a container or a scheduler may grant fewer processors than the machine has.
         "cpus": len(os.sched_getaffinity(0)),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -45,6 +47,12 @@ def host_facts() -> Dict[str, Any]:
 def boot_id() -> Optional[str]:
     """Return the kernel's name for its current boot; None if unknown."""
     return _read("/proc/sys/kernel/random/boot_id")
+
+
+def _machine_id() -> Optional[str]:
+    """Return the machine's id of machine-id(5); None in a container without one, and before the first boot."""
+    text = _read("/etc/machine-id")
+    return text if text and len(text) == _ID_DIGITS and not text.strip("0123456789abcdef") else None
 
 
 def _read(path: str) -> Optional[str]:

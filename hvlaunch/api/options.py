@@ -22,6 +22,8 @@ class LauncherOptions:
     """Slots of hosts for which none are given. Default: the number of the host's GPUs, else 1."""
     force_slots: bool | None = None
     """Use numbers of slots that look like a mistake."""
+    avoid_suspects: bool | None = None
+    """Use hosts last that have failed in earlier jobs."""
     no_scheduler: bool | None = None
     """Ignore the scheduler's job around hvlaunch."""
     skip_bad_hosts: bool | None = None
@@ -246,6 +248,7 @@ class GivenOptions(TypedDict, total=False):
     pool: str | None
     slots_per_host: int | Literal["auto", "gpu"] | None
     force_slots: bool | None
+    avoid_suspects: bool | None
     no_scheduler: bool | None
     skip_bad_hosts: bool | None
     network_interfaces: str | Sequence[str] | None

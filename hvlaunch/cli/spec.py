@@ -5,6 +5,7 @@ whether the job is elastic, and warnings about options behind the command.
 """
 
 import os
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
-from hvlaunch.hosts.placement import in_quota, slots_of, unlikely
+from hvlaunch.hosts.placement import in_quota, slots_of, suspects_last, unlikely
 from hvlaunch.job import (
     BringOptions,
     CollectOptions,
@@ -72,12 +73,21 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
     host_warnings: list[str] = []
     scheduled = _allocation(options, environ)
     hosts = _hosts(options, host_warnings.append) if scheduled is None else scheduled.hosts
+    avoided: tuple[str, ...] = ()
+    if options.avoid_suspects:
+        from hvlaunch.outside.ledger import Ledger, ledger_directory  # noqa: PLC0415 (few lines have it)
+
+        suspects = Ledger(ledger_directory(environ), host_warnings.append).suspects(time.time())
+        avoided = tuple(sorted(suspects))
+        hosts = tuple(suspects_last(hosts, avoided))
     per_host = None
     if "nproc_per_node" in options.given:
         from hvlaunch.cli.job_hosts import workers_per_host  # noqa: PLC0415 (few lines have it)
 
         per_host = workers_per_host(options, hosts)
     elastic = elastic_options(options, per_host)
+    if elastic is not None and avoided:
+        elastic = replace(elastic, avoided=avoided)
     variables = options.variables()
     # An option for Horovod's library implies --horovod, but elastic jobs have no place for it.
     uses_horovod = options.given.get("horovod", bool(variables) and elastic is None)

@@ -86,6 +86,8 @@ class HostFacts(NamedTuple):
     """What the host's kernel lacks."""
     boot_id: str | None = None
     """The kernel's name for its current boot."""
+    machine_id: str | None = None
+    """The machine's own id; copies of a disk image, and containers of a machine, may share it."""
     more_ports: tuple[int, ...] = ()
     """Further free ports, kept as master_port is: one for each `{port:NAME}` of the job."""
     directory: str | None = None

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink, Prepare
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
+    from hvlaunch.gloo.host_memory import HostMemory
     from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.sync.collection import JobCollector
@@ -178,17 +179,20 @@ def _run_and_report(
         signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
         reporting = Reporting(spec, printer, job.about, has_directory=directory is not None)
         collector = _JobCollector(spec, printer)
+        memory = _host_memory(job, printer.say)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result = _run(job, events, printer, stdin, detachment, reporting, collector)
+                result = _run(job, events, printer, stdin, detachment, reporting, collector, memory)
             except HvlaunchError:
                 if failures.first is None:
                     raise
                 result = JobResult(exit_code=EXIT_INTERNAL, elapsed=0.0, error=failures.first)
             if failures.first is not None:
                 result = result._replace(exit_code=EXIT_INTERNAL, error=failures.first)
+            if memory is not None:
+                memory.keep(result, reporting.report)
             if result.exit_code != 0:
                 printer.show(advise(reporting.text(result)))
             else:
@@ -225,6 +229,7 @@ def _run(
     detachment: "Detachment | None",
     reporting: Reporting,
     collector: "_JobCollector",
+    memory: "HostMemory | None",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
@@ -251,6 +256,8 @@ def _run(
             watchers.append(detachment.leave_when_running)
         if spec.elastic is not None:
             watchers.append(reporting.watch)
+        if memory is not None:
+            watchers.append(memory.watch)
         driver = Driver(
             spec,
             events,
@@ -277,12 +284,34 @@ def _run(
         if takeover is not None:
             driver.take_over(takeover, ways.lost)
         reporting.begin()
+        if memory is not None and takeover is None:
+            memory.greet(avoids=("--avoid-suspects",) in spec.options)
         result = driver.run()._replace(size=driver.size)
         collector.show(driver.directories, keys.job_id)
         if history is not None:
             reporting.announce_end(result)
             history.close()
     return result
+
+
+def _host_memory(job: _Job, say: Callable[[str], None]) -> "HostMemory | None":
+    """Return the memory of a job with other hosts; a job on this machine alone has nothing to choose from."""
+    spec, directory = job.spec, job.directory
+    if directory is None or only_local(spec):
+        return None
+    from hvlaunch.gloo.host_memory import HostMemory  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.outside.ledger import Ledger, directory_beside  # noqa: PLC0415 (as above)
+
+    # One warning is enough of a file that is read and written several times.
+    warned: set[str] = set()
+
+    def warn(text: str) -> None:
+        if text not in warned:
+            warned.add(text)
+            say(f"warning: {text}")
+
+    ledger = Ledger(directory_beside(directory.path.parent), warn)
+    return HostMemory(ledger, job.keys.job_id, [host.name for host in spec.hosts], say)
 
 
 class _JobCollector:

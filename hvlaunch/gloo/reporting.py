@@ -69,13 +69,13 @@ class Reporting:
         call = self._spec.call
         # run() raises; whoever only waits for a job of start() sees the error nowhere else.
         is_raised = call is not None and not call.is_followed
-        return as_text(self._made(result), is_verbose=self._spec.verbose, is_raised=is_raised)
+        return as_text(self.report(result), is_verbose=self._spec.verbose, is_raised=is_raised)
 
     def form(self, result: JobResult) -> Mapping[str, Any]:
         """Return the report as JSON."""
         from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
 
-        return as_json(self._made(result))
+        return as_json(self.report(result))
 
     def write(self, result: JobResult, say: Callable[[str], None]) -> None:
         """Write the file of --report, if wanted. A failure is said, and does not change the exit code."""
@@ -84,7 +84,7 @@ class Reporting:
             return
 
         try:
-            write_report(path, self._made(result))
+            write_report(path, self.report(result))
         except OSError as error:
             say(f"--report {path}: {reason(error)}; the report was not written")
 
@@ -95,7 +95,7 @@ class Reporting:
         from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
 
         elapsed = time.time() - self._about["began"]
-        so_far = self._made(JobResult(exit_code=0, elapsed=elapsed))
+        so_far = self.report(JobResult(exit_code=0, elapsed=elapsed))
         return as_json(replace(so_far, outcome="running", ended=None))
 
     @property
@@ -138,7 +138,8 @@ class Reporting:
         """Return the workers' directory on each host that had workers."""
         return {} if self._driver is None else self._driver.directories
 
-    def _made(self, result: JobResult) -> "FailureReport":
+    def report(self, result: JobResult) -> "FailureReport":
+        """Return the report as data."""
         from hvlaunch.report.failure_report import make_report, survivors  # noqa: PLC0415 (as above)
 
         driver = self._driver

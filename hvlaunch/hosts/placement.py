@@ -1,7 +1,7 @@
 """Placement: which host gets which ranks, and how many slots a host has."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ __all__ = [
     "place",
     "seats",
     "slots_of",
+    "suspects_last",
     "unlikely",
     "with_slots",
 ]
@@ -191,11 +192,16 @@ def with_slots(hosts: Sequence[Host], count: int, option: str) -> list[Host]:
     return [replace(host, slots=count) for host in hosts]
 
 
+def suspects_last(hosts: Iterable[Host], avoided: Container[str]) -> list[Host]:
+    """Return the hosts in their order, those with names in `avoided` behind the others."""
+    return sorted(hosts, key=lambda host: host.name in avoided)
+
+
 def in_quota(hosts: Sequence[Host], options: ElasticOptions) -> list[Host]:
     """Return the hosts that an elastic job may use now, with their slots. Raises BadUsage."""
-    used = hosts[: options.most_hosts]
+    used = suspects_last(hosts, options.avoided)[: options.most_hosts]
     if options.per_host is None:
-        return list(used)
+        return used
     # 0 is a worker on each GPU, and only the host's agent can count them.
     if options.per_host == 0:
         return [replace(host, slots=None) for host in used]

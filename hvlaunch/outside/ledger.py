@@ -1,8 +1,8 @@
-"""The ledger of hosts: what jobs have found out about machines, for the user's next jobs.
+"""The ledger of hosts: verdicts of jobs on machines, for the user's next jobs.
 
-A verdict fades with a half-life, and the sum for a machine is bounded: one that has only one verdict against it is out of
-favour for one half-life at most, and no machine for good. One append-only file serves all jobs of this user. A damaged
-file costs its damaged part, never a job.
+A verdict fades with a half-life, and the sum for a machine is bounded: a machine is out of favour for a half-life after
+its newest verdict at most. A single append-only file serves all jobs of this user. Damage to the file costs the damaged
+part, never a job.
 """
 
 import json
@@ -26,6 +26,7 @@ __all__ = [
     "HostRecord",
     "Ledger",
     "LedgerEntry",
+    "directory_beside",
     "ledger_directory",
 ]
 
@@ -33,7 +34,7 @@ HALF_LIFE = 7 * 86400.0
 SUSPECT = 0.5
 """A machine with at least this sum of faded weights is a suspect."""
 CLEARED, SEEN = "cleared", "seen"
-"""Entries that are no verdicts: a good check ends earlier ones; a sighting tells which machine a name means now."""
+"""Other entries: a good check ends earlier verdicts; a sighting gives the newest machine of a name."""
 
 VERDICTS: Mapping[str, tuple[float, str]] = {
     "gpu fault": (1.0, "the driver of its GPU reports a fault (ECC, XID, lost)"),
@@ -52,19 +53,22 @@ VERDICTS: Mapping[str, tuple[float, str]] = {
     # The same script fails the same way on any host, so the host where it failed first says nothing.
     "exception": (0.0, "an error of the script itself"),
 }
-"""Weight and meaning of each verdict. A fault that hardware alone can have weighs 1; half of that has other causes too."""
+"""Weight and meaning of each verdict. A fault of hardware weighs 1; a verdict below 0.5 needs another beside it."""
 WEIGHTS = {name: weight for name, (weight, _) in VERDICTS.items()}
 
 _MAGIC = b"hvlaunch ledger 1\n"
 _START = Mark(len(_MAGIC))
 _MOST, _KEPT = 2000, 1000
-"""Entries from which the file is shortened, and the newest that are kept then."""
+"""Number of entries from which the file is shortened, and the number of the newest ones kept then."""
 _FADED = 8
 """Half-lives after which an entry is dropped when the file is shortened."""
+_SAME = 3600.0
+"""Seconds within which a verdict counts once, however many jobs repeat it."""
+_RECENT = 20
 _LONGEST = 200
 """Characters of a text."""
 _MOST_BYTES = 1 << 24
-"""Far more than _MOST entries have: what follows is damage."""
+"""Limit of reading: _MOST entries are far smaller."""
 
 
 class LedgerEntry(NamedTuple):
@@ -73,9 +77,9 @@ class LedgerEntry(NamedTuple):
     when: float
     """Seconds since 1970."""
     host: str
-    """The name that the job used."""
+    """Name in the job."""
     machine: str
-    """The machine's own id; empty if unknown, or if several hosts of the job share it."""
+    """The machine's own id; empty if unknown, or shared by hosts of the job."""
     verdict: str
     """A name of VERDICTS, CLEARED or SEEN."""
     job: str = ""
@@ -90,7 +94,7 @@ class HostRecord(NamedTuple):
     score: float
     """Between 0 and 1: the faded sum."""
     entries: tuple[LedgerEntry, ...]
-    """The verdicts that count, the oldest first."""
+    """Counting verdicts, the oldest first."""
 
     @property
     def is_suspect(self) -> bool:
@@ -107,11 +111,16 @@ class HostRecord(NamedTuple):
 
 def ledger_directory(environ: Mapping[str, str]) -> Path:
     """Return the ledger's directory, beside that of the jobs. Raises NoJobDirectory."""
-    return jobs_directory(environ).with_name("ledger")
+    return directory_beside(jobs_directory(environ))
+
+
+def directory_beside(jobs: Path) -> Path:
+    """Return the ledger's directory by that of the jobs."""
+    return jobs.with_name("ledger")
 
 
 class Ledger:
-    """The file. `warn` gets a message for the user if it can't be read or written; no method raises for that."""
+    """The file. `warn` gets a message for the user about an unreadable or unwritable file; no method raises an error."""
 
     def __init__(self, directory: Path, warn: Callable[[str], object], half_life: float = HALF_LIFE) -> None:
         self._directory = directory
@@ -124,7 +133,7 @@ class Ledger:
         return self._read()[0]
 
     def records(self, now: float) -> list[HostRecord]:
-        """Return the record of each machine with a verdict that counts, the worst first."""
+        """Return the record of each machine with counting verdicts, the worst first."""
         return sorted(_records(self.entries(), now, self._half_life), key=lambda record: -record.score)
 
     def suspects(self, now: float) -> dict[str, HostRecord]:
@@ -135,11 +144,11 @@ class Ledger:
     def record(
         self, machine_id: str, host: str, verdict: str, job: str, when: float, detail: str = ""
     ) -> None:
-        """Append a verdict of VERDICTS. `machine_id` is empty if unknown, or if hosts of the job share it."""
+        """Append a verdict of VERDICTS. `machine_id` is empty if unknown, or shared by hosts of the job."""
         self.append([LedgerEntry(when, host, machine_id, verdict, job, detail)])
 
     def clear(self, hosts: Iterable[str], job: str, when: float) -> list[str]:
-        """End the verdicts on those of these hosts that have a record, and return their names."""
+        """End the verdicts on these hosts; return the names of hosts with a record."""
         # A check of many good hosts must not fill the file.
         names = {name for record in self.records(when) for name in record.hosts}
         cleared = [host for host in hosts if host in names]
@@ -147,7 +156,7 @@ class Ledger:
         return cleared
 
     def note_machines(self, machines: Mapping[str, str], job: str, when: float) -> None:
-        """Note the machines of these names, where the ledger has the machine, or another one of that name."""
+        """Note the machine of each name, if the ledger has the machine or the name."""
         history = _History(self.entries())
         ids = {*history.machines.values()}
         self.append(
@@ -245,7 +254,7 @@ class _History:
         self.machines: dict[str, str] = {}
         """The newest machine of each name; empty if no id is known."""
         self.of: dict[tuple[str, str], list[LedgerEntry]] = {}
-        """Entries by machine and name; one of both is empty."""
+        """Entries by machine or name; the other part of the key is empty."""
         for entry in entries:
             before = self.machines.get(entry.host, "")
             machine = self.machines[entry.host] = entry.machine or before
@@ -256,13 +265,20 @@ class _History:
             self.of.setdefault(key, []).append(entry)
 
     def key(self, host: str) -> tuple[str, str]:
-        """Return the key of the machine that has this name now."""
+        """Return the key of the name's newest machine."""
         machine = self.machines[host]
         return (machine, "") if machine else ("", host)
 
 
+def _is_repeated(entry: LedgerEntry, before: Sequence[LedgerEntry]) -> bool:
+    """True if the same verdict is less than an hour old: a user tries a failing job again and again."""
+    return any(
+        entry.verdict == other.verdict and entry.when < other.when + _SAME for other in before[-_RECENT:]
+    )
+
+
 def _records(entries: Iterable[LedgerEntry], now: float, half_life: float) -> Iterator[HostRecord]:
-    """Return the record of each machine with a verdict that counts."""
+    """Return the record of each machine with counting verdicts."""
     history = _History(entries)
     for key, of_machine in history.of.items():
         score, at = 0.0, 0.0
@@ -271,9 +287,10 @@ def _records(entries: Iterable[LedgerEntry], now: float, half_life: float) -> It
             # Clocks of the user's machines differ: an entry from the future counts as new.
             when = min(entry.when, now)
             score, at = score * 0.5 ** (max(0.0, when - at) / half_life), max(at, when)
+            weight = WEIGHTS.get(entry.verdict, 0.0)
             if entry.verdict == CLEARED:
                 score, counting = 0.0, []
-            elif weight := WEIGHTS.get(entry.verdict, 0.0):
+            elif weight and not _is_repeated(entry, counting):
                 # Bounded: a machine with many verdicts is tried again as soon as one with a single one.
                 score = min(1.0, score + weight)
                 counting.append(entry)

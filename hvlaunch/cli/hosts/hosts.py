@@ -1,4 +1,4 @@
-"""`hvlaunch hosts`: the hosts that jobs remember, and the reasons."""
+"""`hvlaunch hosts`: the hosts in the ledger, and the verdicts on them."""
 
 import json
 import time

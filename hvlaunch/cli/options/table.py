@@ -321,6 +321,14 @@ _HOSTS = OptionGroup(
             "name is its slots, and not its port.",
         ),
         Option(
+            "avoid_suspects",
+            ("--avoid-suspects",),
+            "use hosts last that have failed in earlier jobs",
+            more="`hvlaunch hosts` shows them. Such a host gets workers only if the others have too few slots, and is the last to "
+            "replace a lost one.",
+            example="hvlaunch --avoid-suspects --spares 1 --max-np 24 -H 'gpu[01-04]:8' python train.py",
+        ),
+        Option(
             "no_scheduler",
             ("--no-scheduler",),
             "ignore the scheduler's job around hvlaunch",

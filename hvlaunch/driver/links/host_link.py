@@ -685,6 +685,7 @@ def host_facts(hello: Mapping[str, Any], peer_address: str | None) -> HostFacts:
         cwd_error=hello["cwd_error"],
         trouble=hello["trouble"],
         boot_id=facts.get("boot_id"),
+        machine_id=facts.get("machine_id"),
         more_ports=tuple(hello.get("more_ports", ())),
         packages=worker_packages(facts.get("packages")),
     )

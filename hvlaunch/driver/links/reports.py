@@ -76,6 +76,7 @@ _FACTS = {
     "executable": _CAUSE,
     "kernel": _NAME,
     "boot_id": or_null(_NAME),
+    "machine_id": or_null(_NAME),
     "cpus": whole(1, 1 << 16),
     "memory": _SIZE,
     "addresses": mapping(text(64), several(address, MOST_ADDRESSES), MOST_ADDRESSES),

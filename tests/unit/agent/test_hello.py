@@ -31,6 +31,7 @@ def test_hello_has_the_facts_of_the_host(launch: Launch) -> None:
     assert facts["cpus"] == len(os.sched_getaffinity(0))
     assert facts["memory"] == psutil.virtual_memory().total
     assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts["machine_id"] is None or len(facts["machine_id"]) == 32
     assert abs(facts["clock"] - time.time()) < 60
     assert "gpus" not in facts
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shlex
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.prefix import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
+from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import (
     BringOptions,
     CollectOptions,
@@ -24,6 +26,7 @@ from hvlaunch.job import (
     SyncOptions,
     Templates,
 )
+from hvlaunch.outside.ledger import Ledger, ledger_directory
 
 
 @pytest.fixture
@@ -258,6 +261,20 @@ def test_options_of_the_command_give_no_warning(here, line):
     (here / "hosts").write_text("a\n")
     words = shlex.split(line) if line != "-np 2" else ["--", *line.split()]
     assert job_spec(parse(words), {})[1] == []
+
+
+def test_suspects_are_used_last(here, tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    ledger = Ledger(ledger_directory(environ), print)
+    ledger.record("", "b", "gpu fault", "1", time.time())
+    ledger.record("", "c", "crash", "1", time.time())
+    names = [host.name for host in spec_of("--avoid-suspects -np 4 -H a,b,c,d true", environ).hosts]
+    assert names == ["a", "c", "d", "b"]
+    assert [host.name for host in spec_of("-np 4 -H a,b,c,d true", environ).hosts] == ["a", "b", "c", "d"]
+    spec = spec_of("--avoid-suspects --min-np 2 --host-discovery-script hosts true", environ)
+    assert spec.elastic.avoided == ("b",)
+    listed = in_quota([Host("b"), Host("d"), Host("a")], dataclasses.replace(spec.elastic, most_hosts=2))
+    assert [host.name for host in listed] == ["d", "a"]
 
 
 def test_hosts_from_a_file(here):

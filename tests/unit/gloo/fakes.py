@@ -17,6 +17,7 @@ FACTS = {
     "executable": "/usr/bin/python3",
     "kernel": "6.1.0",
     "boot_id": "b",
+    "machine_id": None,
     "cpus": 4,
     "memory": 1 << 34,
     "addresses": {"lo": ["127.0.0.1"]},
