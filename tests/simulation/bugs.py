@@ -449,7 +449,7 @@ BUGS: Sequence[Bug] = (
     Bug(a_cooldown_doubles_beyond_its_most, "excluded for 16.0 s", 248),
     Bug(a_cooldown_never_doubles, "s, in place of", 16),
     Bug(an_excluded_host_has_no_probation, "fails again, and is not excluded", 493),
-    Bug(leaving_a_round_has_no_time, "as late, and have asked", 39),
+    Bug(leaving_a_round_has_no_time, "before they had time to ask", 39),
     Bug(spares_are_forgotten, "no worker is started in", 8),
     Bug(a_round_begins_before_the_last_is_over, "is still in its round", 8),
     Bug(fresh_workers_start_beside_old_ones, "have workers already", 14),

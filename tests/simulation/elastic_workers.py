@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ class Process:
     """Number of trainings that its state has behind it."""
     asked_after: int = -2
     """Its last round at its request for another."""
+    asked_at: float = -math.inf
+    told_after: int = -2
+    """`asked_after` of the newest request that has reached the driver."""
     is_waiting: bool = False
     is_silent: bool = False
     """True if it is stopped: it does nothing, and only SIGKILL ends it."""
@@ -146,6 +150,7 @@ class Workers:
 
     def _ask(self, process: Process, cause: str | None = None) -> None:
         process.round, process.is_waiting, process.asked_after = None, True, process.last_round
+        process.asked_at = self._world.now
         event = on.WorkerAsked(
             process.host.name, process.slot, process.start, process.last_round, process.commit, cause
         )
@@ -158,6 +163,8 @@ class Workers:
             if not (process.host.reachable and self._world.is_driven):
                 self._world.at(1.0, deliver)
                 return
+            if isinstance(event, on.WorkerAsked):
+                process.told_after = event.round
             self._world.tell(event)
 
         self._world.at(self._world.delay(), deliver)

@@ -17,6 +17,9 @@ __all__ = ["Names"]
 
 _PROBING = 16.0
 """Seconds of probing between hosts that answer."""
+_ROUNDING = 1e-6
+_ON_ITS_WAY = 2.0
+"""Seconds that a request takes at most to a driver that the host can reach."""
 
 
 class Names(Law):
@@ -62,10 +65,19 @@ class Names(Law):
         ]
         processes = [self.world.workers.find(worker.host, worker.slot, worker.start) for worker in members]
         has_asked = [
-            process is not None and process.asked_after == process.last_round for process in processes
+            process is not None
+            and process.asked_after == process.last_round
+            and (
+                process.told_after == process.last_round or process.asked_at <= self.ledger.now - _ON_ITS_WAY
+            )
+            for process in processes
         ]
         is_late = not has_asked or not all(has_asked) or self._is_waited_out(name)
         assert is_late, f"{name}'s workers are killed as late, and have asked"
+        current = self.ledger.current
+        broken_at = -math.inf if current is None or not current.is_broken else current.broken_at
+        had_time = self.ledger.now >= broken_at + self.world.options.reset_timeout - _ROUNDING
+        assert had_time, f"{name}'s workers are killed as late before they had time to ask"
 
     def _is_waited_out(self, name: str) -> bool:
         """True if the host could not report requests for the longest time that a broken round lasts."""
