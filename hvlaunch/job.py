@@ -243,7 +243,7 @@ class ElasticOptions(_Data):
     most_hosts: int | None = None
     """Number of hosts, from the first, that form the pool; None means all discovered hosts."""
     avoided: tuple[str, ...] = ()
-    """Names of hosts that come behind all others of the pool."""
+    """Names of hosts that come behind all others of the pool, in this order."""
     per_host: int | None = None
     """Slots of each discovered host: 0 means one per GPU, None takes the number from discovery."""
     discovery_interval: float = 1.0

@@ -78,7 +78,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.outside.ledger import Ledger, ledger_directory  # noqa: PLC0415 (few lines have it)
 
         suspects = Ledger(ledger_directory(environ), host_warnings.append).suspects(time.time())
-        avoided = tuple(sorted(suspects))
+        avoided = tuple(reversed(suspects))
         hosts = tuple(suspects_last(hosts, avoided))
     per_host = None
     if "nproc_per_node" in options.given:

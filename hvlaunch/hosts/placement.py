@@ -1,7 +1,7 @@
 """Placement: which host gets which ranks, and how many slots a host has."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -192,9 +192,10 @@ def with_slots(hosts: Sequence[Host], count: int, option: str) -> list[Host]:
     return [replace(host, slots=count) for host in hosts]
 
 
-def suspects_last(hosts: Iterable[Host], avoided: Container[str]) -> list[Host]:
-    """Return the hosts in their order, those with names in `avoided` behind the others."""
-    return sorted(hosts, key=lambda host: host.name in avoided)
+def suspects_last(hosts: Iterable[Host], avoided: Sequence[str]) -> list[Host]:
+    """Return the hosts in their order, and the avoided ones behind the others, in the order of `avoided`."""
+    places = {name: place for place, name in enumerate(avoided, 1)}
+    return sorted(hosts, key=lambda host: places.get(host.name, 0))
 
 
 def in_quota(hosts: Sequence[Host], options: ElasticOptions) -> list[Host]:

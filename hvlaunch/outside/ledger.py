@@ -1,7 +1,7 @@
 """The ledger of hosts: verdicts of jobs on machines, for the user's next jobs.
 
-A verdict fades with a half-life, and the sum for a machine is bounded: a machine is out of favour for a half-life after
-its newest verdict at most. A single append-only file serves all jobs of this user. Damage to the file costs the damaged
+A verdict fades with a half-life, and the sum for a machine is bounded: no machine is out of favour for longer than a
+half-life at a time. A single append-only file serves all jobs of this user. Damage to the file costs the damaged
 part, never a job.
 """
 
@@ -92,7 +92,9 @@ class HostRecord(NamedTuple):
     hosts: tuple[str, ...]
     """Its names, the newest last."""
     score: float
-    """Between 0 and 1: the faded sum."""
+    """Faded sum between 0 and 1 that makes a suspect. Verdicts on a suspect do not raise it."""
+    weight: float
+    """Faded sum of all verdicts: by it suspects are put in order."""
     entries: tuple[LedgerEntry, ...]
     """Counting verdicts, the oldest first."""
 
@@ -134,10 +136,11 @@ class Ledger:
 
     def records(self, now: float) -> list[HostRecord]:
         """Return the record of each machine with counting verdicts, the worst first."""
-        return sorted(_records(self.entries(), now, self._half_life), key=lambda record: -record.score)
+        records = _records(self.entries(), now, self._half_life)
+        return sorted(records, key=lambda record: (record.is_suspect, record.weight), reverse=True)
 
     def suspects(self, now: float) -> dict[str, HostRecord]:
-        """Return the records of suspects, by each of their names."""
+        """Return the records of suspects by each of their names, the worst first."""
         records = [record for record in self.records(now) if record.is_suspect]
         return {host: record for record in records for host in record.hosts}
 
@@ -281,19 +284,22 @@ def _records(entries: Iterable[LedgerEntry], now: float, half_life: float) -> It
     """Return the record of each machine with counting verdicts."""
     history = _History(entries)
     for key, of_machine in history.of.items():
-        score, at = 0.0, 0.0
+        score, weight, at = 0.0, 0.0, 0.0
         counting: list[LedgerEntry] = []
         for entry in of_machine:
             # Clocks of the user's machines differ: an entry from the future counts as new.
             when = min(entry.when, now)
-            score, at = score * 0.5 ** (max(0.0, when - at) / half_life), max(at, when)
-            weight = WEIGHTS.get(entry.verdict, 0.0)
+            fading, at = 0.5 ** (max(0.0, when - at) / half_life), max(at, when)
+            score, weight = score * fading, weight * fading
+            added = WEIGHTS.get(entry.verdict, 0.0)
             if entry.verdict == CLEARED:
-                score, counting = 0.0, []
-            elif weight and not _is_repeated(entry, counting):
-                # Bounded: a machine with many verdicts is tried again as soon as one with a single one.
-                score = min(1.0, score + weight)
+                score, weight, counting = 0.0, 0.0, []
+            elif added and not _is_repeated(entry, counting):
+                # A suspect that was needed all the same, and failed again, still gets its trial after a half-life.
+                score = score if score >= SUSPECT else min(1.0, score + added)
+                weight += added
                 counting.append(entry)
         names = dict.fromkeys(entry.host for entry in of_machine if history.key(entry.host) == key)
         if counting and names:
-            yield HostRecord((*names,), score * 0.5 ** ((now - at) / half_life), (*counting,))
+            fading = 0.5 ** ((now - at) / half_life)
+            yield HostRecord((*names,), score * fading, weight * fading, (*counting,))

@@ -12,7 +12,7 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.outside.ledger import HostRecord, Ledger, ledger_directory
 
-__all__ = ["ledger_table", "run_hosts_command"]
+__all__ = ["hosts_parser", "ledger_table", "run_hosts_command"]
 
 _USAGE = """\
 usage: hvlaunch hosts [--clear HOSTS] [--json]
@@ -26,14 +26,19 @@ Show the hosts of which jobs have remembered something, the worst first. A suspe
 _HEAD = ("HOST", "RECORD", "LAST", "JOB", "WHY")
 
 
+def hosts_parser() -> Parser:
+    """Return the parser of the words behind `hosts`, without options of jobs."""
+    parser = Parser(prog="hvlaunch hosts", add_help=False, allow_abbrev=False, hint="hvlaunch hosts --help")
+    parser.add_argument("--clear", metavar="HOSTS")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
 def run_hosts_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `hosts`; return the exit code. Raises BadUsage."""
     if {"-h", "--help"} & {*argv}:
         return print_answer(_USAGE)
-    parser = Parser(prog="hvlaunch hosts", add_help=False, allow_abbrev=False, hint="hvlaunch hosts --help")
-    parser.add_argument("--clear", metavar="HOSTS")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
+    options = hosts_parser().parse_args(argv)
     ledger, now = Ledger(ledger_directory(environ), complain), time.time()
     if options.clear is not None:
         return _clear(ledger, options.clear, now)
@@ -74,6 +79,7 @@ def _as_json(record: HostRecord) -> dict[str, object]:
     return {
         "hosts": record.hosts,
         "score": round(record.score, 3),
+        "weight": round(record.weight, 3),
         "is_suspect": record.is_suspect,
         "verdicts": [entry._asdict() for entry in record.entries],
     }

@@ -14,6 +14,7 @@ import pytest
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
+from hvlaunch.cli.hosts.hosts import hosts_parser
 from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
 from hvlaunch.cli.options.general import JOB_WORDS
@@ -113,6 +114,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             job([*words[3:], "true"], environ)
         elif words[0] == "doctor":  # as above
             job([*(word for word in words[1:] if word != "--json"), "true"], environ)
+        elif words[0] == "hosts":
+            hosts_parser().parse_args(words[1:])
         elif words[0] == "rerun" and len(words) > 1:  # options of a job follow
             job([*words[2:], "true"], environ)
         elif words[0] == "cp":  # which would connect

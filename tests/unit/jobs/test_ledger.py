@@ -56,6 +56,18 @@ def test_many_verdicts_keep_a_host_out_no_longer_than_one(ledger: Ledger) -> Non
     assert not ledger.suspects(NOW + HALF_LIFE * 1.001)
 
 
+def test_a_suspect_gets_its_trial_although_it_fails_again(ledger: Ledger) -> None:
+    is_suspect = {}
+    for day in range(17):
+        if day % 2 == 0:
+            ledger.record("m", "a", SURE[0], f"job{day}", NOW + day * DAY)
+        is_suspect[day] = "a" in ledger.suspects(NOW + (day + 0.5) * DAY)
+    # Its trial begins after a half-life, and ends with its next failure.
+    assert [day for day, suspect in is_suspect.items() if not suspect] == [7, 15]
+    ledger.record("n", "b", SURE[0], "1", NOW + 16 * DAY)
+    assert [*ledger.suspects(NOW + 16 * DAY)] == ["a", "b"], "the worst is the first"
+
+
 def test_weak_verdicts_add_up(ledger: Ledger) -> None:
     ledger.record("m", "a", "crash", "1", NOW)
     assert not ledger.suspects(NOW)
