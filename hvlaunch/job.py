@@ -28,7 +28,9 @@ __all__ = [
     "Look",
     "MPIOptions",
     "MapPolicy",
+    "NcclPolicy",
     "OnHang",
+    "RankOrder",
     "RelayPolicy",
     "SSHClient",
     "SSHOptions",
@@ -54,6 +56,10 @@ Bind = Literal["none", "numa", "socket", "core", "cache", "gpu"]
 """Processors of a worker: any, those of a NUMA node or socket, cores or a cache of its own, those near its GPU."""
 MapPolicy = Literal["slot", "node"]
 """Distribution of workers: fill the slots of one host after the other, or take hosts in turn."""
+NcclPolicy = Literal["off", "auto"]
+"""Whether hvlaunch chooses the adapters for NCCL and Gloo."""
+RankOrder = Literal["given", "fabric", "measured"]
+"""Order of hosts by rank: as given, or near hosts side by side, by their hardware or also by times between them."""
 OnHang = Literal["warn", "stop", "restart"]
 """Response to a hang: a message, the end of the job, or a new round."""
 DetachPolicy = Literal["never", "at start", "on hangup"]
@@ -365,6 +371,10 @@ class JobSpec(_Data):
     """File for the failure report, JSON or HTML by its suffix."""
     network_interfaces: tuple[str, ...] = ()
     """Interfaces to use without probing; each host uses the first that has an address."""
+    nccl: NcclPolicy = "off"
+    """Choice of adapters for NCCL and Gloo."""
+    rank_order: RankOrder = "given"
+    """Order of the hosts by rank."""
     horovod: bool = False
     """Open the rendezvous' Horovod scopes to the job's hosts without a token, for Horovod's own workers."""
     relay: RelayPolicy = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.wire.shapes import flag, number, of, or_null, record, several, text, whole
+from hvlaunch.agent.wire.shapes import address, flag, number, of, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +14,16 @@ __all__ = ["FABRIC", "chosen_variables", "read_fabric"]
 
 _LONGEST, _MOST = 64, 256
 _NAME = text(_LONGEST)
+
+
+def _network(value: Any) -> bool:
+    """An address with the length of its prefix."""
+    words = value.split("/") if type(value) is str else []
+    # The driver makes networks of them: nothing else may come.
+    return len(words) == 2 and address(words[0]) and words[1] in _LENGTHS[":" in words[0]]  # noqa: PLR2004 (both parts)
+
+
+_LENGTHS = {False: [str(length) for length in range(33)], True: [str(length) for length in range(129)]}
 FABRIC = record(
     {
         "adapters": several(
@@ -37,7 +47,7 @@ FABRIC = record(
                                     record(
                                         {
                                             "index": whole(0, 1 << 16),
-                                            "gid": _NAME,
+                                            "gid": address,
                                             "kind": _NAME,  # IB/RoCE v1, RoCE v2
                                             "interface": _NAME,
                                         }
@@ -71,7 +81,7 @@ FABRIC = record(
                     "mtu": whole(0, 1 << 32),
                     "speed": or_null(number(0, 1e6)),  # Gbit/s; null if unknown
                     "pci": _NAME,
-                    "addresses": several(_NAME, _MOST),  # 10.0.0.1/24
+                    "addresses": several(_network, _MOST),  # 10.0.0.1/24
                 }
             ),
             1024,
@@ -189,12 +199,11 @@ def _gids(port: str) -> Iterator[Dict[str, Any]]:
     """Yield the GIDs in use."""
     for index in sorted(_names(port + "/gids"), key=_whole):
         gid = _read(port, "gids", index)
-        groups = gid.split(":")
         # The empty ones are all 0, or have a prefix alone.
-        if len(groups) == 8 and any(group.strip("0") for group in groups[4:]):  # noqa: PLR2004 (IPv6)
+        if address(gid) and any(group.strip("0") for group in gid.split(":")[4:]):
             yield {
                 "index": _whole(index) & 0xFFFF,
-                "gid": gid[:_LONGEST],
+                "gid": gid,
                 "kind": _read(port, "gid_attrs", "types", index)[:_LONGEST],
                 "interface": _read(port, "gid_attrs", "ndevs", index)[:_LONGEST],
             }

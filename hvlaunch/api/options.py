@@ -30,6 +30,10 @@ class LauncherOptions:
     """Continue without hosts that fail before the workers start."""
     network_interfaces: str | Sequence[str] | None = None
     """Network interfaces for the workers. Default: found by trying: each host connects to the others' addresses."""
+    nccl: Literal["off", "auto"] | None = None
+    """Choose the adapters for NCCL and Gloo. Default: off."""
+    rank_order: Literal["given", "fabric", "measured"] | None = None
+    """Order of the hosts by rank. Default: given."""
     rendezvous_relay: Literal["auto", "always", "never"] | None = None
     """How workers reach the rendezvous server. Default: auto."""
     rendezvous_port: int | None = None
@@ -252,6 +256,8 @@ class GivenOptions(TypedDict, total=False):
     no_scheduler: bool | None
     skip_bad_hosts: bool | None
     network_interfaces: str | Sequence[str] | None
+    nccl: Literal["off", "auto"] | None
+    rank_order: Literal["given", "fabric", "measured"] | None
     rendezvous_relay: Literal["auto", "always", "never"] | None
     rendezvous_port: int | None
     rendezvous_bind: str | None

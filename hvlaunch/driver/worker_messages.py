@@ -1,7 +1,7 @@
 """The driver's messages with workers at the rendezvous: rounds of elastic jobs, and the scopes of Horovod's workers."""
 
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -112,6 +112,7 @@ def _message(action: Message) -> tuple[str, str, bytes]:
                 cross_size=place.cross_size,
                 master_addr=network.master_addr,
                 interface=network.interface,
+                variables=_words(network.variables),
             )
             return PLACES, worker_id(place.host, launch.slot, launch.start), encode(grant)
         case do.Leave(host, slot, start, cause):
@@ -120,6 +121,10 @@ def _message(action: Message) -> tuple[str, str, bytes]:
             return ROUNDS, str(number), encode(Notice("broken", because(cause)))
         case do.Change(number, cause):
             return ROUNDS, str(number), encode(Notice("changing", because(cause)))
+
+
+def _words(variables: Mapping[str, str] | None) -> str | None:
+    return None if variables is None else " ".join(f"{name}={value}" for name, value in variables.items())
 
 
 def let_in(starts: Sequence[Start], rendezvous: RendezvousServer) -> None:

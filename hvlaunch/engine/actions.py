@@ -1,5 +1,6 @@
 """Actions of the engine: everything that the driver's loop carries out. facts.py has the facts among them."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from hvlaunch.engine.causes import Cause
@@ -54,6 +55,8 @@ class HostNetwork(NamedTuple):
     """Address of this host for the others; empty before the first plan of a round."""
     hosts: tuple[HostAddress, ...] = ()
     """All hosts of the round, in order of rank."""
+    variables: Mapping[str, str] | None = None
+    """Variables for the choice of adapters; None: the usual ones for `interface`."""
 
 
 class Step(NamedTuple):

@@ -100,6 +100,8 @@ class HostFacts(NamedTuple):
     """Directories of the copy that come first on PYTHONPATH."""
     library: str | None = None
     """hvlaunch's modules for workers, last on PYTHONPATH; None if the workers' Python has them."""
+    fabric: str | None = None
+    """Its network hardware, if the job asked for it: JSON for fabric_of()."""
 
 
 class Began(NamedTuple):

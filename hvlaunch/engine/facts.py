@@ -22,6 +22,7 @@ __all__ = [
     "JobHanging",
     "KeepingHosts",
     "KernelLacks",
+    "NetworkChosen",
     "PoolEmpty",
     "RendezvousUnreachable",
     "RoundEnding",
@@ -104,6 +105,15 @@ class SharedMachine(NamedTuple):
     """These hosts are the same machine, and each uses all of its slots."""
 
     hosts: tuple[str, ...]
+
+
+class NetworkChosen(NamedTuple):
+    """The adapters for NCCL and Gloo in a round are chosen."""
+
+    round: int
+    reasons: tuple[str, ...]
+    is_split: bool
+    """True if the adapters of the hosts can't work together."""
 
 
 # The pool of an elastic job
@@ -236,6 +246,7 @@ Fact = (
     | KernelLacks
     | RendezvousUnreachable
     | SharedMachine
+    | NetworkChosen
     | PoolEmpty
     | KeepingHosts
     | SlotsLacking

@@ -2,7 +2,7 @@
 """The plan of a round, its beginning, and the two ways to form it: new workers, or places on request. Pure."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
@@ -10,13 +10,13 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostAddress, HostNetwork
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.network import LOOPBACK, Probing
+from hvlaunch.engine.network import LOOPBACK, SOCKETS, Probing
 from hvlaunch.engine.pool import Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState, gently
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, NotEnoughSlots
-from hvlaunch.hosts.placement import Launch, place, seats
+from hvlaunch.hosts.placement import Launch, Placement, place, seats
 from hvlaunch.job import ElasticOptions, JobSpec
 
 __all__ = [
@@ -90,10 +90,14 @@ def _seniority(worker: Worker) -> tuple[bool, int]:
     return (False, worker.rank) if worker.has_state else (True, worker.slot)
 
 
-def _seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[PoolHost], list[Launch]]:
+def _seated(
+    hosts: Sequence[PoolHost],
+    chosen: Sequence[Worker],
+    near_hosts_first: Callable[[list[PoolHost]], list[PoolHost]],
+) -> tuple[list[PoolHost], list[Launch]]:
     """Return the used hosts and the launches on them, in order of rank.
 
-    Hosts with survivors come first, then the others as given. On each host survivors come first, in the order of their
+    Hosts with survivors come first, then the others as given, before near hosts are put side by side. On each host survivors come first, in the order of their
     ranks, then the other workers by slot. So rank 0 is the oldest survivor, if any.
     """
     on: dict[str, list[Worker]] = {}
@@ -102,6 +106,7 @@ def _seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[P
     used = [host for host in hosts if host.name in on]
     # Stable: within both groups the given order stays.
     used.sort(key=lambda host: not any(worker.has_state for worker in on[host.name]))
+    used = near_hosts_first(used)
     starts = {worker.seat: worker.start for worker in chosen}
     places = seats((host.name, [worker.slot for worker in on[host.name]]) for host in used)
     return used, [Launch(seat[1], starts[seat], place) for seat, place in places.items()]
@@ -110,20 +115,51 @@ def _seated(hosts: Sequence[PoolHost], chosen: Sequence[Worker]) -> tuple[list[P
 class Starter:
     """Brings workers into rounds whose hosts have probed each other."""
 
-    def __init__(self, workers: Workers, probing: Probing) -> None:
+    def __init__(self, spec: JobSpec, workers: Workers, probing: Probing) -> None:
+        self._spec = spec
         self._workers = workers
         self._probing = probing
+        self._variables: Mapping[str, Mapping[str, str]] = {}
+        """Variables for the choice of adapters, by host."""
+
+    def _choose(self, plan: Plan, number: int) -> list[Action]:
+        """Choose the adapters of a round."""
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        self._variables = {}
+        texts = {name: facts.fabric for name, facts in plan.facts.items() if facts.fabric is not None}
+        # Without the hardware of a host, or with a single host, the usual variables are as good.
+        if self._spec.nccl != "auto" or len(plan.hosts) < 2 or len(texts) < len(plan.hosts):  # noqa: PLR2004 (two hosts)
+            return []
+        from hvlaunch.engine.fabric import fabric_of  # noqa: PLC0415 (few jobs have a choice)
+        from hvlaunch.engine.nccl import choose  # noqa: PLC0415 (as above)
+
+        fabrics = {name: fabric_of(text) for name, text in texts.items()}
+        has_interfaces = bool(self._spec.network_interfaces)
+        choice = choose(fabrics, network, self._spec.env, has_interfaces=has_interfaces)
+        self._variables = choice.variables
+        return [tell.NetworkChosen(number, choice.reasons, choice.is_split)]
+
+    def _variables_of(self, host: str, interface: str | None) -> Mapping[str, str] | None:
+        """Return the variables for adapters; None for the usual ones."""
+        variables = self._variables.get(host)
+        # The user's own must stay: workers that move from round to round set these anew.
+        if variables is None and interface is not None and not self._spec.env.keys().isdisjoint(SOCKETS):
+            return {name: interface for name in SOCKETS if name not in self._spec.env}
+        return variables
 
     def _network(self, host: PoolHost, port: int, hosts: tuple[HostAddress, ...] = ()) -> HostNetwork:
         network = self._probing.network
         assert network is not None  # noqa: S101 (a plan has one)
+        interface = network.interface(host.name)
         return HostNetwork(
             master_addr=network.address(host.name),
             master_port=port,
-            interface=network.interface(host.name),
+            interface=interface,
             rendezvous=host.rendezvous,
             address=network.own_address(host.name),
             hosts=hosts,
+            variables=self._variables_of(host.name, interface),
         )
 
     def _addresses(self, plan: Plan) -> tuple[HostAddress, ...]:
@@ -140,6 +176,7 @@ class Starter:
         # Rank 0's agent keeps this port bound until rank 0 listens there.
         port = first.facts.master_port if first.facts is not None else 0
         launches, addresses = _by_host(plan.launches), self._addresses(plan)
+        choices = self._choose(plan, current.number)
         starts: list[Action] = []
         for host in plan.hosts:
             network = self._network(host, port, addresses)
@@ -147,7 +184,8 @@ class Starter:
                 host, launches[host.name], network, current.number, WorkerState.WORKING, now
             )
         address = self._network(first, port).master_addr
-        return [tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port), *starts]
+        starting = tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port)
+        return [*choices, starting, *starts]
 
     def launch(
         self,
@@ -167,11 +205,13 @@ class Starter:
 
     def assign_places(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
         """Place the workers that asked; `newest` is the one with the newest commit."""
+        choices = self._choose(plan, current.number)
         # Workers that ask meet at the rendezvous, without a MASTER_PORT.
         networks = {host.name: self._network(host, 0) for host in plan.hosts}
         for launch in plan.launches:
             self._workers.give_place(launch, current.number, now)
         return [
+            *choices,
             tell.RoundFormed(current.number, len(plan.launches), plan.names, current.cause),
             *(
                 do.Assign(current.number, launch, networks[launch.host], newest.rank)
@@ -214,6 +254,17 @@ class Forming(ABC):
         """Begin to wait for others, if that has not begun."""
         if not self._waits.has(Wait.GATHERING):
             self._waits.begin(Wait.GATHERING, None, now + seconds)
+
+    def _near_first(self, hosts: list[PoolHost]) -> list[PoolHost]:
+        """Return the hosts in the order of --rank-order."""
+        if self._spec.rank_order == "given":
+            return hosts
+        from hvlaunch.engine.fabric import fabric_of, near_first  # noqa: PLC0415 (few jobs have another order)
+
+        by_name = {host.name: host for host in hosts}
+        texts = {host.name: host.facts.fabric for host in hosts if host.facts is not None}
+        fabrics = {name: fabric_of(text) for name, text in texts.items() if text is not None}
+        return [by_name[name] for name in near_first(list(by_name), fabrics)]
 
     # The next round
 
@@ -307,9 +358,12 @@ class FreshWorkers(Forming):
         hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
         if hosts is None:
             return None
-        places = place(
-            [(host.name, self._pool.slots(host)) for host in hosts], self._spec.np, self._spec.map_by
-        )
+        places = self._places(hosts)
+        if self._spec.rank_order != "given":
+            # The first hosts are used, whatever their order.
+            used = {at.host for at in places}
+            hosts = self._near_first([host for host in hosts if host.name in used])
+            places = self._places(hosts)
         last = self._spec.end_with_rank
         if last is not None and last >= len(places):
             raise self._too_few(
@@ -318,6 +372,10 @@ class FreshWorkers(Forming):
         return Plan.with_launches(
             hosts, [self._workers.next_launch((at.host, at.local_rank), at) for at in places]
         )
+
+    def _places(self, hosts: Sequence[PoolHost]) -> list[Placement]:
+        slots = [(host.name, self._pool.slots(host)) for host in hosts]
+        return place(slots, self._spec.np, self._spec.map_by)
 
     def _all(self, now: float) -> list[PoolHost] | None:
         """Return the hosts; None until each is ready."""
@@ -357,11 +415,13 @@ class FreshWorkers(Forming):
         total = min(self._pool.capacity(hosts), self._bounds.most)
         if total < self._bounds.least or not self._has_gathered(current, total, now):
             return None
-        counts: list[tuple[str, Sequence[int]]] = []
+        taken: dict[str, int] = {}
         for host in hosts:
-            taken = int(min(self._pool.slots(host), total))
-            counts.append((host.name, range(taken)))
-            total -= taken
+            taken[host.name] = int(min(self._pool.slots(host), total))
+            total -= taken[host.name]
+        # The oldest members stay in the round: their order is that of their ranks afterwards.
+        hosts = self._near_first([host for host in hosts if taken[host.name]])
+        counts = [(host.name, range(taken[host.name])) for host in hosts]
         return Plan.with_launches(
             hosts, [self._workers.next_launch(seat, at) for seat, at in seats(counts).items()]
         )
@@ -461,7 +521,7 @@ class AskingWorkers(Forming):
         if len(able) < self._bounds.least or not self._is_first_complete(able, now):
             return None
         chosen = able if self._bounds.most > len(able) else able[: int(self._bounds.most)]
-        return Plan.with_launches(*_seated(hosts, chosen))
+        return Plan.with_launches(*_seated(hosts, chosen, self._near_first))
 
     def _is_first_complete(self, waiting: Collection[Worker], now: float) -> bool:
         """True if a round of new workers alone may begin while others still start."""

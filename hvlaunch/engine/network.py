@@ -11,6 +11,7 @@ from hvlaunch.errors import BadUsage, Problem, Unreachable
 
 __all__ = [
     "LOOPBACK",
+    "SOCKETS",
     "Network",
     "Probing",
     "candidates",
@@ -20,6 +21,8 @@ __all__ = [
 ]
 
 LOOPBACK = "127.0.0.1"
+SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+"""Variables with the interface for sockets."""
 _MOST_TRIED = 64
 """Most addresses of a host to probe: a host that claims more must not make others scan the network."""
 
@@ -66,8 +69,9 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 class _Target:
     """A host that `hosts` probe: its addresses in order of preference, and the results."""
 
-    def __init__(self, addresses: tuple[str, ...], hosts: Sequence[str]) -> None:
+    def __init__(self, addresses: tuple[str, ...], hosts: Sequence[str], *, needs_all: bool) -> None:
         self.addresses = addresses
+        self._needs_all = needs_all
         self.hosts = hosts
         self._reached: dict[str, set[str]] = {address: set() for address in addresses}
         self._trying = set(hosts)
@@ -82,6 +86,10 @@ class _Target:
         """Return the best address in reach of every probing host."""
         return next((at for at in self.addresses if len(self._reached[at]) == len(self.hosts)), None)
 
+    def proven(self) -> set[str]:
+        """Return the addresses in reach of every probing host."""
+        return {at for at in self.addresses if len(self._reached[at]) == len(self.hosts)}
+
     def best_for(self, host: str) -> str | None:
         return next((at for at in self.addresses if host in self._reached[at]), None)
 
@@ -92,6 +100,8 @@ class _Target:
     @property
     def is_best(self) -> bool:
         """True if waiting can't find a better common address."""
+        if self._needs_all:
+            return not self._trying or len(self.proven()) == len(self.addresses)
         return not self._trying or (bool(self.addresses) and self.common() == self.addresses[0])
 
 
@@ -100,11 +110,17 @@ class Network:
 
     Every host probes rank 0's host, and its next neighbour, in a ring without the last step. A connection
     counts if the right host answers. `only` are interfaces named by the user, which are used without probing. A single
-    host uses its loopback. With `each_other`, every host probes every other one.
+    host uses its loopback. With `each_other`, every host probes every other one. `needs_all`: the best address is not
+    enough, since adapters are chosen by the others.
     """
 
     def __init__(
-        self, facts: Mapping[str, HostFacts], only: Sequence[str] = (), *, each_other: bool = False
+        self,
+        facts: Mapping[str, HostFacts],
+        only: Sequence[str] = (),
+        *,
+        each_other: bool = False,
+        needs_all: bool = False,
     ) -> None:
         self._facts = facts
         self._only = only
@@ -117,7 +133,7 @@ class Network:
                 hosts = others if target == self.first else [previous[target]]
                 if each_other:
                     hosts = [host for host in facts if host != target]
-                self._targets[target] = _Target(candidates(facts[target]), hosts)
+                self._targets[target] = _Target(candidates(facts[target]), hosts, needs_all=needs_all)
         self._may_improve = list(self._targets.values())
         self._lack = list(self._targets.values())
 
@@ -192,6 +208,10 @@ class Network:
         others = self._targets[host].hosts if host in self._targets else [host]
         return self.address(others[0], host)
 
+    def proven(self, host: str) -> set[str]:
+        """Return the addresses of the host in reach of all hosts that probe it."""
+        return self._targets[host].proven() if host in self._targets else set()
+
     def interface(self, host: str) -> str | None:
         """Return the host's interface that the others use."""
         facts = self._facts[host]
@@ -221,12 +241,13 @@ _RETRY_AFTER = 2.0
 class Probing:
     """Probes the network of the planned hosts, and keeps findings while both hosts are there.
 
-    `lease` is the silence in seconds after which a host is lost. Probing waits as long for a silent host, since our own
+    `needs_all`: see Network. `lease` is the silence in seconds after which a host is lost. Probing waits as long for a silent host, since our own
     link may be down.
     """
 
-    def __init__(self, only: Sequence[str], lease: float, waits: Waits) -> None:
+    def __init__(self, only: Sequence[str], lease: float, waits: Waits, *, needs_all: bool = False) -> None:
         self._only = only
+        self._needs_all = needs_all
         self._waits = waits
         self._lease = lease
         self._findings: dict[str, dict[str, list[str | None]]] = {}
@@ -249,7 +270,7 @@ class Probing:
             return []
         self._hosts = tuple(facts)
         each_other = self._in_doubt and len(facts) <= _MOST_IN_DOUBT
-        self.network = Network(facts, self._only, each_other=each_other)
+        self.network = Network(facts, self._only, each_other=each_other, needs_all=self._needs_all)
         self._waits.begin(Wait.PROBING, None, now + _PROBING_TIME)
         probes: list[Action] = []
         for host, target, addresses in self.network.tries():

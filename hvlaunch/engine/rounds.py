@@ -50,8 +50,8 @@ class Rounds:
         self.bounds = Bounds.of_spec(spec)
         self.workers = Workers(waits)
         self.stacks = StacksBeforeKill(self.workers)
-        self.probing = Probing(spec.network_interfaces, spec.lease, waits)
-        self._starter = Starter(self.workers, self.probing)
+        self.probing = Probing(spec.network_interfaces, spec.lease, waits, needs_all=spec.nccl == "auto")
+        self._starter = Starter(spec, self.workers, self.probing)
         self._hold = Hold()
         self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, waits, self.stacks)
         self.round: Round | None = None

@@ -356,6 +356,10 @@ def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | N
 
             bringing = Bringing(options, has_peers=_has_peers(job.spec))
             steps.append(in_thread(bringing.bring, "files"))
+        if (job.spec.nccl, job.spec.rank_order) != ("off", "given") and _has_peers(job.spec):
+            from hvlaunch.gloo.survey import Survey  # noqa: PLC0415 (few jobs choose)
+
+            steps.append(in_thread(Survey(job.spec).look, "network"))
         if job.spec.setup is not None:
             from hvlaunch.sync.setup import Setup  # noqa: PLC0415 (few jobs have one)
 

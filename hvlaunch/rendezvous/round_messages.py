@@ -56,6 +56,8 @@ class Grant(NamedTuple):
     interface: str | None = None
     """This host's network interface towards the other hosts."""
     leave: str | None = None
+    variables: str | None = None
+    """Variables for libraries in place of `interface`: `NAME=VALUE NAME=VALUE`."""
 
 
 class Notice(NamedTuple):

@@ -116,6 +116,9 @@ class Narrator:
             self._hide_tracebacks()
         if self._quiet and not isinstance(fact, _ERRORS):
             return
+        # A choice that costs speed is worth a word.
+        if isinstance(fact, tell.NetworkChosen) and not (self._verbose or fact.is_split):
+            return
         if isinstance(fact, tell.RoundStarting):
             self._say(starting(fact))
         elif isinstance(fact, tell.JobHanging) and self._ends_if_it_hangs:

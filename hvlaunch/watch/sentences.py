@@ -66,7 +66,8 @@ def _of_host(
     | tell.HostLeftOver
     | tell.KernelLacks
     | tell.RendezvousUnreachable
-    | tell.SharedMachine,
+    | tell.SharedMachine
+    | tell.NetworkChosen,
 ) -> str:
     match fact:
         case tell.HostNotUsable(problem, retry_in, goes_on):
@@ -93,6 +94,8 @@ def _of_host(
             return f"host {host}: can't reach the driver's rendezvous (tried {addresses}); HVLAUNCH_RENDEZVOUS is not set on it"
         case tell.SharedMachine(hosts):
             return f"{fold_hosts(hosts)} are the same machine, and each uses all of its slots"
+        case tell.NetworkChosen(_, reasons):
+            return f"--nccl auto: {'; '.join(reasons)}"
 
 
 def _of_excluded(host: str, cause: why.Cause) -> str:
@@ -246,7 +249,8 @@ def start_detail(start: do.Start) -> str:
     """Return the message of --verbose about the network of a host's workers."""
     network = start.network
     interface = f" on {network.interface}" if network.interface else ""
-    master = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}"
+    chosen = "".join(f", {name}={value}" for name, value in (network.variables or {}).items())
+    master = f"MASTER_ADDR={network.master_addr} MASTER_PORT={network.master_port}{interface}{chosen}"
     if network.rendezvous is None:
         return f"host {start.host}: {master}, no rendezvous"
     address, port = network.rendezvous

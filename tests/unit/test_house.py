@@ -164,6 +164,7 @@ ALLOWED_ELSEWHERE: dict[str, set[str]] = {
         "heapq",
         "ipaddress",
         "itertools",
+        "json",
         "math",
         "pathlib",
         "signal",

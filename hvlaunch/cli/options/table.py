@@ -7,7 +7,16 @@ from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
 from hvlaunch.cli.options.files import ENVIRONMENT, FILES
 from hvlaunch.cli.options.general import GENERAL
-from hvlaunch.job import ColorPolicy, HostKeyPolicy, OnHang, RelayPolicy, SSHClient, StdinPolicy
+from hvlaunch.job import (
+    ColorPolicy,
+    HostKeyPolicy,
+    NcclPolicy,
+    OnHang,
+    RankOrder,
+    RelayPolicy,
+    SSHClient,
+    StdinPolicy,
+)
 
 __all__ = ["COMMAND", "ELASTIC", "GROUPS", "SSH"]
 
@@ -261,6 +270,7 @@ _HOSTS = OptionGroup(
         ("jobs of schedulers", "mpi.md"),
         ("warm pools", "../guides/pools.md"),
         ("firewalls", "rendezvous.md#what-to-open-in-a-firewall"),
+        ("networks", "../guides/network.md"),
     ),
     options=(
         Option(
@@ -356,6 +366,26 @@ _HOSTS = OptionGroup(
             example="hvlaunch -H a:4,b:4 --network-interfaces ib0,eth0 python train.py",
             repeats="list",
             convert=values.names,
+        ),
+        Option(
+            "nccl",
+            ("--nccl",),
+            "choose the adapters for NCCL and Gloo",
+            Value(choices=get_args(NcclPolicy)),
+            field="nccl",
+            more="`auto`: hosts read their adapters from /sys, and workers get NCCL_IB_HCA and its like for adapters that reach each "
+            "other on all hosts. Variables that you set stay. `--verbose` prints the reasons.",
+            example="hvlaunch -H a:8,b:8 --nccl auto --verbose python train.py",
+        ),
+        Option(
+            "rank_order",
+            ("--rank-order",),
+            "order of the hosts by rank",
+            Value(choices=get_args(RankOrder)),
+            field="rank_order",
+            more="`given`: as you name them. `fabric`: hosts of one NVLink cluster, InfiniBand subnet or RDMA network side by side. `measured`: also by "
+            "connection times between hosts. Your first host stays first.",
+            example="hvlaunch -H 'gpu[01-16]:8' --rank-order fabric python train.py",
         ),
         Option(
             "rendezvous_relay",

@@ -129,8 +129,8 @@ class Errand:
             self._unsent.clear()
         self._send_frame(self._number, "stop")
 
-    def wait(self, timeout: float) -> bool:
-        """Wait for the end; False on timeout, while the errand continues."""
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the end, without a limit for None; False on timeout, while the errand continues."""
         with self._changed:
             return self._changed.wait_for(lambda: self._has_ended, timeout)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
-from hvlaunch.engine.network import LOOPBACK
+from hvlaunch.engine.network import LOOPBACK, SOCKETS
 from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import ElasticOptions, JobSpec, Templates
@@ -169,9 +169,10 @@ def shared_env(
     repeats a request to a silent rendezvous. `is_sealed`: use TLS on a loopback too. The certificate is made only if used.
     """
     env = {"MASTER_ADDR": network.master_addr, "MASTER_PORT": str(network.master_port)}
-    if network.interface is not None:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"):
-            env[name] = network.interface
+    if network.variables is not None:
+        env.update(network.variables)
+    elif network.interface is not None:
+        env.update(dict.fromkeys(SOCKETS, network.interface))
     # The user's variables after those of the network, and before hvlaunch's own, which workers depend on.
     env.update(user_env)
     if network.address:

@@ -300,9 +300,13 @@ class Training:
 
     def _place(self, grant: Grant) -> Place:
         # The interface may change with the round's hosts; all three libraries read it when a group is made.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            if grant.interface is not None:
-                os.environ[name] = grant.interface
+        if grant.variables is not None:
+            for word in grant.variables.split():
+                name, _, value = word.partition("=")
+                os.environ[name] = value
+        elif grant.interface is not None:
+            names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+            os.environ.update(dict.fromkeys(names, grant.interface))
         return Place(
             rank=grant.rank,
             size=grant.size,

@@ -57,7 +57,7 @@ def test_everything_said_arrives(here):
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         f"--templates --sync --sync-dir {here} --sync-limit 5K --setup make --setup-key Makefile --bring a:/m:/data/m --collect out/*.pt:out --collect *.log:/results --collect-limit 1K "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
-        "--ready-port 8000 --end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --cwd /data python -m train -np 4"
+        "--ready-port 8000 --end-with-rank 2 --reconnect-timeout 4 --spill 0 --fsync --grace 3 --settle 1 --hang-timeout 5 --on-hang stop --verbose --network-interfaces 'ib0, ib1,' --network-interface eth0 --nccl auto --rank-order measured --cwd /data python -m train -np 4"
     )
     spec = spec_of(line, {"PATH": "/bin", "OTHER": "x"})
     assert dataclasses.replace(spec, options=()) == JobSpec(
@@ -78,6 +78,8 @@ def test_everything_said_arrives(here):
         slots_per_host=4,
         force_slots=True,
         network_interfaces=("ib0", "ib1", "eth0"),
+        nccl="auto",
+        rank_order="measured",
         horovod=True,
         relay="always",
         rendezvous_port=4711,

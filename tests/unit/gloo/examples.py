@@ -203,6 +203,12 @@ FACTS: list[tuple[tell.Fact, str]] = [
         tell.SharedMachine(("n1", "n3")),
         "hosts n1 and n3 are the same machine, and each uses all of its slots",
     ),
+    (
+        tell.NetworkChosen(
+            0, ("sockets use 10.0.0.0/24, as usual", "no host has an RDMA adapter"), is_split=False
+        ),
+        "--nccl auto: sockets use 10.0.0.0/24, as usual; no host has an RDMA adapter",
+    ),
     (tell.PoolEmpty(keeps_hosts=True), "the pool is empty now: keeping the current hosts"),
     (tell.PoolEmpty(keeps_hosts=False), "no hosts in the pool yet: waiting for the first"),
     (
