@@ -19,6 +19,7 @@ __all__ = [
     "BadHost",
     "BadUsage",
     "ChannelGarbled",
+    "CheckFailed",
     "ConnectFailed",
     "Defect",
     "DiscoveryFailed",
@@ -315,6 +316,10 @@ class CopyFailed(HostError):
 
 class SetupFailed(HostError):
     """The commands of --setup or --env have failed on a host; `cause` has their exit code and last lines."""
+
+
+class CheckFailed(HostError):
+    """With --check: a host has a fault that would stop the job; `cause` names the faults."""
 
 
 class HostFault(HostError):

@@ -343,6 +343,8 @@ class JobSpec(_Data):
     """Processors and memory to which each worker is bound."""
     gpus_per_worker: int | None = None
     """Number of GPUs that each worker sees; None shows all."""
+    check: bool = False
+    """Compare the hosts before workers start; a fault that would stop the job fails its host."""
     skip_bad_hosts: bool = False
     """Let a static job start without failed hosts, if the others have enough slots."""
     ready_port: int | None = None

@@ -26,6 +26,8 @@ class LauncherOptions:
     """Use hosts last that have failed in earlier jobs."""
     no_scheduler: bool | None = None
     """Ignore the scheduler's job around hvlaunch."""
+    check: bool | None = None
+    """Compare the hosts before the workers start."""
     skip_bad_hosts: bool | None = None
     """Continue without hosts that fail before the workers start."""
     network_interfaces: str | Sequence[str] | None = None
@@ -254,6 +256,7 @@ class GivenOptions(TypedDict, total=False):
     force_slots: bool | None
     avoid_suspects: bool | None
     no_scheduler: bool | None
+    check: bool | None
     skip_bad_hosts: bool | None
     network_interfaces: str | Sequence[str] | None
     nccl: Literal["off", "auto"] | None

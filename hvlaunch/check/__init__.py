@@ -22,6 +22,7 @@ __all__ = [
     "merged",
     "reference",
     "same",
+    "same_if_any",
 ]
 
 Level = Literal["error", "warning", "note"]
@@ -72,7 +73,7 @@ class Check(NamedTuple):
     name: str
     """Its name in the table, in JSON and in the file of --expect."""
     read: Callable[[Values], Any]
-    """Returns the value; None for a host without it. May raise KeyError, TypeError and IndexError."""
+    """Returns the value; None for a host without it. May raise KeyError, TypeError, IndexError and StopIteration."""
     about: str = ""
     """Its meaning and unit, for the documentation."""
     show: Show = str
@@ -88,7 +89,7 @@ class Check(NamedTuple):
         """Return the value of a host; None if it is unknown."""
         try:
             return self.read(values)
-        except (KeyError, TypeError, IndexError):
+        except (KeyError, TypeError, IndexError, StopIteration):
             return None
 
 
@@ -108,6 +109,12 @@ def same(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
         if value != usual:
             text = f"{_shown(value, show)} here, {_shown(usual, show)} on {others}"
             yield Outlier(host, text)
+
+
+def same_if_any(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
+    """Compare values for equality, of the hosts that have one."""
+    values = {host: value for host, value in values.items() if value is not None}
+    return same(values, show) if values else iter(())
 
 
 def _shown(value: Any, show: Show) -> str:

@@ -1,10 +1,11 @@
 """The checks: every compared value, in the order of the table."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from hvlaunch.check import Check, Flaw, Level, Outlier, Show, Values, high, low, same
+from hvlaunch.check import Check, Flaw, Level, Outlier, Show, Values, high, low, same, same_if_any
 
 __all__ = ["CHECKS"]
 
@@ -81,16 +82,6 @@ def _judge_cpus(value: float, values: Values) -> Iterable[Flaw]:
         )
 
 
-def _judge_load(value: float, values: Values) -> Iterable[Flaw]:
-    # Load of an hour ago does not count, and that of few processes is no hindrance.
-    if value > max(4.0, 1.5 * values["machine"]["cpus"]):
-        yield Flaw(
-            "warning",
-            f"a load of {value:.1f} on {values['machine']['cpus']} processors",
-            "look for other programs there: top",
-        )
-
-
 def _judge_available(value: int, values: Values) -> Iterable[Flaw]:
     slots = _slots(values)
     if value < slots * _GIB // 2:
@@ -108,8 +99,7 @@ def _judge_nofile(value: int, _values: Values) -> Iterable[Flaw]:
 
 
 def _judge_memlock(value: int, values: Values) -> Iterable[Flaw]:
-    has_fabric = any(port for port in (values.get("fabric") or {}).get("ports", ()))
-    if has_fabric and value < 64 * _MIB:
+    if _ports(values) and value < 64 * _MIB:
         yield Flaw(
             "error",
             f"{_size(value)} may be locked, and InfiniBand needs more",
@@ -324,6 +314,50 @@ def _show_code(code: Any) -> str:
 # The network
 
 
+def _ports(values: Values) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the active RDMA ports, with the names of their adapters."""
+    return [
+        (adapter["name"], port)
+        for adapter in values["network"]["fabric"]["adapters"]
+        for port in adapter["ports"]
+        if port["state"] == "ACTIVE"
+    ]
+
+
+def _rdma(values: Values) -> str | None:
+    kinds = Counter((port["link"], port["rate"]) for _, port in _ports(values))
+    words = [f"{number} x {link} {rate:g} Gbit/s" for (link, rate), number in sorted(kinds.items())]
+    if not words and values["network"]["fabric"]["adapters"]:
+        return "no active port"
+    return ", ".join(words) or None
+
+
+def _judge_rdma(_value: str, values: Values) -> Iterator[Flaw]:
+    closed = [
+        adapter["name"]
+        for adapter in values["network"]["fabric"]["adapters"]
+        if not adapter["is_open"] and any(port["state"] == "ACTIVE" for port in adapter["ports"])
+    ]
+    if closed:
+        text = f"this user may not use {', '.join(closed)}, so NCCL takes TCP"
+        yield Flaw("warning", text, "let the user's group use /dev/infiniband/uverbs*")
+
+
+def _gids(values: Values) -> str | None:
+    """Return the versions of RoCE and the InfiniBand subnets of the active ports."""
+    kinds = set()
+    for _, port in _ports(values):
+        for gid in port["gids"]:
+            is_roce = port["link"] == "Ethernet"
+            kinds.add(gid["kind"].replace("IB/", "") if is_roce else f"subnet {gid['gid'][:19]}")
+    return ", ".join(sorted(kinds)) or None
+
+
+def _interface(values: Values) -> Mapping[str, Any]:
+    name = values["network"]["interface"]
+    return next(entry for entry in values["network"]["fabric"]["interfaces"] if entry["name"] == name)
+
+
 def _proxies(values: Values) -> str | None:
     return ", ".join(f"{name}={value}" for name, value in values["network"]["proxies"].items()) or None
 
@@ -384,7 +418,7 @@ CHECKS: tuple[Check, ...] = (
     Check("architecture", _at("machine", "architecture"), "kind of processor", compare=same, level="error", remedy="hosts of one architecture"),
     Check("processor", _at("machine", "processor"), "model of the processor", compare=same, level="note"),
     Check("cpus", _cpus, "processors that workers may use", _number, low(0.75), remedy="look for limits of a cgroup or a container", judge=_judge_cpus),
-    Check("load", _at("machine", "load"), "load of the last minute", lambda value: f"{value:.1f}", judge=_judge_load),
+    Check("load", lambda values: values["machine"]["load"] / values["machine"]["cpus"], "load of the last minute for each processor", lambda value: f"{value:.2g}", high(1.5, 1.5), remedy="look for other programs there: top"),
     Check("memory", _at("machine", "memory"), "memory in bytes", _size, low(0.75), remedy="look for limits of a cgroup or a container"),
     Check("available", _at("machine", "memory_available"), "free memory in bytes", _size, judge=_judge_available),
     Check("nofile", _at("machine", "nofile"), "limit of open files (ulimit -n)", _number, same, "note", judge=_judge_nofile),
@@ -406,9 +440,11 @@ CHECKS: tuple[Check, ...] = (
     Check("script", _at("files", "script_problem"), "why the script can't be read", judge=_judge_script),
     Check("open", _at("session", "open"), "seconds to open the script, on all hosts at once", _seconds, high(10, 0.5), remedy="look at the file server; --sync copies the project to local disks"),
     Check("scratch", lambda values: values["files"]["scratch"]["free"] or 0, "free bytes in the job's private directory", _size, judge=_judge_place("scratch", "the directory for temporary files", "make it writable, or set TMPDIR there")),
-    Check("interface", _at("network", "interface"), "interface that the host was reached by", compare=same, level="note"),
-    Check("mtu", _at("network", "mtu"), "MTU of the interface", _number, same, remedy="ip link set dev NAME mtu N, the same on all hosts and switches"),
-    Check("speed", _at("network", "speed"), "speed of the interface in Mbit/s", lambda value: f"{value / 1000:g} Gbit/s", low(0.9), remedy="look at cable and switch: ethtool NAME"),
+    Check("interface", _at("network", "interface"), "interface that the host was reached by", compare=same_if_any, level="note"),
+    Check("mtu", lambda values: _interface(values)["mtu"], "MTU of the interface", _number, same_if_any, remedy="ip link set dev NAME mtu N, the same on all hosts and switches"),
+    Check("speed", lambda values: _interface(values)["speed"], "speed of the interface in Gbit/s", lambda value: f"{value:g} Gbit/s", low(0.9), remedy="look at cable and switch: ethtool NAME"),
+    Check("rdma", _rdma, "active InfiniBand and RoCE ports", compare=same, remedy="look at the cable and the switch's port: ibstat, or rdma link", judge=_judge_rdma),
+    Check("gids", _gids, "versions of RoCE, and InfiniBand subnets", compare=same, level="error", remedy="the same version and subnet on all hosts; NCCL_IB_ROCE_VERSION_NUM=2 asks for RoCE v2"),
     Check("proxies", _proxies, "variables such as https_proxy", compare=same, remedy="set them on all hosts or on none, and the hosts' names in no_proxy"),
 )  # fmt: skip
 """To add a check, add an entry: how to read the value of a host, and how to show, compare and judge it."""

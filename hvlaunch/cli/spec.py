@@ -333,6 +333,10 @@ def _mpi(options: Options) -> MPIOptions | None:
                 f"{option.flag} is for a launcher, and hvlaunch itself starts the workers", hint="--mpi"
             )
         return None
+    if options.check:
+        raise BadUsage(
+            "--check needs hvlaunch's own agents", hint="hvlaunch check with the same hosts, before the job"
+        )
     if options.skip_bad_hosts:
         raise BadUsage(f"--skip-bad-hosts needs ssh: {launcher} starts the workers on all hosts or on none")
     if "gpus_per_worker" in options.given:

@@ -364,6 +364,10 @@ def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | N
             from hvlaunch.sync.setup import Setup  # noqa: PLC0415 (few jobs have one)
 
             steps.append(in_thread(Setup(job.spec, job.spec.setup, say).set_up, "setup"))
+        if job.spec.check:
+            from hvlaunch.gloo.examination import JobCheck  # noqa: PLC0415 (few jobs have one)
+
+            steps.append(in_thread(JobCheck(job.spec, say).check, "check"))
         if steps or not only_local(job.spec):
             steps.append(partial(_prepare_imports, job.spec, say))
         yield _in_turn(steps) if steps else None

@@ -2,16 +2,19 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import number, or_null
-from hvlaunch.check import Finding, Values, findings_of
+from hvlaunch.check import Finding, Values, findings_of, merged
 from hvlaunch.check.table import CHECKS
+from hvlaunch.console.lines import visible_line
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.driver.links.links import workers_python
+from hvlaunch.errors import CheckFailed
+from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
 
 if TYPE_CHECKING:
@@ -76,9 +79,11 @@ class Examination:
             errand.close_input()
             errand.wait(_PATIENCE)
             values = errand.result()
+        except ErrandFailed:
+            self.gathering.leave(name)
+            raise
         finally:
             errand.stop()
-            self.gathering.leave(name)
         session = {
             "start": start,
             "clock": offset,
@@ -104,6 +109,44 @@ class Examination:
             "env": dict(spec.env),
             "compares_files": spec.sync is None,
         }
+
+
+class JobCheck:
+    """Examines the hosts of a job before they get workers, and hosts that join later against all before them."""
+
+    def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
+        self._examination = Examination(spec)
+        self._say = (lambda _: None) if spec.console.quiet else say
+        self._lock = threading.Lock()
+        self._said: set[tuple[str, Finding]] = set()
+
+    def check(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
+        """Examine a host, and call `ready` with its facts. Raises CheckFailed."""
+        name = link.host.name
+        try:
+            self._examination.examine(link, facts)
+        except ErrandFailed as error:
+            # The job does not depend on its check; a host that is lost fails by itself.
+            self._say(f"warning: host {name} could not be checked: {error.detail}")
+            ready(facts)
+            return
+        self._examination.gathering.meet(name, "compare", _GATHERING)
+        findings = self._examination.findings()
+        self._warn(findings)
+        errors = [finding for finding in findings if finding.host == name and finding.level == "error"]
+        if errors:
+            cause = "; ".join(f"{error.subject}: {error.text}" for error in errors)
+            raise CheckFailed(cause, host=name, hint=errors[0].remedy or None)
+        ready(facts)
+
+    def _warn(self, findings: Sequence[Finding]) -> None:
+        """Print each warning once, for all its hosts."""
+        with self._lock:
+            for hosts, finding in merged(findings):
+                key = (",".join(hosts), finding)
+                if finding.level == "warning" and key not in self._said:
+                    self._said.add(key)
+                    self._say(f"warning: {host_set(hosts)}: {finding.subject}: {visible_line(finding.text)}")
 
 
 def _python_of(spec: JobSpec) -> str | None:

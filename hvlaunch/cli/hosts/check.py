@@ -5,11 +5,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, cast
 
 from hvlaunch.check import Finding
+from hvlaunch.check.expectations import Expectation, expectations_of, unexpected
 from hvlaunch.check.report import Comparison, as_hostfile, as_html, as_json, as_text
 from hvlaunch.check.table import CHECKS
 from hvlaunch.cli.arguments import Answered, parse
+from hvlaunch.cli.config.files import BadSyntax, toml_tree
 from hvlaunch.cli.options import Option, OptionGroup, UnknownOption, Value, by_name, split
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS
@@ -23,7 +26,7 @@ from hvlaunch.owners import reason
 __all__ = ["run_check_command"]
 
 _USAGE = """\
-usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--write-hostfile FILE]
+usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE]
                       [options of a job] [COMMAND [ARG ...]]
 
 Compare hosts, and name each fault with its host and what to do about it: `check` before the line of a job is enough.
@@ -31,6 +34,7 @@ COMMAND is not started; its Python and its script are looked at. The exit code i
 
   --json                  an object for programs
   --html FILE             write a page with a column for each host
+  --expect FILE           values that are good, as TOML: torch = "2.6.0", memory = { min = "500G" }
   --write-hostfile FILE   write a hostfile of the hosts without errors, with slots and addresses
 """
 _FILE = Value(("FILE",), completion="file")
@@ -39,6 +43,7 @@ _OWN = OptionGroup(
     (
         Option("json", ("--json",), "an object for programs", source="command line"),
         Option("html", ("--html",), "write a page", _FILE, source="command line"),
+        Option("expect", ("--expect",), "values that are good", _FILE, source="command line"),
         Option("write_hostfile", ("--write-hostfile",), "write a hostfile", _FILE, source="command line"),
     ),
 )
@@ -66,7 +71,23 @@ def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise BadUsage("check: no hosts are named", hint="hvlaunch check -H a,b python train.py")
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
-    return _report(_examined(spec), options)
+    expectations = _expectations(options.given.get("expect"))
+    comparison = _examined(spec)
+    findings = [*comparison.findings, *unexpected(expectations, comparison.values)]
+    return _report(comparison._replace(findings=findings), options)
+
+
+def _expectations(path: str | None) -> list[Expectation]:
+    """Raises BadUsage."""
+    if path is None:
+        return []
+    try:
+        tree = toml_tree(Path(path).read_text(encoding="utf-8"))
+        return expectations_of(cast("Mapping[str, Any]", tree), CHECKS)
+    except OSError as error:
+        raise BadUsage(f"{path}: {reason(error)}") from None
+    except (BadSyntax, ValueError) as error:
+        raise BadUsage(f"{path}: {error}", hint='lines such as torch = "2.6.0"') from None
 
 
 def _examined(spec: JobSpec) -> Comparison:

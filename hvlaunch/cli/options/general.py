@@ -210,7 +210,7 @@ JOB_WORDS = {
         ),
         JobWord(
             "check",
-            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--write-hostfile FILE] [OPTIONS] [COMMAND]",
+            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [OPTIONS] [COMMAND]",
             "compare hosts before a job, and name what would stop or slow it; starts nothing",
         ),
         JobWord(

@@ -346,6 +346,15 @@ _HOSTS = OptionGroup(
             "nor `--hostfile` names others.",
         ),
         Option(
+            "check",
+            ("--check",),
+            "compare the hosts before the workers start",
+            field="check",
+            more="A fault that would stop the job ends it with exit code 69, or leaves the host out with `--skip-bad-hosts`. In an "
+            "elastic job each host is checked before it joins, also one that was lost. hvlaunch check shows all values.",
+            example="hvlaunch --check -np 8 -H a:4,b:4 python train.py",
+        ),
+        Option(
             "skip_bad_hosts",
             ("--skip-bad-hosts",),
             "continue without hosts that fail before the workers start",

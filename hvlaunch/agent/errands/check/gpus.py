@@ -19,6 +19,7 @@ _COUNT = or_null(whole(0, 1 << 62))
 _MOST_GPUS, _MOST_USERS = 64, 16
 SHAPE = record(
     {
+        "problem": or_null(text(300)),  # why there are none, with a library but no GPUs
         "driver_cuda": or_null(text(64)),  # the newest CUDA that the driver can run
         "gpus": several(
             record(
@@ -45,7 +46,6 @@ SHAPE = record(
         ),
     }
 )
-_DEVICE = "/dev/nvidiactl"
 _KERNEL_LOG = "/dev/kmsg"
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d{1,4})\b", re.IGNORECASE)
 _MOST_RECORDS = 100000
@@ -56,15 +56,17 @@ def read(
     library: Any = None,
     kernel_log: str = _KERNEL_LOG,
 ) -> Dict[str, Any]:
-    """Return the part; no GPUs on a host without NVIDIA's driver. `library` replaces NVML."""
-    if library is None and not os.path.exists(_DEVICE):
-        return {"driver_cuda": None, "gpus": []}
-    from hvlaunch.agent.errands.observer.nvml import Library  # noqa: PLC0415 (only where there is a GPU)
+    """Return the part; no GPUs on a host without NVIDIA's library. `library` replaces NVML."""
+    from hvlaunch.agent.errands.observer.nvml import Library, NoGpus  # noqa: PLC0415 (the driver needs no ctypes)
 
-    nvml = library or Library()
+    try:
+        nvml = library or Library()
+    except NoGpus as error:
+        # A host without the driver is no news: only the comparison with others tells.
+        return {"problem": plain(str(error), 300), "driver_cuda": None, "gpus": []}
     xids = _xids(kernel_log)
     gpus = [_gpu(health, xids) for health in nvml.health()]
-    return {"driver_cuda": nvml.driver_cuda(), "gpus": gpus[:_MOST_GPUS]}
+    return {"problem": None, "driver_cuda": nvml.driver_cuda(), "gpus": gpus[:_MOST_GPUS]}
 
 
 def _gpu(health: Dict[str, Any], xids: Dict[str, List[int]]) -> Dict[str, Any]:

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional
 
-__all__ = ["SHAPE", "cgroup_limit", "read"]
+__all__ = ["SHAPE", "read"]
 
 _SIZE = whole(0, 1 << 62)
 _WORDS = text(200)
@@ -45,9 +45,9 @@ def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:  # noqa: 
             meminfo[words[0]] = int(words[1]) * 1024
     total = meminfo.get("MemTotal:", 0)
     available = meminfo.get("MemAvailable:", meminfo.get("MemFree:", 0))
-    limit = cgroup_limit("memory", "memory.max", "memory.limit_in_bytes", root)
+    limit = _cgroup_limit("memory", "memory.max", "memory.limit_in_bytes", root)
     if limit is not None and limit < total:
-        used = cgroup_limit("memory", "memory.current", "memory.usage_in_bytes", root) or 0
+        used = (_cgroup_limit("memory", "memory.current", "memory.usage_in_bytes", root) or 0) - _cache(root)
         total, available = int(limit), int(min(available, max(0, limit - used)))
     try:
         shared = os.statvfs(_SHARED_MEMORY)
@@ -94,11 +94,20 @@ def _cpu_quota(root: str) -> Optional[float]:
     return round(min(numbers), 3) if numbers else None
 
 
-def cgroup_limit(controller: str, new: str, old: str, root: str = "") -> Optional[float]:
+def _cgroup_limit(controller: str, new: str, old: str, root: str = "") -> Optional[float]:
     """Return the lowest number in a file of this process's cgroup and its ancestors; None without a limit."""
     files = [*_cgroup_words(controller, new, root), *_cgroup_words(controller, old, root)]
     numbers = [int(words[0]) for words in files if words and words[0].isdigit()]
     return min(numbers) if numbers else None
+
+
+def _cache(root: str) -> int:
+    """Return the bytes of files in memory, which go first when memory is short: they are not in use."""
+    words = next(_cgroup_words("memory", "memory.stat", root), [])
+    for name in ("total_inactive_file", "inactive_file"):
+        if name in words:
+            return int(words[words.index(name) + 1])
+    return 0
 
 
 def _cgroup_words(controller: str, name: str, root: str) -> Iterator[List[str]]:

@@ -1,36 +1,39 @@
-"""The interface that the host is reached by, and variables that lead programs to a proxy."""
+"""The interface that the host is reached by, its network hardware, and variables that lead programs to a proxy."""
 
 from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.errands.observer.proc import read_text
-from hvlaunch.agent.facts import interface_addresses
-from hvlaunch.agent.wire.shapes import mapping, or_null, plain, record, text, whole
+from hvlaunch.agent.fabric import FABRIC, read_fabric
+from hvlaunch.agent.facts import interface_networks
+from hvlaunch.agent.wire.shapes import mapping, or_null, plain, record, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Optional
+    from typing import Any, Dict
 
 __all__ = ["SHAPE", "read"]
 
-_COUNT = or_null(whole(0, 1 << 40))
 SHAPE = record(
     {
         "interface": or_null(text(64)),
         "address": or_null(text(64)),
-        "mtu": _COUNT,
-        "speed": _COUNT,  # Mbit/s
+        "fabric": FABRIC,
         "proxies": mapping(text(64), text(300), 16),
     }
 )
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "no_proxy")
 
 
-def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:
-    """Return the part. `root` is the folder of /sys."""
+def read(arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the part."""
     address = arguments["address"]
-    interface = next((name for name, listed in interface_addresses().items() if address in listed), None)
+    networks = interface_networks()
+    names = [
+        name
+        for name, listed in networks.items()
+        if any(network.partition("/")[0] == address for network in listed)
+    ]
     environ = dict(os.environ, **arguments["env"])
     proxies = {
         name: plain(_without_password(environ[name]), 300)
@@ -39,18 +42,11 @@ def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:
         if environ.get(name)
     }
     return {
-        "interface": interface,
-        "address": None if interface is None else address,
-        "mtu": _number(interface, "mtu", root),
-        "speed": _number(interface, "speed", root),
+        "interface": names[0] if names else None,
+        "address": address if names else None,
+        "fabric": read_fabric("", networks),
         "proxies": proxies,
     }
-
-
-def _number(interface: Optional[str], name: str, root: str) -> Optional[int]:
-    # An interface without a speed has -1, or refuses to be read.
-    words = (read_text("%s/sys/class/net/%s/%s" % (root, interface, name)) or "").strip()
-    return int(words) if words.isdigit() else None
 
 
 def _without_password(url: str) -> str:
