@@ -20,7 +20,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [*HVLAUNCH, "check", *map(str, words)]
+    return hvlaunch("check", *words)
+
+
+def hvlaunch(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [*HVLAUNCH, *map(str, words)]
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, check=False
     )
@@ -59,6 +63,25 @@ def test_a_hostfile_and_a_page_are_written(home: Path) -> None:
     assert "<th>python</th>" in (home / "page.html").read_text()
     again = check("--json", "--hostfile", "good")
     assert json.loads(again.stdout)["hosts"]["localhost"]["details"]["session"]["slots"] == 3
+
+
+def test_expected_values_are_read_from_a_file(home: Path) -> None:
+    (home / "good.toml").write_text('python = "3.1"\ncpus = {min = 0.5}\ngpu-xid = "none"\n')
+    done = check("--expect", "good.toml", sys.executable, "train.py")
+    assert done.returncode == 69
+    assert "1 host: 1 error" in done.stdout
+    assert " here, 3.1 expected" in done.stdout
+    (home / "good.toml").write_text('pythons = "3.1"\n')
+    assert "good.toml: unknown name 'pythons'; the names are start, " in check("--expect", "good.toml").stderr
+
+
+def test_a_job_is_refused_at_an_error_and_runs_without_one() -> None:
+    refused = hvlaunch("--check", "-np", "2", sys.executable, "absent.py")
+    assert refused.returncode == 69
+    assert "host localhost: script: the script can't be read: no such file or directory" in refused.stderr
+    assert "no worker was started" in refused.stderr
+    ran = hvlaunch("--check", "-np", "2", sys.executable, "train.py")
+    assert "started" in ran.stderr
 
 
 @pytest.mark.parametrize("words", [["--html"], ["--no-such"], ["--expect"]])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hvlaunch.check import Check, Finding, Flaw, findings_of, high, low, merged, same
+from hvlaunch.check import Check, Finding, Flaw, findings_of, high, low, merged, same, same_if_any
 
 
 def value(name: str, **more: Any) -> Check:
@@ -58,3 +58,9 @@ def test_equal_findings_are_told_once_and_errors_first() -> None:
         (["b"], "torch"),
         (["a", "c"], "mtu"),
     ]
+
+
+def test_hosts_without_a_value_are_left_out_where_it_is_optional() -> None:
+    check = value("mtu", compare=same_if_any)
+    assert findings_of([check], hosts("mtu", None, 1500, 1500)) == []
+    assert [finding.host for finding in findings_of([check], hosts("mtu", None, 1500, 1500, 9000))] == ["h3"]

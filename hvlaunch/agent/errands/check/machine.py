@@ -59,7 +59,7 @@ def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:  # noqa: 
         "kernel": plain(os.uname().release, 200),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_quota": _cpu_quota(root),
-        "load": os.getloadavg()[0],
+        "load": float((read_text(root + "/proc/loadavg") or "0").split()[0]),
         "memory": total,
         "memory_available": available,
         "nofile": _limit(resource.RLIMIT_NOFILE),

@@ -1,0 +1,100 @@
+"""`hvlaunch check` on real hosts: each kind of fault is named with its host and what to do, and good hosts have none."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cgroups import Group
+from tests.cluster.host_faults import FAULTS, WORK, Fault, make_fault, make_libraries, prepare_host
+from tests.cluster.jobs import HVLAUNCH
+from tests.testhosts.hosts import TestHosts
+
+LIMIT = 90.0
+NAMES = ["a", "b", "c", "d", "e", "f", "g", "h"]
+FAULTY = NAMES[2:]
+"""Hosts with faults: the others are most of the hosts with any value."""
+CGROUPS = {
+    "half a CPU": ("cpu", {"cpu.cfs_quota_us": 50000}),
+    "little memory": ("memory", {"memory.limit_in_bytes": 300 << 20}),
+}
+
+
+class Checks:
+    """Eight hosts, with at most one fault each at a time; a check of several faults at once."""
+
+    def __init__(self, hosts: TestHosts, libraries: Path) -> None:
+        self.hosts = hosts
+        self.libraries = libraries
+        self._answers: dict[str, tuple[str, dict[str, Any]]] = {}
+
+    def check(self, *words: str) -> tuple[int, dict[str, Any]]:
+        line = ["check", "--json", "-H", ",".join(f"{name}:2" for name in NAMES), "--cwd", WORK, *words]
+        line += ["-x", "PYTHONPATH=/run/home/lib", "./python", "train.py"]
+        done = self.hosts.driver.run([*HVLAUNCH, *line], timeout=LIMIT)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def findings_with(self, fault: Fault) -> tuple[str, list[dict[str, Any]]]:
+        """Return the host with the fault, and all findings of the check."""
+        if fault.name not in self._answers:
+            start = FAULTS.index(fault) // len(FAULTY) * len(FAULTY)
+            self._answers |= self._check_together(FAULTS[start : start + len(FAULTY)])
+        host, answer = self._answers[fault.name]
+        return host, answer["findings"]
+
+    def _check_together(self, faults: Sequence[Fault]) -> dict[str, tuple[str, dict[str, Any]]]:
+        self.hosts.repair()
+        with ExitStack() as groups:
+            for name, fault in zip(FAULTY, faults, strict=False):
+                make_fault(self.hosts, name, self.libraries, fault)
+                if fault.name in CGROUPS:
+                    controller, settings = CGROUPS[fault.name]
+                    group = groups.enter_context(Group(controller))
+                    for key, value in settings.items():
+                        group.set(key, value)
+                    listener = self.hosts[name].run(["cat", "/run/sshd/sshd.pid"], check=True).stdout
+                    group.set("cgroup.procs", _outside(self.hosts[name].pid, int(listener)))
+            for name in (*NAMES[:2], *FAULTY[len(faults) :]):
+                prepare_host(self.hosts, name, self.libraries)
+            code, answer = self.check()
+            assert code == 69
+            self.hosts.repair()
+        return {fault.name: (name, answer) for name, fault in zip(FAULTY, faults, strict=False)}
+
+
+def _outside(first: int, pid: int) -> int:
+    """Return a process's number on this machine, by its number within the host of process `first`."""
+    namespace = Path(f"/proc/{first}/ns/pid").readlink()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                numbers = (folder / "status").read_text().partition("\nNSpid:")[2].partition("\n")[0].split()
+                if (folder / "ns/pid").readlink() == namespace and int(numbers[-1]) == pid:
+                    return int(folder.name)
+            except (OSError, IndexError):
+                continue
+    raise LookupError(pid)
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checks]:
+    libraries = tmp_path_factory.mktemp("libraries")
+    make_libraries(libraries)
+    with TestHosts(NAMES, share=[str(libraries)]) as hosts:
+        yield Checks(hosts, libraries)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_a_fault_is_named_with_its_host_and_a_remedy(checks: Checks, fault: Fault) -> None:
+    host, findings = checks.findings_with(fault)
+    assert [
+        finding["remedy"]
+        for finding in findings
+        if (finding["host"], finding["subject"], finding["level"]) == (host, fault.subject, fault.level)
+        and fault.text in finding["text"]
+    ] != [], [finding for finding in findings if finding["host"] == host]
+    assert [finding for finding in findings if finding["host"] in NAMES[:2]] == []
