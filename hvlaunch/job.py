@@ -32,6 +32,9 @@ __all__ = [
     "OnHang",
     "RankOrder",
     "RelayPolicy",
+    "RestartLimit",
+    "Role",
+    "RolePolicy",
     "SSHClient",
     "SSHOptions",
     "StdinPolicy",
@@ -49,6 +52,8 @@ SSHClient = Literal["paramiko", "openssh"]
 StdinPolicy = Literal["0", "all", "none"]
 """Ranks that read hvlaunch's stdin: rank 0, all ranks, or none."""
 ColorPolicy = Literal["auto", "always", "never"]
+RolePolicy = Literal["end", "restart", "restart-all"]
+"""Response to a failure: end the job, restart the worker alone, or restart all workers of its role."""
 LauncherName = Literal["mpirun", "srun", "jsrun"]
 RelayPolicy = Literal["auto", "always", "never"]
 """Relay through agents to the rendezvous: if a host can't reach it, always, or never."""
@@ -165,6 +170,30 @@ class Templates(NamedTuple):
     """Whether hosts without such slots count their GPUs."""
 
 
+class Role(NamedTuple):
+    """A part of a job's workers with a command and a world of their own. hosts/roles.py gives its workers their places."""
+
+    name: str
+    workers: tuple[tuple[str, int], ...]
+    """Its hosts and their numbers of workers, in order of rank."""
+    templates: Templates
+    """Its command, and variables for its workers."""
+    gpus: int | None = None
+    """GPUs of each worker; None shows all."""
+    policy: RolePolicy = "end"
+
+    @property
+    def size(self) -> int:
+        return sum(count for _, count in self.workers)
+
+
+class RestartLimit(NamedTuple):
+    """The limit of restarts of a worker or a role; ElasticOptions has the same fields for rounds."""
+
+    max_restarts: int | None = None
+    restart_window: float = 3600.0
+
+
 class CollectOptions(NamedTuple):
     """Files that come back from hosts."""
 
@@ -224,6 +253,8 @@ class ConsoleOptions(_Data):
     """Streams that are not shown, only written to files."""
     merge: bool = False
     """Print equal lines of several ranks once."""
+    labels: tuple[str, ...] = ()
+    """Names to show in place of ranks, by rank: those of roles. Empty for jobs without."""
     quiet: bool = False
     """Show only workers' output, errors and the failure report."""
 
@@ -355,6 +386,12 @@ class JobSpec(_Data):
     """Rank whose end ends the job; None waits for all ranks."""
     elastic: ElasticOptions | None = None
     """Settings of an elastic job; None for a static job."""
+    roles: tuple[Role, ...] = ()
+    """The roles of a job whose workers have several commands. Ranks of the job count through them, in this order."""
+    role_limit: RestartLimit = field(default_factory=RestartLimit)
+    """Limit of restarts for each worker, or each role, that is restarted."""
+    end_with_role: str | None = None
+    """Role whose end ends the job; None waits for all roles."""
     slots_per_host: int | None = None
     """Slots of hosts without a number of their own; None counts the host's GPUs."""
     force_slots: bool = False
@@ -419,7 +456,12 @@ class JobSpec(_Data):
     @property
     def is_bound(self) -> bool:
         """True if agents deal out processors or GPUs. A launcher binds its processes itself."""
-        return self.mpi is None and (self.bind != "none" or self.gpus_per_worker is not None)
+        return self.mpi is None and (self.bind != "none" or self.gpus_per_worker is not None or self.has_gpus)
+
+    @property
+    def has_gpus(self) -> bool:
+        """True if a role deals out GPUs."""
+        return any(role.gpus is not None for role in self.roles)
 
 
 class PortHolder(NamedTuple):
@@ -461,6 +503,8 @@ class WorkerExit(NamedTuple):
     """Classification by the worker's last output."""
     was_told: bool = False
     """True if hvlaunch had asked the worker to end."""
+    role: str = ""
+    """Its role and its rank there, `gen:1`; empty in jobs without roles."""
 
     @property
     def exit_code(self) -> int:

@@ -258,20 +258,29 @@ def _numbers(path: str) -> Set[int]:
 
 
 def bindings(
-    topology: Topology, mode: str, per_worker: Optional[int], count: int, env: Mapping[str, str]
+    topology: Topology,
+    mode: str,
+    per_worker: Optional[int],
+    count: int,
+    env: Mapping[str, str],
+    gpus: Optional[Sequence[Optional[int]]] = None,
 ) -> List[WorkerBinding]:
     """Return the bindings of `count` workers, in the order of their slots. Pure.
 
     `per_worker` is the number of GPUs for each; None leaves the choice to the program, which takes the GPU of its local
-    rank, and all GPUs if it is its host's only worker.
+    rank, and all GPUs if it is its host's only worker. `gpus` has a number for each slot instead, for workers of roles.
     """
     maker, variable, devices = _visible(topology, env)
     shares = []
+    first = 0
     for slot in range(count):
+        if gpus is not None:
+            per_worker = gpus[slot]
         mine = devices[slot % len(devices) :][:1] if devices else []
         variables = {}
         if per_worker is not None:
-            mine = devices[slot * per_worker : (slot + 1) * per_worker]
+            mine = devices[first : first + per_worker]
+            first += per_worker
             variables[variable] = ",".join(word for word, _ in mine)
             if maker == "nvidia" and "CUDA_DEVICE_ORDER" not in env and variable not in env:
                 # As nvidia-smi numbers GPUs; CUDA's own order begins with the fastest GPU.
@@ -411,12 +420,14 @@ class Binder:
 
     def __init__(self, order: Dict[str, Any], env: Mapping[str, str], root: str = "") -> None:
         self._allowed = os.sched_getaffinity(0)
-        self._per_worker: Optional[int] = order["gpus_per_worker"]
         topology = read_topology(order["mode"], self._allowed, root)
         # The job's variables win over the host's.
         all_env = {**os.environ, **env}
         self._count = len(_visible(topology, all_env)[2])
-        self._bindings = bindings(topology, order["mode"], self._per_worker, order["slots"], all_env)
+        gpus: List[Optional[int]] = order.get("gpus") or [order["gpus_per_worker"]] * order["slots"]
+        self._gpus = gpus
+        self._origin = "its role, x%d" if "gpus" in order else "--gpus-per-worker %d"
+        self._bindings = bindings(topology, order["mode"], None, order["slots"], all_env, gpus)
 
     def start(
         self, slot: int, env: Dict[str, str], job_env: Mapping[str, str], start: Callable[[], WorkerProcess]
@@ -426,11 +437,12 @@ class Binder:
         `env`, the worker's environment, gets more variables; `job_env` are the variables of the user and hvlaunch.
         """
         binding = self._bindings[slot]
-        if self._per_worker is not None and len(binding.devices) < self._per_worker:
-            first = slot * self._per_worker
-            gpus = ranges(range(first, first + self._per_worker))
-            cause = "--gpus-per-worker %d: slot %d is to have GPU %s; visible GPUs: %d" % (
-                self._per_worker,
+        per_worker = self._gpus[slot]
+        if per_worker is not None and len(binding.devices) < per_worker:
+            first = sum(number or 0 for number in self._gpus[:slot])
+            gpus = ranges(range(first, first + per_worker))
+            cause = "%s: slot %d is to have GPU %s; visible GPUs: %d" % (
+                self._origin % per_worker,
                 slot,
                 gpus,
                 self._count,

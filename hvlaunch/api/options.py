@@ -74,6 +74,16 @@ class LauncherOptions:
     """Start a program as it needs: vllm, ray, jax and others."""
     templates: bool | None = None
     """Fill in words such as `{rank}` of the command."""
+    role: str | None = None
+    """A command with workers of its own."""
+    role_policy: str | None = None
+    """Response to a failed worker of a role. Default: `end`."""
+    role_for: str | None = None
+    """Preset for a role, as `--for` for a job."""
+    role_env: str | None = None
+    """Environment variable for the workers of a role."""
+    end_with_role: str | None = None
+    """Role that ends the job when its workers have ended with 0. Default: the job ends when all roles have."""
     ready_port: int | None = None
     """Port of a service on rank 0's host."""
     ready_url: str | None = None
@@ -280,6 +290,11 @@ class GivenOptions(TypedDict, total=False):
     collect_limit: int | str | None
     preset: str | None
     templates: bool | None
+    role: str | None
+    role_policy: str | None
+    role_for: str | None
+    role_env: str | None
+    end_with_role: str | None
     ready_port: int | None
     ready_url: str | None
     nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None

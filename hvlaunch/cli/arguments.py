@@ -60,7 +60,8 @@ def parse(
     # After merging, since the strongest source decides the host keys.
     options.check_found()
     # `hvlaunch -v` alone is a question for the version in many programs.
-    if not options.command and not options.check_build and not options.show_config:
+    has_none = not options.command and "role" not in options.given
+    if has_none and not options.check_build and not options.show_config:
         version = "hvlaunch -V for the version, " if options.given.keys() == {"verbose"} else ""
         raise BadUsage("no command to run", hint=f"{version}hvlaunch -np 2 python train.py, or {HELP_HINT}")
     return options

@@ -117,7 +117,8 @@ def _start(
 ) -> int:
     """Start the job that `make` returns, with warnings, or print its plan. `argv` is the whole line, for advice."""
     # As early as possible: other users see the arguments until then.
-    hide_values(setting.texts[0] for setting in options.settings.get("x", ()) if not setting.origin)
+    secret = [*options.settings.get("x", ()), *options.settings.get("role_env", ())]
+    hide_values(setting.texts[0] for setting in secret if not setting.origin)
     for note in options.found_notes():
         complain(note)
     try:

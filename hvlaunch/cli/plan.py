@@ -6,16 +6,27 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.console.masking import MASK, masked, masked_words
-from hvlaunch.driver.program.start_frame import default_env, elastic_env, gpu_env, identity_env, shared_env
+from hvlaunch.driver.program.start_frame import (
+    default_env,
+    elastic_env,
+    gpu_env,
+    gpus_by_slot,
+    identity_env,
+    role_env,
+    shared_env,
+)
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
-from hvlaunch.hosts.placement import Placement, needed, place, slots_of
+from hvlaunch.hosts.placement import Launch, Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.rendezvous.round_messages import worker_id
+
+if TYPE_CHECKING:
+    from hvlaunch.hosts.templates import Expansion
 
 __all__ = ["command_line", "plan", "quoted", "shown_value"]
 
@@ -112,8 +123,10 @@ def _binding_lines(
     if here:
         topology = read_topology(spec.bind, os.sched_getaffinity(0))
         env = {**os.environ, **spec.env}
+        gpus = {name: gpus_by_slot(spec.roles, name) if spec.has_gpus else None for name in here}
         shares = {
-            name: bindings(topology, spec.bind, spec.gpus_per_worker, counts[name], env) for name in here
+            name: bindings(topology, spec.bind, spec.gpus_per_worker, counts[name], env, gpus[name])
+            for name in here
         }
         lines = table(
             {
@@ -143,6 +156,9 @@ def _environment(spec: JobSpec, places: Sequence[Placement] | None, *, show_secr
 
 def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets: bool) -> Iterator[str]:
     """Yield the command of each worker; one for all if it has no places, or nobody knows the workers yet."""
+    if spec.roles:
+        yield from _role_commands(spec, show_secrets=show_secrets)
+        return
     if spec.templates is None or places is None:
         words = spec.command if spec.templates is None else spec.templates.words
         yield command_line(words, show_secrets=show_secrets)
@@ -162,15 +178,43 @@ def _commands(spec: JobSpec, places: Sequence[Placement] | None, *, show_secrets
             scratch="{scratch}",
             secret="{secret}",  # noqa: S106 (none: the job will have one)
         )
-        expansion = Expansion(spec.templates, worker)
-        variables = [
-            f"{name}={shown_value(name, value, show_secrets=show_secrets)}"
-            for name, value in expansion.variables().items()
-        ]
-        # A preset's services are a program of many lines.
-        brief = [_brief(word) for word in expansion.command()]
-        line = command_line(brief, show_secrets=show_secrets)
-        yield " ".join([f"rank {at.rank} on {at.host}:", *variables, line])
+        expanded = _expanded(Expansion(spec.templates, worker), show_secrets=show_secrets)
+        yield f"rank {at.rank} on {at.host}: {expanded}"
+
+
+def _role_commands(spec: JobSpec, *, show_secrets: bool) -> Iterator[str]:
+    from hvlaunch.hosts.roles import RoleAddresses, place_roles, ports_by_host  # noqa: PLC0415 (few jobs have roles)
+    from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace  # noqa: PLC0415 (as above)
+
+    ports = {host: (host, ["{port}"] * count) for host, count in ports_by_host(spec.roles).items()}
+    addresses = RoleAddresses(spec.roles, ports)
+    for launch in place_roles(spec.roles):
+        if launch.role is None:
+            continue
+        _, name, at = launch.role
+        worker = WorkerPlace(
+            at,
+            master_addr="{master_addr}",
+            master_port="{master_port}",
+            hosts=tuple(Neighbour(*host) for host in addresses.hosts(name)),
+            scratch="{scratch}",
+            secret="{secret}",  # noqa: S106 (none: the job will have one)
+            of_role=addresses.value,
+            own_ports=addresses.ports(name, at.rank),
+        )
+        expansion = Expansion(spec.roles[launch.role.number].templates, worker)
+        yield f"{launch.role.label} on {at.host}: {_expanded(expansion, show_secrets=show_secrets)}"
+
+
+def _expanded(expansion: "Expansion", *, show_secrets: bool) -> str:
+    """Return the variables and the command of a worker."""
+    variables = [
+        f"{name}={shown_value(name, value, show_secrets=show_secrets)}"
+        for name, value in expansion.variables().items()
+    ]
+    # A preset's services are a program of many lines.
+    brief = [_brief(word) for word in expansion.command()]
+    return " ".join([*variables, command_line(brief, show_secrets=show_secrets)])
 
 
 def _brief(word: str) -> str:
@@ -203,6 +247,10 @@ def _escaped(char: str) -> str:
 
 def _places(spec: JobSpec, hosts: Sequence[Host]) -> list[Placement] | None:
     """Return the placements; None if they depend on hosts' GPUs."""
+    if spec.roles:
+        from hvlaunch.hosts.roles import place_roles  # noqa: PLC0415 (few jobs have roles)
+
+        return [launch.place for launch in place_roles(spec.roles)]
     # The agents count GPUs, and --dry-run connects to no host.
     if spec.slots_per_host is None and any(host.slots is None for host in hosts):
         return None
@@ -286,18 +334,28 @@ def _rank_lines(places: Sequence[Placement] | None, by_rank: Mapping[str, Sequen
 
 def _by_rank(spec: JobSpec, places: Sequence[Placement]) -> dict[str, list[str]]:
     """Return variables that differ between workers: for each, its values at rank 0, 1, ..."""
-    values: dict[str, list[str]] = {}
-    for placement in places:
+    rows: list[dict[str, str]] = []
+    role_launches: Sequence[Launch | None] = [None] * len(places)
+    if spec.roles:
+        from hvlaunch.hosts.roles import place_roles  # noqa: PLC0415 (few jobs have roles)
+
+        role_launches = place_roles(spec.roles)
+    for placement, launch in zip(places, role_launches, strict=True):
         worker = worker_id(placement.host, placement.local_rank, 0)
+        at, more = placement, gpu_env(spec.gpus_per_worker)
+        if launch is not None and launch.role is not None:
+            role = spec.roles[launch.role.number]
+            at, more = launch.role.place, gpu_env(role.gpus or None) | role_env(launch, role, len(spec.roles))
         first, second = (
-            identity_env(placement, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
+            identity_env(at, worker=worker, job_id=mark, round_number=0, token=mark, scratch=mark)
             | elastic_env(spec.elastic)
-            | gpu_env(spec.gpus_per_worker)
+            | more
             for mark in "ab"
         )
-        for name, value in first.items():
-            values.setdefault(name, []).append(value if value == second[name] else _LATER)
-    return values
+        rows.append({name: value if value == second[name] else _LATER for name, value in first.items()})
+    # Workers of one role may have a variable that those of another lack.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "-") for row in rows] for name in names}
 
 
 def _any_two(np: int | None) -> list[Placement]:

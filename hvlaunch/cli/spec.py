@@ -54,6 +54,15 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
 
     `environ` is the driver's environment. Reads the files that options name, and resolves no host. Raises BadUsage.
     """
+    if "role" in options.given:
+        from hvlaunch.cli.job_roles import role_lines, with_roles, without_roles  # noqa: PLC0415 (few lines have it)
+
+        lines = role_lines(options)
+        spec, warnings = job_spec(without_roles(options, lines), environ)
+        return with_roles(spec, options, lines, environ), warnings
+    for name in ("role_policy", "role_for", "role_env", "end_with_role"):
+        if name in options.given:
+            raise BadUsage(f"{options.settings[name][-1].called} is for a job with roles", hint="--role")
     preset = None
     if options.preset is not None:
         from hvlaunch.cli.presets import preset_of, with_preset  # noqa: PLC0415 (few lines have it)

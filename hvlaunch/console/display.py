@@ -497,7 +497,7 @@ def displays(
         is_terminal = next(iter(files.values())).is_terminal
         return Display(
             files,
-            Prefix(options.prefix, now=now),
+            Prefix(options.prefix, now=now, labels=options.labels),
             color=colored(options.color, terminal=is_terminal, environ=environ),
             live_rows=rows if can_redraw(terminal=is_terminal, environ=environ) else 0,
             merge=options.merge,

@@ -1,7 +1,7 @@
 """The text before each line of a worker (--prefix)."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.console.lines import Stream
@@ -30,9 +30,17 @@ class Prefix:
     """
 
     def __init__(
-        self, template: str = ConsoleOptions().prefix, *, now: "Callable[[], datetime] | None" = None
+        self,
+        template: str = ConsoleOptions().prefix,
+        *,
+        now: "Callable[[], datetime] | None" = None,
+        labels: Sequence[str] = (),
     ) -> None:
-        """Check the template. `now` returns the local time, by default this machine's. Raises BadUsage."""
+        """Check the template. `now` returns the local time, by default this machine's. Raises BadUsage.
+
+        `labels` are shown in place of ranks.
+        """
+        self._labels = labels
         self._template = template
         self._has_time = "time" in _checked(template)
         self._now = now or _now
@@ -59,6 +67,8 @@ class Prefix:
 
     def _value(self, name: str, ranks: tuple[int, ...], stream: Stream) -> Any:
         match name:
+            case "rank" if self._labels:
+                return ",".join(self._labels[rank] for rank in ranks)
             case "rank":
                 return ranks[0] if len(ranks) == 1 else number_set(ranks)
             case "local_rank":

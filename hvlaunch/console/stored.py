@@ -69,6 +69,7 @@ def head_of(options: ConsoleOptions) -> Mapping[str, object]:
         "merge": options.merge,
         "hidden": options.hidden,
         "ranks": None if ranks is None else [[part.start, part.stop, part.step] for part in ranks],
+        **({"labels": options.labels} if options.labels else {}),
     }
 
 
@@ -81,6 +82,7 @@ def options_of(head: Mapping[str, Any]) -> ConsoleOptions:
         merge=head["merge"],
         hidden=tuple(head["hidden"]),
         ranks=None if ranks is None else tuple(range(*part) for part in ranks),
+        labels=tuple(head.get("labels", ())),
     )
 
 

@@ -81,13 +81,15 @@ class Probe(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start workers of one host, for a round or to ask for places."""
+    """Start workers of one host, for a round or to ask for places; in jobs with roles, workers of a single role."""
 
     host: str
     round: int
     launches: tuple[Launch, ...]
     network: HostNetwork
     facts: HostFacts
+    job_hosts: tuple[HostAddress, ...] = ()
+    """All hosts of a job with roles; `network` has those of the workers' own role."""
 
 
 class Assign(NamedTuple):

@@ -18,6 +18,7 @@ __all__ = [
     "NotMet",
     "RankDone",
     "RestartsUsedUp",
+    "RoleDone",
     "SlotGone",
     "StartsFailed",
     "TrainingDone",
@@ -38,6 +39,8 @@ class WorkerEnded(NamedTuple):
     signal: int | None
     not_started: str | None
     """The reason for a failed start."""
+    role: str = ""
+    """Its role and its rank there, `gen:1`; empty in jobs without roles."""
 
 
 class WorkerHangs(NamedTuple):
@@ -100,6 +103,12 @@ class RankDone(NamedTuple):
     host: str
 
 
+class RoleDone(NamedTuple):
+    """The workers of the role of --end-with-role have ended well."""
+
+    role: str
+
+
 class TrainingDone(NamedTuple):
     """The training is done."""
 
@@ -154,6 +163,7 @@ Cause = (
     | HostProblem
     | WorkersFail
     | RankDone
+    | RoleDone
     | TrainingDone
     | NewTraining
     | SlotGone

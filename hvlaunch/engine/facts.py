@@ -198,6 +198,15 @@ class WorkerStartFailed(NamedTuple):
     retry_in: float
 
 
+class WorkerRestarting(NamedTuple):
+    """A failed worker, or all workers of its role, start again in `delay` seconds."""
+
+    end: WorkerEnded
+    workers: int
+    """Number of workers that start again."""
+    delay: float
+
+
 # The job
 
 
@@ -257,6 +266,7 @@ Fact = (
     | WorkerEndedEarly
     | WorkerKilled
     | WorkerStartFailed
+    | WorkerRestarting
     | WorkersAlone
     | Interrupting
     | JobHanging

@@ -121,6 +121,8 @@ class Starter:
         self._probing = probing
         self._variables: Mapping[str, Mapping[str, str]] = {}
         """Variables for the choice of adapters, by host."""
+        self._role_starts: dict[int, do.Start] = {}
+        """The order by which each rank of a job with roles was started."""
 
     def _choose(self, plan: Plan, number: int) -> list[Action]:
         """Choose the adapters of a round."""
@@ -172,6 +174,8 @@ class Starter:
 
     def start(self, plan: Plan, current: Round, now: float) -> list[Action]:
         """Start all workers of a round."""
+        if plan.launches[0].role is not None:
+            return self._start_roles(plan, current, now)
         first = plan.hosts[0]
         # Rank 0's agent keeps this port bound until rank 0 listens there.
         port = first.facts.master_port if first.facts is not None else 0
@@ -187,6 +191,51 @@ class Starter:
         starting = tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port)
         return [*choices, starting, *starts]
 
+    def _start_roles(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        """Start the workers of each role with a MASTER_ADDR and MASTER_PORT of its own."""
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        everybody, choices = self._addresses(plan), self._choose(plan, current.number)
+        by_name = {address.name: address for address in everybody}
+        pool = {host.name: host for host in plan.hosts}
+        by_role: dict[int, list[Launch]] = {}
+        for launch in plan.launches:
+            by_role.setdefault(launch.role.number if launch.role else 0, []).append(launch)
+        starts: list[do.Start] = []
+        for index, members in by_role.items():
+            by_host = _by_host(members)
+            # The first of these ports are the masters' of the roles, as hosts/roles.py has them.
+            first, port = members[0].host, by_name[members[0].host].ports[index]
+            hosts = tuple(by_name[name]._replace(workers=len(here)) for name, here in by_host.items())
+            for name, here in by_host.items():
+                of_role = self._network(pool[name], port, hosts)._replace(
+                    master_addr=network.address(name, first)
+                )
+                for start in self.launch(pool[name], here, of_role, current.number, WorkerState.WORKING, now):
+                    order = start._replace(job_hosts=everybody)
+                    self._role_starts.update(dict.fromkeys((launch.place.rank for launch in here), order))
+                    starts.append(order)
+        master = starts[0].network
+        return [
+            *choices,
+            tell.RoundStarting(
+                current.number, len(plan.launches), plan.names, master.master_addr, master.master_port
+            ),
+            *starts,
+        ]
+
+    def start_again(self, ranks: range, number: int, now: float) -> list[Action]:
+        """Start the next workers of these ranks in their slots, as those before were started."""
+        starts: dict[str, do.Start] = {}
+        for rank in ranks:
+            order = self._role_starts[rank]
+            before = next(launch for launch in order.launches if launch.place.rank == rank)
+            launch = self._workers.next_launch(before.seat, before.place)._replace(role=before.role)
+            self._workers.launch(launch, born=number, state=WorkerState.WORKING, now=now)
+            others = starts[order.host].launches if order.host in starts else ()
+            starts[order.host] = order._replace(launches=(*others, launch))
+        return [*starts.values()]
+
     def launch(
         self,
         host: PoolHost,
@@ -195,7 +244,7 @@ class Starter:
         number: int,
         state: WorkerState,
         now: float,
-    ) -> list[Action]:
+    ) -> list[do.Start]:
         """Start these workers of a host: WORKING in the round, or STARTING to ask for a place from that round on."""
         if host.facts is None:
             return []
@@ -358,6 +407,10 @@ class FreshWorkers(Forming):
         hosts = self._enough(now) if self._spec.skip_bad_hosts else self._all(now)
         if hosts is None:
             return None
+        if self._spec.roles:
+            from hvlaunch.hosts.roles import place_roles  # noqa: PLC0415 (few jobs have roles)
+
+            return Plan.with_launches(hosts, place_roles(self._spec.roles))
         places = self._places(hosts)
         if self._spec.rank_order != "given":
             # The first hosts are used, whatever their order.

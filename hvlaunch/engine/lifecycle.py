@@ -3,12 +3,13 @@
 import signal
 from collections.abc import Iterable
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
-from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp, StartsFailed
+from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp, RoleDone, StartsFailed
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
@@ -24,7 +25,7 @@ class Ending(NamedTuple):
 
     error: Problem | None = None
     failure: WorkerExit | None = None
-    cause: RestartsUsedUp | NoProgress | StartsFailed | RankDone | None = None
+    cause: RestartsUsedUp | NoProgress | StartsFailed | RankDone | RoleDone | None = None
     """Why no other round follows, or why the job does not wait for its other workers."""
 
 
@@ -34,16 +35,17 @@ def outcome(
     interrupted: int | None,
     elapsed: float,
     *,
-    last_rank: int | None = None,
+    last_ranks: Iterable[int] = (),
 ) -> JobResult:
     """Return the result of a job with its last round, `last`. `interrupted` is a signal's number.
 
-    If the job ends with `last_rank`, the ends of other workers after it do not count.
+    If the job ends with `last_ranks`, the ends of other workers after theirs do not count.
     """
     exits = last.exits if last is not None else {}
-    # Other workers often fail because the last rank has left them.
-    end = exits.get(last_rank) if last_rank is not None else None
-    counting = [other for other in exits.values() if end is None or not end.ok or other.when <= end.when]
+    # Other workers often fail because the last ranks have left them.
+    ends = [exits.get(rank) for rank in last_ranks]
+    until = max((end.when if end is not None and end.ok else inf for end in ends), default=inf)
+    counting = [other for other in exits.values() if other.when <= until]
     failed, first = cause_of(counting) or ending.failure, first_failed(counting)
     error = ending.error
     if error is None and failed is None:
@@ -206,7 +208,7 @@ class Lifecycle:
         """Take the workers' stacks before they are stopped for a failure. Hanging workers are being killed already."""
         steps = gently(self._spec.grace)
         # The job went well: nobody needs stacks.
-        if isinstance(ending.cause, RankDone):
+        if isinstance(ending.cause, RankDone | RoleDone):
             return self.stop(steps, now)
         self.phase = Phase.STOPPING
         # A second order would give hanging workers another grace.
@@ -252,7 +254,7 @@ class Lifecycle:
     def close_if_over(self, now: float) -> list[Action]:
         if self._rounds.workers.size or self.phase not in WITH_WORKERS:
             return []
-        if self.phase is Phase.RUNNING and self._elastic is not None:
+        if self.phase is Phase.RUNNING and (self._elastic is not None or self._rounds.restarting):
             return []
         return self.close(now)
 
@@ -289,6 +291,14 @@ class Lifecycle:
             actions = [tell.WorkersAlone(last.size, tuple(sorted(set(last.alone.values()))))]
         return [*actions, do.Finish(result)]
 
+    def _last_ranks(self) -> Iterable[int]:
+        """Return the ranks whose ends end the job."""
+        if self._spec.end_with_role is not None:
+            from hvlaunch.hosts.roles import ranks_of  # noqa: PLC0415 (few jobs have roles)
+
+            return ranks_of(self._spec.roles, self._spec.end_with_role)
+        return () if self._spec.end_with_rank is None else (self._spec.end_with_rank,)
+
     def _result(self) -> JobResult:
         began_at = self._rounds.workers.began_at
         return outcome(
@@ -296,5 +306,5 @@ class Lifecycle:
             self._rounds.round,
             self._interrupted,
             0.0 if began_at is None else self._ended_at - began_at,
-            last_rank=self._spec.end_with_rank,
+            last_ranks=self._last_ranks(),
         )

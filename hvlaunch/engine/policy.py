@@ -6,7 +6,7 @@ A Decision has the actions, and says what follows; the engine does what follows.
 import signal
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
@@ -22,6 +22,9 @@ from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerTrigger, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+
+if TYPE_CHECKING:
+    from hvlaunch.engine.roles import RolePolicies
 
 __all__ = ["Decision", "Policy", "Then", "alone"]
 
@@ -96,6 +99,7 @@ class Policy:
         self._rounds = rounds
         self._workers = rounds.workers
         self._restarts = rounds.restarts
+        self._roles = _role_policies(spec, pool, rounds, waits) if spec.roles else None
 
     @property
     def _round(self) -> Round | None:
@@ -142,7 +146,11 @@ class Policy:
         is_member, is_ending = self._rounds.is_member(worker), worker.is_ending
         exit_ = self._record_end(worker, event, now)
         if self._elastic is None:
-            return self._static_ended(exit_, now)
+            return (
+                self._static_ended(exit_, now)
+                if self._roles is None
+                else self._role_ended(worker, exit_, now)
+            )
         # A worker that we stopped may still show that it was the cause.
         if exit_.stopped or (is_ending and not exit_.ok):
             return Decision(self._find_culprit(now))
@@ -161,6 +169,20 @@ class Policy:
         if exit_.rank == self._spec.end_with_rank and self._workers.living:
             return Decision((), Ending(cause=why.RankDone(exit_.rank, exit_.host)))
         return Decision()
+
+    def _role_ended(self, worker: Worker, exit_: WorkerExit, now: float) -> Decision:
+        """Decide the consequences in a job with roles."""
+        if self._roles is None:
+            return Decision()
+        step = self._roles.ended(worker, exit_, now)
+        if step is None:
+            return self._member_failed(exit_, now)
+        return Decision(step) if isinstance(step, list) else Decision((), step)
+
+    def restart(self, now: float) -> Decision:
+        """Start the workers of roles again whose time has come."""
+        step = [] if self._roles is None else self._roles.restart(now)
+        return Decision(step) if isinstance(step, list) else Decision((), step)
 
     def _member_failed(self, exit_: WorkerExit, now: float) -> Decision:
         """Fail the round, at once or after a short wait for the cause of the failure."""
@@ -541,5 +563,11 @@ class Policy:
         return Ending(error=self._pool.failure or NotEnoughSlots(self._elastic.min_np, left).problem)
 
 
+def _role_policies(spec: JobSpec, pool: Pool, rounds: Rounds, waits: Waits) -> "RolePolicies":
+    from hvlaunch.engine.roles import RolePolicies  # noqa: PLC0415 (few jobs have roles)
+
+    return RolePolicies(spec, pool, rounds, waits)
+
+
 def _ended(exit_: WorkerExit) -> why.WorkerEnded:
-    return why.WorkerEnded(exit_.rank, exit_.host, exit_.code, exit_.signal, exit_.not_started)
+    return why.WorkerEnded(exit_.rank, exit_.host, exit_.code, exit_.signal, exit_.not_started, exit_.role)

@@ -16,7 +16,7 @@ from hvlaunch.engine.causes import (
 )
 from hvlaunch.engine.workers import Life
 from hvlaunch.hosts.placement import Launch
-from hvlaunch.job import ElasticOptions, WorkerExit
+from hvlaunch.job import ElasticOptions, RestartLimit, WorkerExit
 
 __all__ = [
     "FRUITFUL",
@@ -81,11 +81,16 @@ FRUITLESS_IN_A_ROW = 5
 class Restarts:
     """Counts failures that led to another round, within --restart-window. In a static job none does."""
 
-    def __init__(self, options: ElasticOptions | None) -> None:
+    def __init__(self, options: ElasticOptions | RestartLimit | None) -> None:
         self._limit = 0 if options is None else options.max_restarts
         self._window = 0.0 if options is None else options.restart_window
         self._failed: deque[float] = deque()
         self._fruitless = 0
+
+    @property
+    def fruitless(self) -> int:
+        """Number of failures in a row before which there was no progress."""
+        return self._fruitless
 
     def gained(self) -> None:
         """Note a fruitful round, or a late remedy for the last failure."""
@@ -241,6 +246,16 @@ class Round:
         """Note how a worker of this round ended."""
         self.exits[end.rank] = end
         self.started.add(end.rank)
+
+    def forgive(self, ranks: Iterable[int]) -> None:
+        """Note that workers are to start again: their ends are no failures of the round."""
+        for rank in self.exits.keys() & set(ranks):
+            self.exits[rank] = self.exits[rank]._replace(stopped=True, look="silent")
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Forget how workers ended that have started again."""
+        for rank in ranks:
+            self.exits.pop(rank, None)
 
     def note_started(self, rank: int) -> None:
         """Note that the worker's process runs."""

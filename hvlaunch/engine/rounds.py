@@ -59,6 +59,8 @@ class Rounds:
         self._number = 0
         self._plan: Plan | None = None
         self._is_short_told = False
+        self.restarting: set[int] = set()
+        """Ranks of a role that start again, when their time has come."""
 
     @property
     def has_begun(self) -> bool:
@@ -269,6 +271,14 @@ class Rounds:
         """Start workers that will ask in free slots, for later rounds and as spares."""
         return self.forming.fill(self.round, self._number, now)
 
+    def restart(self, ranks: range, now: float) -> list[Action]:
+        """Start the next workers of these ranks in their slots."""
+        self.restarting.difference_update(ranks)
+        if self.round is None:
+            return []
+        self.round.forget(ranks)
+        return self._starter.start_again(ranks, self.round.number, now)
+
     def _grow(self, now: float) -> list[Action]:
         """End the running round for a larger round, or to let workers leave."""
         current = self.round
@@ -329,6 +339,7 @@ class Rounds:
         if self.round is None:
             return
         yield Wait.SETTLING
+        yield Wait.RESTART
         if self.is_running and self.forming.stops_at_failure:
             yield Wait.HOLD
         if self.round.state is not RoundState.BROKEN:

@@ -68,6 +68,12 @@ class Wait(Enum):
         "300 s",
         "another worker is started",
     )
+    RESTART = (
+        "the restart of a failed worker, or of all workers of its role",
+        "its time",
+        "4 s",
+        "they start again in their slots",
+    )
     MEETING = (
         "the workers of a round",
         "all have said that they have met",
@@ -127,6 +133,7 @@ _OF_TIME_ALONE = frozenset(
         Wait.HOLD,
         Wait.COOLDOWN,
         Wait.SLOT_COOLDOWN,
+        Wait.RESTART,
         Wait.LEAVING_UNHEARD,
         Wait.SILENCE_LOOK,
         Wait.ENDING_LOOK,

@@ -249,6 +249,11 @@ class Worker:
         return self.launch.place.rank
 
     @property
+    def role(self) -> str:
+        """Its role and its rank there, as in messages; empty in jobs without roles."""
+        return "" if self.launch.role is None else self.launch.role.label
+
+    @property
     def state(self) -> WorkerState:
         return self.life.state
 
@@ -277,7 +282,12 @@ class Worker:
         """Describe the worker's end, in seconds from `since`."""
         if isinstance(event, WorkerNotStarted):
             return WorkerExit(
-                rank=self.rank, host=self.host, code=event.code, when=now - since, not_started=event.cause
+                rank=self.rank,
+                host=self.host,
+                code=event.code,
+                when=now - since,
+                not_started=event.cause,
+                role=self.role,
             )
         return WorkerExit(
             rank=self.rank,
@@ -293,6 +303,7 @@ class Worker:
             error_file=event.error_file,
             look=event.look,
             was_told=self.state is not WorkerState.HANGING and self.orders.had_begun(event.at),
+            role=self.role,
         )
 
     def _was_stopped(self, event: WorkerExited) -> bool:

@@ -11,6 +11,7 @@ from hvlaunch.job import ElasticOptions, Host, MapPolicy
 __all__ = [
     "Launch",
     "Placement",
+    "RolePlace",
     "Seat",
     "in_quota",
     "needed",
@@ -49,12 +50,28 @@ class Placement(NamedTuple):
     """Number of used hosts."""
 
 
+class RolePlace(NamedTuple):
+    """A worker's place among the workers of its role."""
+
+    number: int
+    """Index of the role among those of the job."""
+    name: str
+    place: Placement
+
+    @property
+    def label(self) -> str:
+        """Name and rank, as in messages: `gen:1`."""
+        return f"{self.name}:{self.place.rank}"
+
+
 class Launch(NamedTuple):
     """A worker in a slot of its place's host; the slot had `start` workers before."""
 
     slot: int
     start: int
     place: Placement
+    role: RolePlace | None = None
+    """None in jobs without roles."""
 
     @property
     def host(self) -> str:

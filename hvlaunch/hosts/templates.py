@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvlaunch.agent.wire.frames import MOST_PORTS
@@ -14,9 +14,11 @@ __all__ = [
     "NAMES",
     "Expansion",
     "Neighbour",
+    "RolePart",
     "WorkerPlace",
     "escaped",
     "names_in",
+    "role_parts",
     "templates_of",
 ]
 
@@ -37,28 +39,57 @@ _WITH_TEXT = {
     "own_port": "NAME",
     "first": "WORDS",
     "others": "WORDS",
+    "role": "NAME:RANK:PORT",
     "each": "TEXT",
 }
 NAMES = (*(f"{{{name}}}" for name in _PLAIN), *(f"{{{name}:{text}}}" for name, text in _WITH_TEXT.items()))
 """All places, as in messages."""
+_ROLE = re.compile(r"([a-z][a-z0-9-]*):(0|[1-9][0-9]*|all):([a-z][a-z0-9_-]*)")
 _ADDRESSES = ("host_ip", "master_addr")
 _OF_HOST = ("host", "host_ip", "node_rank", "own_port")
 """Places that `{each:TEXT}` takes of each host."""
 
 
 def templates_of(
-    words: Sequence[str], env: Mapping[str, str], slots: Mapping[str, int], *, is_per_host: bool
+    words: Sequence[str],
+    env: Mapping[str, str],
+    slots: Mapping[str, int],
+    *,
+    is_per_host: bool,
+    has_roles: bool = False,
 ) -> Templates:
     """Return the command with its places. Raises BadUsage for unknown places."""
     texts = [*words, *env.values()]
     names = [name for text in texts for name in names_in(text)]
     if "own_port" in names and not is_per_host:
         raise BadUsage("{own_port:NAME} is a port for the host's only worker", hint="--per-host")
+    if "role" in names and not has_roles:
+        raise BadUsage("{role:NAME:RANK:PORT} is for a job with roles", hint="--role")
     ports = tuple(dict.fromkeys(port for text in texts for port in _ports_in(text)))
     if len(ports) > MOST_PORTS:
         raise BadUsage(f"the command names {len(ports)} ports; {MOST_PORTS} are the most")
     counts_gpus = is_per_host and not {"slots", "slot_list"}.isdisjoint(names)
     return Templates(tuple(words), dict(env), ports, dict(slots), counts_gpus)
+
+
+class RolePart(NamedTuple):
+    """A `{role:NAME:RANK:PORT}`."""
+
+    name: str
+    rank: str
+    """A number, or `all`."""
+    port: str
+    """The name of a port, `host` or `host_ip`."""
+
+
+def role_parts(texts: Iterable[str]) -> Iterator[RolePart]:
+    """Yield the places that name other roles."""
+    for text in texts:
+        for _, name, more, _ in _PLACE.findall(text):
+            if name == "role":
+                yield RolePart(*more.split(":"))
+            elif name in ("first", "others", "each"):
+                yield from role_parts([more])
 
 
 class Neighbour(NamedTuple):
@@ -82,6 +113,10 @@ class WorkerPlace(NamedTuple):
     """The job's private directory on the host, which is removed at its end."""
     secret: str
     """A random word that only the job's workers know."""
+    of_role: Callable[[str], str] | None = None
+    """The value of a `{role:...}`, in a job with roles."""
+    own_ports: tuple[object, ...] = ()
+    """Ports of a worker of a role; other workers have those of their host."""
 
     @property
     def nnodes(self) -> int:
@@ -93,7 +128,8 @@ class WorkerPlace(NamedTuple):
 
     def on(self, node_rank: int) -> "WorkerPlace":
         """Return the same with the host of that number."""
-        return self._replace(at=self.at._replace(group_rank=node_rank, host=self.hosts[node_rank].name))
+        at = self.at._replace(group_rank=node_rank, host=self.hosts[node_rank].name)
+        return self._replace(at=at, own_ports=())
 
 
 class Expansion:
@@ -146,7 +182,9 @@ class Expansion:
             case "port":
                 return self._port(hosts[0], more)
             case "own_port":
-                return self._port(hosts[worker.at.group_rank], more)
+                return self._port(hosts[worker.at.group_rank], more, worker.own_ports)
+            case "role":
+                return "" if worker.of_role is None else worker.of_role(more)
             case "slots":
                 return str(self._slots(worker.at.host) or more)
             case "slot_list":
@@ -168,8 +206,8 @@ class Expansion:
     def _slots(self, host: str) -> int | None:
         return self._templates.slots.get(host, self._gpus)
 
-    def _port(self, host: Neighbour, name: str) -> str:
-        return str(host.ports[self._templates.ports.index(name)])
+    def _port(self, host: Neighbour, name: str, worker_ports: Sequence[object] = ()) -> str:
+        return str((worker_ports or host.ports)[self._templates.ports.index(name)])
 
 
 def escaped(text: str) -> str:
@@ -192,6 +230,10 @@ def names_in(text: str) -> Iterator[str]:
             raise BadUsage(f"{{{name}}} takes no text, and {place} has one")
         if name in ("port", "own_port") and not _PORT_NAME.fullmatch(more):
             raise BadUsage(f"{place} needs the name of a port, in small letters", hint="{port:http}")
+        if name == "role" and not _ROLE.fullmatch(more):
+            raise BadUsage(
+                f"{place} needs a role, a rank in it or `all`, and a port", hint="{role:gen:0:http}"
+            )
         if name == "slots_before" and not more.isdecimal():
             raise BadUsage(
                 f"{place} needs the slots of a host for which none are given", hint="{slots_before:1}"

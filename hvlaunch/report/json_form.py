@@ -109,6 +109,7 @@ def _worker(report: FailureReport, worker: WorkerExit, failure: WorkerExit | Non
 def _end(worker: WorkerExit) -> dict[str, Any]:
     return {
         "rank": worker.rank,
+        **({"worker": worker.role} if worker.role else {}),
         "host": worker.host,
         "end": end(worker),
         "code": worker.code,

@@ -146,7 +146,12 @@ def _of_missing(missing: "Missing", host: str) -> list[str]:
 
 
 def _headline(failure: WorkerExit, size: int, *, is_first: bool) -> str:
-    subject = f"hvlaunch: rank {failure.rank} of {size} on host {failure.host}"
+    rank = (
+        f"{failure.role} (rank {failure.rank} of {size})"
+        if failure.role
+        else f"rank {failure.rank} of {size}"
+    )
+    subject = f"hvlaunch: {rank} on host {failure.host}"
     if failure.stopped:
         return f"{subject} failed, and was stopped by hvlaunch before it ended, after {duration(failure.when)}: {end(failure)}"
     first = " first" if size > 1 and is_first else ""
@@ -161,7 +166,8 @@ def _of_victim(victim: WorkerExit, failure: WorkerExit, evidence: "Evidence | No
     """Describe the worker that failed first but was not the cause."""
     when = delta(victim.when - failure.when)
     why = ", since it lost a connection" if evidence is not None and evidence.has_lost_connection else ""
-    return f"  Rank {victim.rank} on host {victim.host} was the first to end, {when}{why}: {end(victim)}"
+    name = f"{victim.role} (rank {victim.rank})" if victim.role else f"Rank {victim.rank}"
+    return f"  {name} on host {victim.host} was the first to end, {when}{why}: {end(victim)}"
 
 
 def _workers(result: JobResult, size: int) -> list[str]:

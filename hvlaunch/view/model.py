@@ -71,6 +71,13 @@ class RankRow:
     """Bytes of output."""
     line: str
     is_slowest: bool
+    role: str = ""
+    """Its role and its rank there, `gen:1`; empty in jobs without roles."""
+
+    @property
+    def name(self) -> str:
+        """Its name in tables."""
+        return self.role or str(self.rank)
 
     @property
     def is_stopped(self) -> bool:
@@ -214,6 +221,7 @@ def _rank_row(
         printed=printed,
         line=line,
         is_slowest=is_slowest,
+        role=worker.get("role", ""),
     )
 
 

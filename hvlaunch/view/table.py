@@ -81,7 +81,7 @@ def rank_cells(row: RankRow) -> tuple[str, ...]:
     """Return the row of a rank, in the order of COLUMNS. The row of its host, above, has the host's name."""
     state = row.state if row.activity is None or not row.activity.startswith("stopped") else row.activity
     silent = "" if row.silent is None or row.silent < _SILENT else f"(silent for {duration(row.silent)}) "
-    mark = f"{row.rank} slowest" if row.is_slowest else str(row.rank)
+    mark = f"{row.name} slowest" if row.is_slowest else row.name
     step = steps(row.step, row.total, row.rate)
     return (
         "",

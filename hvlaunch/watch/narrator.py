@@ -88,7 +88,10 @@ class Narrator:
         size = start.launches[0].place.size
         if not self._ranks and not self._quiet:
             self._warn(size)
-        self._ranks[start.host] = [launch.place.rank for launch in start.launches]
+        ranks = [launch.place.rank for launch in start.launches]
+        # With roles a host has an order for each.
+        before = self._ranks.get(start.host, []) if start.job_hosts and not self._pids.get(start.host) else []
+        self._ranks[start.host] = [*before, *ranks]
         if self._verbose:
             from hvlaunch.watch.sentences import start_detail  # noqa: PLC0415 (as above)
 

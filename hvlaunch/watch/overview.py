@@ -57,6 +57,7 @@ def _worker(worker: Worker, progress: Mapping[str, Any] | None) -> Mapping[str, 
         "round": worker.round,
         "state": worker.state.name.lower(),
         "progress": progress,
+        **({"role": worker.role} if worker.role else {}),
     }
 
 
@@ -73,6 +74,7 @@ BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of recovery times, in seconds."""
 _PLANNED = (
     causes.RankDone,
+    causes.RoleDone,
     causes.TrainingDone,
     causes.NewTraining,
     causes.SlotGone,

@@ -41,6 +41,7 @@ def sentence(fact: tell.Fact) -> str:
             | tell.WorkerEndedEarly()
             | tell.WorkerKilled()
             | tell.WorkerStartFailed()
+            | tell.WorkerRestarting()
         ):
             return _of_round(fact)
         case tell.Interrupting(number, grace):
@@ -128,9 +129,16 @@ def _of_round(
     | tell.RoundEnding
     | tell.WorkerEndedEarly
     | tell.WorkerKilled
-    | tell.WorkerStartFailed,
+    | tell.WorkerStartFailed
+    | tell.WorkerRestarting,
 ) -> str:
     match fact:
+        case tell.WorkerRestarting(end, workers, delay):
+            soon = f" in {delay:g} s" if delay else ""
+            if workers == 1:
+                return f"{because(end)}: it starts again{soon}"
+            role = end.role.partition(":")[0]
+            return f"{because(end)}: all {workers} workers of {role} start again{soon}"
         case tell.RoundStarting():
             return starting(fact)
         case tell.RoundFormed(number, workers, hosts, cause):
@@ -181,6 +189,8 @@ def because(cause: why.Cause) -> str:
             return f"{host}{problem.cause}"
         case why.RankDone(rank, host):
             return f"rank {rank} on host {host} is done (--end-with-rank)"
+        case why.RoleDone(role):
+            return f"role {role} is done (--end-with-role)"
         case why.TrainingDone():
             return "training is done"
         case why.NewTraining():
@@ -201,6 +211,8 @@ def because(cause: why.Cause) -> str:
 
 def _of_worker(cause: why.WorkerEnded | why.WorkerHangs | why.WorkerLeft) -> str:
     worker = f"rank {cause.rank} on host {cause.host}"
+    if isinstance(cause, why.WorkerEnded) and cause.role:
+        worker = f"{cause.role} (rank {cause.rank}) on host {cause.host}"
     match cause:
         case why.WorkerEnded(not_started=str(reason)):
             return f"{worker} could not be started: {reason}"

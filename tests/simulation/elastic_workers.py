@@ -117,7 +117,7 @@ class Workers:
         if host.link != "ready" or not host.is_up or host.agent in (host.dead, host.parting):
             return
         new = []
-        for slot, count, place in start.launches:
+        for slot, count, place, _ in start.launches:
             if host.refusals:
                 host.refusals -= 1
                 refused = on.WorkerNotStarted(host.name, start.round, slot, 127, "no such command", count)

@@ -154,8 +154,8 @@ def the_last_rank_is_any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends_after_the_last_rank_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args, last_rank):
-        return result(*args, last_rank=None)
+    def wrong(*args, last_ranks):
+        return result(*args, last_ranks=())
 
     result = outcome
     monkeypatch.setattr("hvlaunch.engine.lifecycle.outcome", wrong)

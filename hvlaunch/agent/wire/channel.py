@@ -146,7 +146,16 @@ PLAN = record(
             1 << 16,
         ),
         # With --bind or --gpus-per-worker; `slots` is the number of workers that share the host.
-        "bind": record({"mode": _NAME, "gpus_per_worker": or_null(_SLOT), "slots": _SLOT}),
+        # With roles, `gpus` has the number of GPUs for each slot.
+        "bind": record(
+            {
+                "mode": _NAME,
+                "gpus_per_worker": or_null(_SLOT),
+                "slots": _SLOT,
+                "gpus": several(or_null(_SLOT), 1 << 16),
+            },
+            optional=("gpus",),
+        ),
         # Paths to put before and behind a variable's own.
         "first": _VARIABLES,
         "last": _VARIABLES,

@@ -1,11 +1,12 @@
 """Settings from files and variables, by the table of options: keys are long names, values those of the command line."""
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import PurePosixPath
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, values
 from hvlaunch.cli.options.settings import HELP_HINT, Setting, place_of, read_value
@@ -40,6 +41,8 @@ _HOROVODRUN = {
     "logging": "log-",
 }
 """Sections of horovodrun's files, and the prefix that makes option names of their keys. `enabled` is the section itself."""
+_ROLES = "role"
+_ROLE_KEYS = ("workers", "gpus", "hosts", "command", "policy", "for", "env")
 _LIKE = 0.7
 _FEW = 8
 """Most names in a hint."""
@@ -172,6 +175,9 @@ class _Reader:
         """Yield the option of that name, or the options of that section."""
         key = _plain(called)
         inner = _joined(place, called)
+        if key == _ROLES and isinstance(tree, dict):
+            yield from self._roles(tree, inner)
+            return
         # Both an empty section of YAML and a key without a value are None.
         is_table = isinstance(tree, dict) or (tree is None and key not in self._names.options)
         if is_table and key in self._names.groups:
@@ -190,6 +196,31 @@ class _Reader:
             if key in sections:
                 self._refuse_no_table(called, place)
             self._unknown(called, place, [*self._names.options, *sections])
+
+    def _roles(self, tables: Mapping[str, Tree], place: str) -> Iterator[_Entry]:
+        """Yield the options that the tables `[role.NAME]` stand for."""
+        roles: dict[str, dict[str, Tree]] = {}
+        for name, tree in tables.items():
+            roles[name] = self.table(tree, name, place)
+            inner = _joined(place, name)
+            for key, value in roles[name].items():
+                if key not in _ROLE_KEYS:
+                    self._unknown(key, inner, _ROLE_KEYS)
+                is_right = isinstance(value, dict) if key == "env" else not isinstance(value, dict)
+                values_in = (
+                    value.values()
+                    if isinstance(value, dict)
+                    else value
+                    if isinstance(value, list)
+                    else [value]
+                )
+                if not is_right or not all(isinstance(part, str) for part in values_in):
+                    self._refuse(inner, f"{key} has no such value")
+            for key in ("workers", "command"):
+                if key not in roles[name]:
+                    self._refuse(inner, f"{key} is missing")
+        for key, texts in _role_options(roles).items():
+            yield _Entry(self._names.options[key], key, key, place, list(texts))
 
     def _in_group(self, group: OptionGroup, name: str, value: Tree, place: str) -> _Entry:
         option = self._names.options.get(_plain(name))
@@ -272,6 +303,21 @@ class _Reader:
 
     def _refuse(self, place: str, cause: str, hint: str = HELP_HINT) -> NoReturn:
         raise BadUsage(f"{place_of(self._file.path, place)}{cause}", hint=hint)
+
+
+def _role_options(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the values of the options that the tables `[role.NAME]` of a file stand for, by key."""
+    texts: dict[str, list[str]] = {"role": [], "role-policy": [], "role-for": [], "role-env": []}
+    for name, table in tables.items():
+        command, hosts = table.get("command", ""), table.get("hosts", "")
+        words = shlex.join(command) if isinstance(command, list) else command
+        gpus = f"x{table['gpus']}" if "gpus" in table else ""
+        at = f"@{','.join(hosts) if isinstance(hosts, list) else hosts}" if hosts else ""
+        texts["role"].append(f"{name}={table.get('workers', 1)}{gpus}{at}: {words}")
+        texts["role-policy"] += [f"{name}={table['policy']}"] if "policy" in table else []
+        texts["role-for"] += [f"{name}={table['for']}"] if "for" in table else []
+        texts["role-env"] += [f"{name}:{key}={value}" for key, value in table.get("env", {}).items()]
+    return {key: values for key, values in texts.items() if values}
 
 
 def _joined(*names: str) -> str:

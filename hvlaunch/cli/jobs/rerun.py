@@ -41,7 +41,9 @@ class Rerun:
                 f"{self._job.label} called {self._run['call']}(), a function of a Python program",
                 hint="run that program again",
             )
-        self._command = [str(word) for word in self._job.about["command"]]
+        # The options of a job with roles have the commands.
+        has_roles = any(words[0] == "--role" for words in self._run["options"])
+        self._command = [] if has_roles else [str(word) for word in self._job.about["command"]]
         typed = self._parsed(argv[1:])
         earlier = self._parsed(["--cwd", str(self._run["cwd"]), *self._kept_words(typed)]).settings.items()
         before = [setting for name, settings in earlier if name not in _OWN for setting in settings]

@@ -167,7 +167,8 @@ ELASTIC = OptionGroup(
             default="no limit",
             # torchrun takes both spellings.
             aliases=("--max_restarts",),
-            more="Only failures within `--restart-window` count; hosts that come and go do not.",
+            more="Only failures within `--restart-window` count; hosts that come and go do not. In a job with roles it counts for each "
+            "worker or role that `--role-policy` restarts.",
         ),
         Option(
             "spares",

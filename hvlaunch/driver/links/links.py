@@ -177,6 +177,11 @@ class HostLinks:
         is_needed = not self._is_alone or connection.remote_address is not None or self._record is not None
         has_session = connection.can_rejoin and is_needed
         templates = self._spec.templates
+        more_ports = len(templates.ports) if templates is not None else 0
+        if self._spec.roles:
+            from hvlaunch.hosts.roles import ports_by_host  # noqa: PLC0415 (few jobs have roles)
+
+            more_ports = ports_by_host(self._spec.roles)[host.name]
         return {
             "type": "hello",
             "protocol": PROTOCOL,
@@ -188,7 +193,7 @@ class HostLinks:
             "gpus": (host.slots is None and self._spec.slots_per_host is None)
             or (templates is not None and templates.counts_gpus and host.name not in templates.slots),
             "ports": self._spec.worker_ports,
-            **({"more_ports": len(templates.ports)} if templates and templates.ports else {}),
+            **({"more_ports": more_ports} if more_ports else {}),
             "elastic": None if self._spec.elastic is None else self._spec.elastic.suspension,
             "processes": connection.processes,
             "rendezvous": self._rendezvous_candidates(connection),

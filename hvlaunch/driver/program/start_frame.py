@@ -2,23 +2,28 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
 from hvlaunch.engine.network import LOOPBACK, SOCKETS
 from hvlaunch.hosts.local import may_be_taken_over
-from hvlaunch.hosts.placement import Placement
-from hvlaunch.job import ElasticOptions, JobSpec, Templates
+from hvlaunch.hosts.placement import Launch, Placement
+from hvlaunch.job import ElasticOptions, JobSpec, Role, Templates
 from hvlaunch.rendezvous.round_messages import worker_id
+
+if TYPE_CHECKING:
+    from hvlaunch.hosts.roles import RoleAddresses
 
 __all__ = [
     "default_env",
     "elastic_env",
     "environment_env",
     "gets_stdin",
+    "gpus_by_slot",
     "identity_env",
+    "role_env",
     "shared_env",
     "start_frame",
 ]
@@ -26,6 +31,8 @@ __all__ = [
 
 def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tuple[dict[str, Any], bytes]:
     """Return header and body. The body holds the command and the environment, neither of which is on a command line."""
+    role = None if start.launches[0].role is None else spec.roles[start.launches[0].role.number]
+    gpus = spec.gpus_per_worker if role is None else role.gpus
     # Common values stand in the body once: a host may have hundreds of workers.
     workers = [
         {
@@ -33,7 +40,7 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
             "start": launch.start,
             "env": {
                 **identity_env(
-                    launch.place,
+                    launch.place if launch.role is None else launch.role.place,
                     worker=worker_id(start.host, launch.slot, launch.start),
                     job_id=job_id,
                     round_number=start.round,
@@ -41,9 +48,11 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
                     scratch=start.facts.scratch,
                 ),
                 **elastic_env(spec.elastic),
-                **gpu_env(spec.gpus_per_worker),
+                **gpu_env(gpus or (None if role is not None else gpus)),
+                **({} if role is None else role_env(launch, role, len(spec.roles))),
             },
-            "stdin": gets_stdin(launch.place, spec),
+            # A worker that is restarted would get the middle of it.
+            "stdin": gets_stdin(launch.place, spec) and (role is None or launch.start == 0),
         }
         for launch in start.launches
     ]
@@ -55,7 +64,14 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     )
     if start.host in spec.visible_gpus:
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
-    if spec.templates is not None:
+    if role is not None:
+        from hvlaunch.hosts.roles import RoleAddresses  # noqa: PLC0415 (few jobs have roles)
+
+        by_host = {name: (address, ports) for name, address, _, ports in start.job_hosts}
+        addresses = RoleAddresses(spec.roles, by_host)
+        shared.update({name: text for name, text in addresses.variables().items() if len(text) < _LONGEST})
+        _fill_in(workers, role.templates, start, keys.secret, addresses)
+    elif spec.templates is not None:
         _fill_in(workers, spec.templates, start, keys.secret)
     first, last = {}, {}
     if (environment := start.facts.environment) is not None:
@@ -68,7 +84,9 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     body: dict[str, Any] = {
         "argv": spec.command,
         "cwd": start.facts.directory,
-        "defaults": default_env(start.facts.cpus, len(start.launches)),
+        "defaults": default_env(
+            start.facts.cpus, len(start.launches) if role is None else start.launches[0].place.local_size
+        ),
         "env": shared,
         "result": spec.call is not None,
         "workers": workers,
@@ -81,10 +99,18 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
             "gpus_per_worker": spec.gpus_per_worker,
             "slots": _sharers(start, spec),
         }
+        if spec.has_gpus:
+            body["bind"]["gpus"] = gpus_by_slot(spec.roles, start.host)
     return {"type": "start", "round": start.round}, dumps(body).encode("ascii")
 
 
-def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Start, secret: str) -> None:
+def _fill_in(
+    workers: Sequence[dict[str, Any]],
+    templates: Templates,
+    start: Start,
+    secret: str,
+    roles: "RoleAddresses | None" = None,
+) -> None:
     """Give each worker its own command, and the variables with places."""
     from hvlaunch.hosts.templates import Expansion, Neighbour, WorkerPlace  # noqa: PLC0415 (few jobs have places)
 
@@ -94,15 +120,21 @@ def _fill_in(workers: Sequence[dict[str, Any]], templates: Templates, start: Sta
         Neighbour(start.host, network.master_addr, (0,) * len(templates.ports))
     ] * max(launch.place.group_size for launch in start.launches)
     for worker, launch in zip(workers, start.launches, strict=True):
+        at, own_ports = launch.place, tuple[object, ...]()
+        if roles is not None and launch.role is not None:
+            at, own_ports = launch.role.place, roles.ports(launch.role.name, launch.role.place.rank)
+            hosts = [Neighbour(*host) for host in roles.hosts(launch.role.name)]
         expansion = Expansion(
             templates,
             WorkerPlace(
-                launch.place,
+                at,
                 master_addr=network.master_addr,
                 master_port=network.master_port,
                 hosts=tuple(hosts),
                 scratch=start.facts.scratch,
                 secret=secret,
+                of_role=None if roles is None else roles.value,
+                own_ports=own_ports,
             ),
             start.facts.gpus if templates.counts_gpus else None,
         )
@@ -130,6 +162,25 @@ def gpu_env(per_worker: int | None) -> dict[str, str]:
     """Return the variables by which libraries count the worker's own GPUs from 0, as with torchrun's --virtual-local-rank."""
     # NCCL's groups of torch 2.15 take the GPU of LOCAL_RANK, and so do most scripts: any other number is out of range.
     return {} if per_worker is None else {"LOCAL_RANK": "0", "HVLAUNCH_OWN_GPUS": str(per_worker)}
+
+
+def role_env(launch: Launch, role: Role, roles: int) -> dict[str, str]:
+    """Return the variables of a role's worker that depend on its role and the number of its start."""
+    number = 0 if launch.role is None else launch.role.number
+    # Groups of two roles, or of a role before and after its restart, must not meet at the rendezvous. A worker that is restarted
+    # alone stays in its group.
+    begins = launch.start if role.policy == "restart-all" else 0
+    return {
+        "ROLE_NAME": role.name,
+        "HVLAUNCH_ROUND": str(begins * roles + number),
+        "TORCHELASTIC_RESTART_COUNT": str(launch.start),
+    }
+
+
+def gpus_by_slot(roles: Sequence[Role], host: str) -> list[int | None]:
+    """Return the number of GPUs for each slot of the host; None for workers that see all."""
+    counts = (dict(role.workers).get(host, 0) for role in roles)
+    return [role.gpus for role, count in zip(roles, counts, strict=True) for _ in range(count)]
 
 
 def environment_env(path: str) -> dict[str, str]:

@@ -149,8 +149,8 @@ def test_quiet_is_without_these_warnings():
 
 
 def test_a_line_is_answered_up_to_the_first_unknown_option():
-    lines = answer("--nnodes=2 -np 4 -t 3 -v --role a --bogus --nproc-per-node 4 x").split("\n")
-    assert [line.split()[0] for line in lines] == ["-t", "--role"]
+    lines = answer("--nnodes=2 -np 4 -t 3 -v --virtual-local-rank --bogus --nproc-per-node 4 x").split("\n")
+    assert [line.split()[0] for line in lines] == ["-t", "--virtual-local-rank"]
     assert all("torchrun's" in line for line in lines)
     assert "--bogus" in answer("--standalone --bogus x")
 
@@ -168,7 +168,7 @@ def test_a_line_of_one_launchers_options_is_read_as_that_launchers():
             "have other names here; try: hvlaunch -v -np 4 -x ACCELERATE_MIXED_PRECISION=fp16 python 'a b'",
         ),
         ("--num_nodes=2 x --num_nodes 3", "; try: hvlaunch --nnodes 2 x --num_nodes 3"),
-        ("--role a --local-ranks-filter 0 x", "; try: hvlaunch --ranks 0 x"),
+        ("--logs-specs a --local-ranks-filter 0 x", "; try: hvlaunch --ranks 0 x"),
     ],
 )
 def test_the_whole_line_is_ready_to_paste(line, text):

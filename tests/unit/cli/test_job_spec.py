@@ -128,6 +128,9 @@ def test_everything_said_arrives(here):
             "gpus_per_worker",
             "pool",
             "call",
+            "roles",
+            "role_limit",
+            "end_with_role",
         ):
             continue  # none goes with what is said here: -H, --mpi, --ready-port, a command
         assert getattr(spec, field.name) != getattr(defaults, field.name), (

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[3]
 OPTIONS = [option for group in GROUPS for option in group.options]
 PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
 DECIDED_BY_CODE = {
+    "roles", "role_limit", "end_with_role", "console.labels",
     "command", "hosts", "force_slots", "allocation", "cwd", "env", "setup", "sync", "bring", "collect", "templates", "options",  # from several options, the environment, the scheduler
     "call", "detach", "map_by", "visible_gpus", "console.hidden", "ssh.remote_agent", "mpi.launcher", "elastic.hostfile", "elastic.most_hosts", "elastic.per_host", "elastic.is_named", "elastic.avoided",
 }  # fmt: skip
@@ -220,5 +221,5 @@ def test_its_example_has_it(option, tmp_path, monkeypatch):
     assert program == "hvlaunch"
     options = parse(words)
     assert options.given[option.name] is not None
-    assert options.command == ("python", "train.py")
+    assert options.command == (() if option.name == "role" else ("python", "train.py"))
     job_spec(options, {"WANDB_MODE": "offline"})

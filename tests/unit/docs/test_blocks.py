@@ -103,7 +103,8 @@ def job(words: Sequence[str], environ: Mapping[str, str]) -> None:
     if options.show_config or options.check_build:
         return
     spec, _ = job_spec(options, environ)
-    assert spec.command[0] in PROGRAMS, "an option that is none"
+    commands = [role.templates.words for role in spec.roles] or [spec.command]
+    assert all(command[0] in PROGRAMS for command in commands), "an option that is none"
     if spec.mpi is None:
         plan(first_round(spec), left_out=(), launcher="", show_secrets=False)
 

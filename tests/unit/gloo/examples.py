@@ -19,7 +19,15 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
     (
         _ENDED,
         "rank 1 on host b ended with exit code 3",
-        {"kind": "worker_ended", "rank": 1, "host": "b", "code": 3, "signal": None, "not_started": None},
+        {
+            "kind": "worker_ended",
+            "rank": 1,
+            "host": "b",
+            "code": 3,
+            "signal": None,
+            "not_started": None,
+            "role": "",
+        },
     ),
     (
         why.WorkerEnded(1, "b", None, signal.SIGKILL, None),
@@ -31,6 +39,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
             "code": None,
             "signal": "SIGKILL",
             "not_started": None,
+            "role": "",
         },
     ),
     (
@@ -43,6 +52,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
             "code": 127,
             "signal": None,
             "not_started": "train: not found",
+            "role": "",
         },
     ),
     (STOPPED, "rank 0 on host a is stopped", {**_HANGS, "how": "stopped", "seconds": 30.0}),
@@ -102,6 +112,7 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         "rank 0 on host a is done (--end-with-rank)",
         {"kind": "rank_done", "rank": 0, "host": "a"},
     ),
+    (why.RoleDone("train"), "role train is done (--end-with-role)", {"kind": "role_done", "role": "train"}),
     (why.TrainingDone(), "training is done", {"kind": "training_done"}),
     (why.NewTraining(), "its training is done, and another training begins", {"kind": "new_training"}),
     (
@@ -236,6 +247,14 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (
         tell.WorkerStartFailed(_ENDED, 2, 4.0),
         "rank 1 on host b ended with exit code 3 before it got a rank; another worker starts in its slot in 4 s",
+    ),
+    (
+        tell.WorkerRestarting(why.WorkerEnded(4, "c", 3, None, None, "gen:1"), 1, 0.0),
+        "gen:1 (rank 4) on host c ended with exit code 3: it starts again",
+    ),
+    (
+        tell.WorkerRestarting(why.WorkerEnded(1, "b", None, signal.SIGKILL, None, "train:1"), 2, 1.0),
+        "train:1 (rank 1) on host b was killed by SIGKILL: all 2 workers of train start again in 1 s",
     ),
     (
         tell.Interrupting(signal.SIGTERM, 10.0),

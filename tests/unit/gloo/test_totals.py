@@ -27,7 +27,7 @@ def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
 def run(job: History, number: int) -> None:
     """Let every worker of the round run."""
     for start in [one for one in job.of(do.Start) if one.round == number]:
-        for slot, began, _ in start.launches:
+        for slot, began, _, _ in start.launches:
             job.play(on.WorkerStarted(start.host, number, slot, 1, began))
 
 
