@@ -408,6 +408,10 @@ class JobSpec(_Data):
     """File for one JSON object per event."""
     report: Path | None = None
     """File for the failure report, JSON or HTML by its suffix."""
+    notify: tuple[str, ...] = ()
+    """Commands, web addresses and mailboxes (`mail:ADDRESS`) that get word of the job."""
+    notify_on: tuple[str, ...] = ("failed", "hung", "recovered", "done")
+    """Events of which they get word."""
     network_interfaces: tuple[str, ...] = ()
     """Interfaces to use without probing; each host uses the first that has an address."""
     nccl: NcclPolicy = "off"

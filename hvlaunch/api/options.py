@@ -112,6 +112,10 @@ class LauncherOptions:
     """File to append a JSON object to for each event."""
     report: str | PathLike[str] | None = None
     """File for the failure report: `.json`, or `.html`."""
+    notify: str | None = None
+    """Send word of failures, hangs, recoveries and the end."""
+    notify_on: str | None = None
+    """Events for --notify. Default: failed,hung,recovered,done."""
     quiet: bool | None = None
     """Print only output, errors and failure report."""
     verbose: bool | None = None
@@ -309,6 +313,8 @@ class GivenOptions(TypedDict, total=False):
     merge: bool | None
     events: str | PathLike[str] | None
     report: str | PathLike[str] | None
+    notify: str | None
+    notify_on: str | None
     quiet: bool | None
     verbose: bool | None
     ssh_port: int | None

@@ -117,8 +117,8 @@ def _start(
 ) -> int:
     """Start the job that `make` returns, with warnings, or print its plan. `argv` is the whole line, for advice."""
     # As early as possible: other users see the arguments until then.
-    secret = [*options.settings.get("x", ()), *options.settings.get("role_env", ())]
-    hide_values(setting.texts[0] for setting in secret if not setting.origin)
+    urls = [text for text in _typed(options, "notify") if "://" in text]
+    hide_values([*_typed(options, "x"), *_typed(options, "role_env")], urls)
     for note in options.found_notes():
         complain(note)
     try:
@@ -156,6 +156,10 @@ def _start(
 
         return run_detached(lambda tell: _run(spec, run, argv, tell))
     return _run(spec, run, argv)
+
+
+def _typed(options: Options, name: str) -> list[str]:
+    return [setting.texts[0] for setting in options.settings.get(name, ()) if not setting.origin]
 
 
 def _advised(argv: Sequence[str], text: str) -> str:

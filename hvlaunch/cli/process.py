@@ -45,14 +45,15 @@ def complain(message: str) -> None:
 _ARG_START, _ARG_END = 48, 49
 
 
-def hide_values(assignments: Iterable[str]) -> None:
-    """Overwrite the VALUE of each NAME=VALUE on this process's command line, as other users see it.
+def hide_values(assignments: Iterable[str], secrets: Iterable[str] = ()) -> None:
+    """Overwrite `secrets`, and the VALUE of each NAME=VALUE, on this process's command line, as other users see it.
 
     Until now it was visible for some milliseconds, and a shell's history may keep it; `-x NAME` and --env-file are safer.
     Without Linux's /proc nothing is hidden.
     """
     words = tuple(word.encode(errors="surrogateescape") for word in assignments if "=" in word)
-    span = _own_arguments() if words else None
+    whole = tuple(word.encode(errors="surrogateescape") for word in secrets)
+    span = _own_arguments() if words or whole else None
     if span is None:
         return
     import ctypes  # noqa: PLC0415 (only for those who use it)
@@ -62,6 +63,9 @@ def hide_values(assignments: Iterable[str]) -> None:
     memory = (ctypes.c_char * (end - start)).from_address(start)
     # endswith, since -xNAME=VALUE is one word.
     hidden = [_hidden(word) if word.endswith(words) else word for word in memory.raw.split(b"\0")]
+    for secret in whole:
+        stars = b"*" * len(secret)
+        hidden = [word[: -len(secret)] + stars if word.endswith(secret) else word for word in hidden]
     memory.raw = b"\0".join(hidden)
 
 

@@ -20,6 +20,7 @@ _ASSIGNED = re.compile(
     rf"""(?i)((?:{_SECRET_WORD}[\w.-]{{0,40}}|[?&](?:key|sig|auth|pwd)|\bpwd)["']?\s{{0,2}}[=:]\s{{0,2}}["']?)([^\s;&,"']+)"""
 )
 _OPTION = re.compile(rf"(?i)--?(?:[\w.-]{{0,40}}{_SECRET_WORD}[\w.-]{{0,40}}|key|pwd)")
+_WEBHOOK = re.compile(r"(?<=://)([^/\s]*)/\S+")
 _COUNTED = re.compile(r"-?[0-9.,]{1,8}|(?i:true|false|none|null|yes|no)")
 """Numbers and booleans are not secrets, as in `--max-tokens 512`."""
 _START, _END = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
@@ -72,11 +73,15 @@ def masked_value(value: str) -> str:
 
 
 def masked_words(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command with probable secrets hidden, including the word after `--api-key`."""
+    """Yield the words of a command with probable secrets hidden, including the word after `--api-key`.
+
+    Of an address after `--notify` the path is hidden: whoever knows a webhook's path may use it.
+    """
     before = ""
     for word in words:
         is_secret = _OPTION.fullmatch(before) and not word.startswith("-") and not _COUNTED.fullmatch(word)
-        yield MASK if is_secret else masked_value(word)
+        shown = _WEBHOOK.sub(rf"\1/{MASK}", word) if before == "--notify" else word
+        yield MASK if is_secret else masked_value(shown)
         before = word
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.gloo.host_memory import HostMemory
+    from hvlaunch.gloo.notifier import Notifier
     from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
     from hvlaunch.sync.collection import JobCollector
@@ -180,11 +181,15 @@ def _run_and_report(
         reporting = Reporting(spec, printer, job.about, has_directory=directory is not None)
         collector = _JobCollector(spec, printer)
         memory = _host_memory(job, printer.say)
+        notifier = _notifier(job, reporting, printer.say)
         patience = spec.grace
         last_words: Callable[[bool], str] | None = None
         try:
             try:
-                result = _run(job, events, printer, stdin, detachment, reporting, collector, memory)
+                observers = [part.watch for part in (memory, notifier) if part is not None]
+                if memory is not None and job.past is None:
+                    memory.greet(avoids=("--avoid-suspects",) in spec.options)
+                result = _run(job, events, printer, stdin, detachment, reporting, collector, observers)
             except HvlaunchError:
                 if failures.first is None:
                     raise
@@ -204,6 +209,8 @@ def _run_and_report(
                 # A signal may end the wait for a slow reader here; elsewhere it must not suppress the report.
                 signals.close()
             reporting.write(result, printer.say)
+            if notifier is not None:
+                notifier.ended(result)
         finally:
             printer.close(patience, last_words)
     if failures.first is not None:
@@ -229,7 +236,7 @@ def _run(
     detachment: "Detachment | None",
     reporting: Reporting,
     collector: "_JobCollector",
-    memory: "HostMemory | None",
+    observers: "Sequence[Watcher]",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     with (
@@ -256,8 +263,7 @@ def _run(
             watchers.append(detachment.leave_when_running)
         if spec.elastic is not None:
             watchers.append(reporting.watch)
-        if memory is not None:
-            watchers.append(memory.watch)
+        watchers.extend(observers)
         driver = Driver(
             spec,
             events,
@@ -284,14 +290,25 @@ def _run(
         if takeover is not None:
             driver.take_over(takeover, ways.lost)
         reporting.begin()
-        if memory is not None and takeover is None:
-            memory.greet(avoids=("--avoid-suspects",) in spec.options)
         result = driver.run()._replace(size=driver.size)
         collector.show(driver.directories, keys.job_id)
         if history is not None:
             reporting.announce_end(result)
             history.close()
     return result
+
+
+def _notifier(job: _Job, reporting: Reporting, say: Callable[[str], None]) -> "Notifier | None":
+    """Return what sends word of the job, if wanted. Raises BadUsage if no directory can be made for it."""
+    if not job.spec.notify:
+        return None
+    from hvlaunch.gloo.notifier import Notifier  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.outside import jobs_directory  # noqa: PLC0415 (as above)
+
+    directory = jobs_directory(os.environ) if job.directory is None else job.directory.path.parent
+    return Notifier(
+        job.spec, job.about, directory.with_name("notices"), reporting, lambda text: say(f"warning: {text}")
+    )
 
 
 def _host_memory(job: _Job, say: Callable[[str], None]) -> "HostMemory | None":

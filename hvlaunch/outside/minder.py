@@ -11,7 +11,7 @@ from pathlib import Path
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside import ABOUT, MINDER, RESULT, has_driver, has_minder, take_lock
 
-__all__ = ["SUCCESSOR_LOG", "start_minder", "start_successor"]
+__all__ = ["SUCCESSOR_LOG", "start_minder", "start_process", "start_successor"]
 
 SUCCESSOR_LOG = "successor.log"
 """The file with the error of the last successor that could not take the job over."""
@@ -31,7 +31,7 @@ def start_minder(directory: Path) -> None:
         return
     try:
         # The minder inherits the lock, so the job is never without it between the two processes.
-        _start("hvlaunch.outside.minder", directory, kept=[lock])
+        start_process("hvlaunch.outside.minder", directory, kept=[lock])
     finally:
         os.close(lock)
 
@@ -41,23 +41,24 @@ def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
     try:
-        return _start("hvlaunch.gloo.successor", directory, log)
+        return start_process("hvlaunch.gloo.successor", directory, log)
     finally:
         os.close(log)
 
 
-def _start(
+def start_process(
     module: str,
-    directory: Path,
+    path: Path,
     log: int = subprocess.DEVNULL,
     kept: Sequence[int] = (),
 ) -> "subprocess.Popen[bytes]":
+    """Run a module of hvlaunch with `path` as its argument, in a session of its own: it outlives this process. Raises OSError."""
     # Not `python -m`: it would import from the working directory first, which may hold any files.
     program = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
     )
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", program, str(directory)],
+        [sys.executable, "-I", "-c", program, str(path)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -41,8 +43,8 @@ class User:
 
     @property
     def directory(self) -> Path:
-        [job] = known_jobs(self.jobs)
-        return job.directory
+        """The newest job's."""
+        return max(known_jobs(self.jobs), key=lambda job: float(job.about["began"])).directory
 
     @property
     def driver(self) -> int:
@@ -101,3 +103,31 @@ def test_attach_to_a_job_with_a_killed_driver_continues_it(user: User) -> None:
     assert looking.returncode == 5, looking.stderr
     is_whole(job.stdout + looking.stdout, 200)
     assert "rank 3 of 8 on host b failed first" in looking.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_each_notice_is_sent_once_whenever_drivers_are_killed(user: User, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    notify = ["--notify", f"cat >> {sent}; echo >> {sent}"]
+    for number in range(50):
+        # A second, so that the driver is killed before the job's end, at it, and after it.
+        done = user.do("--detach", *notify, *HOSTS, "-np", 4, "sh", "-c", f"sleep 1; exit {number % 2}")
+        assert done.returncode == 0, done.stderr
+        # The moment is random: any is right.
+        time.sleep(0.6 + Random(number).random())
+        with suppress(ProcessLookupError):
+            os.kill(user.driver, signal.SIGKILL)
+        user.do("wait", done.stdout.strip())
+        wait_until(lambda: len(events_of(sent)) > number, "the notice is sent", LIMIT)  # noqa: B023
+    wait_until(
+        lambda: not any(file.stat().st_size for file in user.jobs.with_name("notices").iterdir()),
+        "all are sent",
+        LIMIT,
+    )
+    assert events_of(sent) == ["done", "failed"] * 25
+
+
+def events_of(sent: Path) -> list[str]:
+    """The events of all notices, in the order in which the command got them."""
+    return [json.loads(line)["event"] for line in sent.read_text().splitlines()] if sent.exists() else []

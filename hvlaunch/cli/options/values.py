@@ -37,6 +37,8 @@ __all__ = [
     "mapping",
     "names",
     "not_empty",
+    "notify_events",
+    "notify_target",
     "one_or_zero",
     "or_none",
     "port",
@@ -234,6 +236,25 @@ def readable(name: str) -> Path:
 def names(lists: Iterable[str]) -> tuple[str, ...]:
     """Return the names in lists with commas: `ib0, eth0`."""
     return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def notify_target(text: str) -> str:
+    """Check a target of --notify."""
+    from hvlaunch.outside.notices import target_error  # noqa: PLC0415 (few lines have one)
+
+    if (error := target_error(text)) is not None:
+        raise BadValue(error)
+    return text
+
+
+def notify_events(text: str) -> tuple[str, ...]:
+    """Convert a list of events of --notify-on."""
+    from hvlaunch.outside.notices import EVENTS  # noqa: PLC0415 (as above)
+
+    events = names([text])
+    if not events or not set(events) <= set(EVENTS):
+        raise BadValue(f"not of {', '.join(EVENTS)}")
+    return events
 
 
 def hosts_or_bounds(text: str) -> tuple[int, int]:

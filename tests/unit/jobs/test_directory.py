@@ -151,8 +151,10 @@ def test_minder_stopped_as_its_driver_dies_does_not_keep_a_successor_away(
 ) -> None:
     lock = take_lock(tmp_path / LOCK, os.O_CREAT)
     started: list[subprocess.Popen[bytes]] = []
-    start = minder._start
-    monkeypatch.setattr(minder, "_start", lambda *args, **options: started.append(start(*args, **options)))
+    start = minder.start_process
+    monkeypatch.setattr(
+        minder, "start_process", lambda *args, **options: started.append(start(*args, **options))
+    )
     minder.start_minder(tmp_path)
     (process,) = started
     # It is at its work once it has loaded what it needs.
