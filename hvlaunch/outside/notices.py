@@ -132,12 +132,10 @@ def target_error(target: str) -> str | None:
 
 def shown(target: str) -> str:
     """Return a target for messages: the path of an address is often a secret."""
-    scheme, separator, rest = target.partition("://")
-    return (
-        f"{scheme}://{urlsplit(f'//{rest}').hostname}/..."
-        if separator and target_error(target) is None
-        else target
-    )
+    scheme, separator, address = target.partition("://")
+    if not separator or target_error(target) is not None:
+        return target
+    return f"{scheme}://{urlsplit('//' + address).hostname}/..."
 
 
 def deliver(target: str, notice: Mapping[str, Any]) -> None:
