@@ -1,0 +1,376 @@
+"""Measures the network to other hosts: ports that can be reached, latency, loss, bandwidth, and the largest segments.
+
+The errand listens at some ports, and dials other hosts as the driver says. Each end proves first that it has the key of
+this visit (agent/wire/proof.py), bound to the address and port: strangers get no answer, and their answers don't count.
+
+The errand writes a line with its ports, and then reads lines of dials; for each line it writes a line of measures in the
+same order.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+
+from hvlaunch.agent.facts import free_port
+from hvlaunch.agent.probe import reach
+from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question
+from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+    from hvlaunch.agent.errand_runner import ErrandStream
+
+__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "TCP_INFO_SIZE", "run"]
+
+ARGUMENTS = record(
+    {
+        "key": text(100),
+        "name": text(1000, raw=True),
+        "address": or_null(address),  # of this host for others, perhaps behind NAT
+        "ports": several(PORT, 4),  # to listen at, beside some that this host chooses
+    }
+)
+RESULT = record({})
+PORTS = record({"ports": several(PORT, 16), "low": PORT, "high": PORT})
+_SECONDS = number(0, 1000)
+MEASURES = several(
+    record(
+        {
+            "reached": several(PORT, 64),
+            "address": or_null(address),
+            "rtt": or_null(_SECONDS),  # of the fastest of some messages
+            "loss": or_null(number(0, 1)),  # share of segments that were sent again
+            "rate": or_null(number(0, 1e15)),  # bytes/s
+            "mtu": or_null(
+                whole(0, 1 << 16)
+            ),  # the largest that passes if larger ones vanish; 0 if none is known to
+        }
+    ),
+    64,
+)
+
+TCP_INFO_SIZE = 140
+_SAMPLES = 4
+"""Ports of the ephemeral range to listen at."""
+_HEADER = struct.Struct("!QI")
+"""Bytes that follow, and the milliseconds from the first of them on after which the listener answers."""
+_GO = b"g"
+_ANSWER = struct.Struct("!Qd")
+"""Received bytes, and seconds from the first to the last."""
+_PINGS = 12
+_LARGE = 1 << 15
+"""Bytes that need full segments on any network. Streams of more wait until the listener has no other one."""
+_MTUS = (8900, 4000, 1500, 1476, 1450, 1420, 1400, 1380, 1300, 1280, 1200, 1000, 576)
+_HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
+_ANSWER_TIME = 1.5
+"""Seconds for an answer: a lost segment is sent again in 0.2 s, and again 0.4 s later."""
+_MOST_CALLERS = 128
+_IDLE = 20.0
+_TURN = 15.0
+"""Seconds for the streams of other hosts to the same one."""
+_CHUNK = memoryview(bytes(1 << 16))
+_SO_MAX_PACING_RATE = 47
+_ANY_PACE = struct.pack("=I", 0xFFFFFFFF)
+
+
+def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
+    """Serve and dial until the driver ends the input."""
+    low, high = _ephemeral_range()
+    listener = _Listener(
+        arguments["key"], arguments["name"], [arguments["address"]] if arguments["address"] else []
+    )
+    # As the agent chooses the job's ports, and then as kernels choose ports for connections.
+    listener.listen(free_port())
+    step = max(1, (high - low) // _SAMPLES)
+    for port in [*arguments["ports"], *range(low + step // 2, high, step)]:
+        listener.listen_near(port)
+    line = {"ports": listener.ports, "low": low, "high": high}
+    stream.write(dumps(line).encode("ascii") + b"\n")
+    while True:
+        try:
+            dials = loads(stream.read_line().decode("ascii").rstrip())
+        except EOFError:
+            return {}
+        stream.write(dumps(_dial_all(arguments["key"], dials)).encode("ascii") + b"\n")
+
+
+def _ephemeral_range() -> Tuple[int, int]:
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+            low, high = map(int, file.read().split())
+    except (OSError, ValueError):
+        return 32768, 60999
+    return low, high
+
+
+class _Listener:
+    """Answers other hosts at several ports."""
+
+    def __init__(self, key: str, name: str, own_addresses: List[str]) -> None:
+        self.ports: List[int] = []
+        self._prover = Prover(key, name)
+        self._proving = threading.Lock()
+        self._turn = threading.Lock()
+        self._free = threading.Semaphore(_MOST_CALLERS)
+        self._own_addresses = own_addresses
+
+    def listen_near(self, port: int) -> None:
+        """Listen at the port, or at one of the next if programs of this host have it."""
+        for candidate in range(port, min(port + 16, 65535)):
+            try:
+                bound = free_port((candidate, candidate))
+            except OSError:
+                continue
+            self.listen(bound)
+            return
+
+    def listen(self, reserved: Any) -> None:
+        # The agent's sockets have few methods.
+        bound = socket.socket(fileno=reserved.detach())
+        bound.listen(128)
+        self.ports.append(bound.getsockname()[1])
+        threading.Thread(target=self._accept, args=(bound,), daemon=True).start()
+
+    def _accept(self, bound: socket.socket) -> None:
+        while True:
+            try:
+                caller, _ = bound.accept()
+            except OSError:
+                time.sleep(0.01)  # out of descriptors, or a caller that is gone
+                continue
+            # Strangers that hold connections open must not bring this process down.
+            if not self._free.acquire(blocking=False):
+                caller.close()
+                continue
+            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            with caller:
+                caller.settimeout(_ANSWER_TIME * 2)
+                question = _exactly(caller, QUESTION_SIZE)
+                address, port = caller.getsockname()[:2]
+                with self._proving:
+                    answer = self._prover.answer(question, [address, *self._own_addresses], port)
+                if answer is None:
+                    return
+                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                caller.sendall(answer)
+                caller.settimeout(_IDLE)
+                buffer = bytearray(1 << 18)
+                while True:
+                    size, milliseconds = _HEADER.unpack(_exactly(caller, _HEADER.size))
+                    if size <= _LARGE:
+                        received = _receive(caller, buffer, size, milliseconds / 1000)
+                    else:
+                        # Streams from two hosts would each get half of the link.
+                        with self._turn:
+                            caller.sendall(_GO)
+                            received = _receive(caller, buffer, size, milliseconds / 1000)
+                    caller.sendall(_ANSWER.pack(*received))
+        except (OSError, EOFError):
+            return
+        finally:
+            self._free.release()
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    """Raises OSError, EOFError."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def _receive(caller: socket.socket, buffer: bytearray, size: int, seconds: float) -> Tuple[int, float]:
+    """Receive the bytes, for so many seconds from the first of them on; return how many came, and in which time."""
+    count, begin, now = 0, 0.0, 0.0
+    while count < size and now <= begin + seconds:
+        more = caller.recv_into(buffer, min(len(buffer), size - count))
+        if not more:
+            raise EOFError
+        now = time.monotonic()
+        begin = begin or now
+        count += more
+    return count, now - begin
+
+
+def _dial_all(key: str, dials: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """Dial all hosts at once; the streams take turns, or they would slow each other down."""
+    measures: List[Dict[str, Any]] = [
+        {"reached": [], "address": None, "rtt": None, "loss": None, "rate": None, "mtu": None} for _ in dials
+    ]
+    turn = threading.Lock()
+    threads = [
+        threading.Thread(target=_dial, args=(key, dial, measure, turn), daemon=True)
+        for dial, measure in zip(dials, measures)  # noqa: B905 (strict is Python 3.10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return measures
+
+
+def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: threading.Lock) -> None:
+    """Fill the measure of one host in. What fails stays None."""
+    targets = [(address, port) for address in dial["addresses"] for port in dial["ports"]]
+    proven: List[int] = []
+
+    def on_proof(index: int) -> bool:
+        proven.append(index)
+        return False
+
+    try:
+        reach(targets, key, dial["name"], dial["patience"], on_proof, settle=dial["settle"])
+        if not proven:
+            return
+        address, port = targets[min(proven)]
+        measure["address"] = address
+        measure["reached"] = sorted({targets[index][1] for index in proven if targets[index][0] == address})
+        _measure(key, dial, (address, port), measure, turn)
+    except (OSError, EOFError):
+        return
+
+
+def _measure(
+    key: str, dial: Dict[str, Any], target: Tuple[str, int], measure: Dict[str, Any], turn: threading.Lock
+) -> None:
+    """Raises OSError, EOFError."""
+    with _connect(key, dial["name"], target) as connection:
+        times = []
+        for _ in range(_PINGS):
+            begin = time.monotonic()
+            _send(connection, 1, 1.0)
+            times.append(time.monotonic() - begin)
+        measure["rtt"] = min(times)
+        try:
+            _send(connection, _LARGE, 0.5)
+        except socket.timeout:
+            mtu = _passing_mtu(key, dial["name"], target)
+            # If all sizes pass now, it was no matter of size.
+            measure["mtu"] = None if mtu == _MTUS[0] else mtu
+            return
+        with turn:
+            before = _segments(connection)
+            # Slow enough for no queue to overflow, so whatever is lost has been lost by the link.
+            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, dial["pace"])
+            size = dial["paced"]
+            count, seconds = _send(connection, size, dial["seconds"])
+            after = _segments(connection)
+            if before is not None and after is not None:
+                sent = max(1, after[1] - before[1])
+                measure["loss"] = min(1.0, (after[0] - before[0]) / sent)
+            if count == size:
+                # The first connection still has its pace.
+                connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _ANY_PACE)
+                count, seconds = _send(connection, dial["size"], dial["seconds"])
+            # A stream that ends while the kernel still raises its speed says nothing.
+            if seconds > 0 and seconds > 4 * measure["rtt"]:
+                measure["rate"] = count / seconds
+
+
+def _connect(
+    key: str, name: str, target: Tuple[str, int], most_segment: Optional[int] = None
+) -> socket.socket:
+    """Return a proven connection. Raises OSError, EOFError."""
+    family, kind, protocol, _, endpoint = socket.getaddrinfo(
+        *target, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )[0]
+    connection = socket.socket(family, kind, protocol)
+    try:
+        if most_segment is not None:
+            connection.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_MAXSEG, max(88, most_segment - _HEADERS[family])
+            )
+        connection.settimeout(_ANSWER_TIME)
+        connection.connect(endpoint)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Whatever is unsent at the end is of no use.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        question = Question(key, name, *target)
+        connection.sendall(question.data)
+        if question.is_answer(_exactly(connection, ANSWER_SIZE)):
+            return connection
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    raise EOFError
+
+
+def _send(connection: socket.socket, size: int, seconds: float) -> Tuple[int, float]:
+    """Send so many bytes, until the listener answers; return its count and seconds. Raises OSError, EOFError.
+
+    Raises socket.timeout if there is no answer in time.
+    """
+    header = _HEADER.pack(size, int(seconds * 1000))
+    if size > _LARGE:
+        connection.settimeout(_TURN)
+        connection.sendall(header)
+        _exactly(connection, len(_GO))
+        header = b""
+    # A small message goes out in one segment.
+    unsent = memoryview(header + bytes(min(size, 1024)))
+    left = size - min(size, 1024)
+    deadline = time.monotonic() + seconds + _ANSWER_TIME
+    connection.setblocking(False)
+    try:
+        while True:
+            wait = max(0.0, deadline - time.monotonic())
+            readable, writable, _ = select.select([connection], [connection] if unsent else [], [], wait)
+            if readable:
+                break
+            if not writable:
+                raise socket.timeout
+            try:
+                unsent = unsent[connection.send(unsent) :]
+            except BlockingIOError:
+                continue
+            if not unsent and left:
+                unsent = _CHUNK[:left]
+                left -= len(unsent)
+    finally:
+        connection.settimeout(_ANSWER_TIME)
+    count, taken = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
+    return min(count, size), taken if 0 <= taken < _IDLE else 0.0
+
+
+def _segments(connection: socket.socket) -> Optional[Tuple[int, int]]:
+    """Return how many segments were sent again, and how many were sent; from tcp(7)'s TCP_INFO."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)
+    if len(info) < TCP_INFO_SIZE:
+        return None  # a kernel before 4.2
+    (again,) = struct.unpack_from("=I", info, 100)
+    (sent,) = struct.unpack_from("=I", info, 136)
+    return again, sent
+
+
+def _passing_mtu(key: str, name: str, target: Tuple[str, int]) -> int:
+    """Return the largest usual MTU at which a stream passes; 0 for none."""
+    passing: List[int] = []
+
+    def attempt(mtu: int) -> None:
+        try:
+            with _connect(key, name, target, mtu) as connection:
+                _send(connection, _LARGE, 0.5)
+        except (OSError, EOFError):
+            return
+        passing.append(mtu)
+
+    threads = [threading.Thread(target=attempt, args=(mtu,), daemon=True) for mtu in _MTUS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return max(passing, default=0)

@@ -1,0 +1,112 @@
+"""Faults over a matrix of measures are laid to the right host, direction or link."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvlaunch.check.matrix import Measure, Pair, attribute, find_faults, partners
+
+PORTS = frozenset({20000, 40000, 50000})
+
+
+def matrix(count: int, seed: int = 0) -> tuple[list[str], dict[Pair, Measure]]:
+    """A good network: rates and round trips differ by a factor of two."""
+    dice = random.Random(seed)
+    hosts = [f"h{number}" for number in range(count)]
+    measures = {
+        (hosts[number], hosts[(number + step) % count]): Measure(
+            PORTS, PORTS, "10.0.0.1", 1e-4 * dice.uniform(1, 2), 0.0, 1e9 * dice.uniform(1, 2), None
+        )
+        for number in range(count)
+        for step in partners(count)
+    }
+    return hosts, measures
+
+
+FAULTS = {
+    "reach": {"reached": frozenset(), "address": None, "rtt": None, "loss": None, "rate": None},
+    "ports": {"reached": frozenset({20000})},
+    "mtu": {"mtu": 1400, "rate": None, "loss": None},
+    "loss": {"loss": 0.02},
+    "latency": {"rtt": 0.05, "rate": None},
+    "rate": {"rate": 1.2e6, "loss": 0.1},
+}
+
+
+@given(st.integers(1, 200))
+def test_partners_are_few_and_mutual(count: int) -> None:
+    steps = partners(count)
+    assert len(set(steps)) == len(steps) == min(count - 1, len(steps)) <= 6
+    assert all(0 < step < count for step in steps)
+    assert {-step % count for step in steps} == set(steps)
+    if count > 7:
+        assert len(steps) >= 5
+
+
+@given(st.integers(2, 64), st.integers())
+def test_good_network_has_no_fault(count: int, seed: int) -> None:
+    hosts, measures = matrix(count, seed)
+    assert find_faults(measures, hosts) == []
+
+
+@given(
+    st.integers(3, 64),
+    st.sampled_from(sorted(FAULTS)),
+    st.sampled_from(["host", "to", "from", "link", "way"]),
+    st.integers(),
+)
+def test_single_fault_is_attributed(count: int, kind: str, scope: str, seed: int) -> None:
+    hosts, measures = matrix(count, seed)
+    dice = random.Random(seed)
+    dialer, listener = dice.choice(sorted(measures))
+    if scope == "link":
+        dialer, listener = sorted((dialer, listener))
+    bad = {
+        "host": [pair for pair in measures if dialer in pair],
+        "to": [pair for pair in measures if pair[1] == dialer],
+        "from": [pair for pair in measures if pair[0] == dialer],
+        "link": [(dialer, listener), (listener, dialer)],
+        "way": [(dialer, listener)],
+    }[scope]
+    for pair in bad:
+        measures[pair] = measures[pair]._replace(**FAULTS[kind])
+    [fault] = find_faults(measures, hosts)
+    assert (fault.kind, fault.scope) == (kind, scope)
+    assert fault.hosts == ((dialer, listener) if scope in ("link", "way") else (dialer,))
+    assert set(fault.measures) == set(bad)
+
+
+@given(st.integers(5, 64), st.integers())
+def test_two_bad_hosts_are_both_named(count: int, seed: int) -> None:
+    hosts, measures = matrix(count, seed)
+    names = random.Random(seed).sample(hosts, 2)
+    bad = {pair for pair in measures if not set(names).isdisjoint(pair)}
+    causes = list(attribute(bad, measures, hosts))
+    assert sorted(host for _, hosts, _ in causes for host in hosts) == sorted(names)
+    assert {scope for scope, _, _ in causes} == {"host"}
+
+
+def test_whole_network_is_one_fault() -> None:
+    hosts, measures = matrix(5)
+    slow = {pair: measure._replace(rate=1e6) for pair, measure in measures.items()}
+    [fault] = find_faults(slow, hosts)
+    assert (fault.kind, fault.scope, fault.hosts) == ("rate", "all", tuple(hosts))
+
+
+@pytest.mark.parametrize("way", [("h0", "h1"), ("h1", "h0")])
+def test_two_hosts_have_a_link(way: Pair) -> None:
+    hosts, measures = matrix(2)
+    measures[way] = measures[way]._replace(loss=0.01)
+    [fault] = find_faults(measures, hosts)
+    assert (fault.scope, fault.hosts) == ("way", way)
+
+
+def test_graver_fault_hides_its_consequences() -> None:
+    """Lost segments of a link that is too slow for the paced stream are no loss."""
+    hosts, measures = matrix(4)
+    for pair in measures:
+        if "h2" in pair:
+            measures[pair] = measures[pair]._replace(rate=1.25e6, loss=0.3)
+    assert [fault.kind for fault in find_faults(measures, hosts)] == ["rate"]
