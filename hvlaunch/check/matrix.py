@@ -1,24 +1,29 @@
-"""What is wrong with a network, from measures between pairs of hosts. Pure."""
+"""Faults of a network, from measures between pairs of hosts. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Literal, NamedTuple
 
-__all__ = ["Fault", "Measure", "Pair", "attribute", "find_faults", "partners"]
+from hvlaunch.check import Finding
+
+__all__ = ["Measure", "NetworkFault", "Pair", "attribute", "find_faults", "findings_of_pairs", "partners"]
 
 Pair = tuple[str, str]
 """A host that dials, and a host that listens."""
 Kind = Literal["reach", "ports", "mtu", "loss", "latency", "rate"]
 Scope = Literal["all", "host", "to", "from", "link", "way"]
-"""All pairs; a host, or what others send to it, or what it sends; a link between two, or one way of it."""
+"""Every pair; a host in both directions, `to` it or `from` it; a link between two hosts, or one way of the link."""
 
 _MOST_DIALS = 6
 _FAR_FACTOR, _FAR_LEAST, _FAR = 5.0, 0.005, 0.025
-"""Round trips that count as slow: so many times those of the fastest quarter and so many seconds, or so many seconds."""
+"""Slow round trips: this factor above the fastest quarter and this many seconds at least, or the last number of seconds."""
 _SLOW_PART, _SLOW = 0.25, 12.5e6
-"""Rates that count as slow: below this part of the fastest quarter, or this many bytes/s."""
-_LOSSY = 0.003
+"""Slow rates: below this part of the fastest quarter, or below this many bytes/s."""
+_LOSSY = 0.005
+_CROWDED = 3e6
+"""Bytes/s."""
 _ENOUGH = 0.8
-"""Part of a host's pairs that have to be bad, for the host to be the cause."""
+"""Least part of bad pairs for a host to be their cause."""
 _KINDS: tuple[Kind, ...] = ("reach", "ports", "mtu", "loss", "latency", "rate")
 """In this order: a pair with an earlier fault is not judged by the later ones."""
 _ENDS: tuple[tuple[Scope, tuple[int, ...]], ...] = (("host", (0, 1)), ("to", (1,)), ("from", (0,)))
@@ -39,10 +44,10 @@ class Measure(NamedTuple):
     rate: float | None = None
     """Bytes/s."""
     mtu: int | None = None
-    """Size of the largest packets that pass if larger ones vanish; 0 if none is known to pass."""
+    """Size of the largest passing packets if larger ones vanish; 0 if unknown."""
 
 
-class Fault(NamedTuple):
+class NetworkFault(NamedTuple):
     """Bad pairs with one cause."""
 
     kind: Kind
@@ -54,12 +59,12 @@ class Fault(NamedTuple):
 
 
 def partners(count: int) -> tuple[int, ...]:
-    """Return the distances at which each of `count` hosts dials others, in a ring of all.
+    """Return the distances in the ring of `count` hosts at which a host dials others.
 
-    Up to 7 hosts dial each other. Of more hosts each dials 6: its neighbours, and hosts about a root and a half of the
-    ring away, all in both directions. So the traffic grows with the number of hosts and not with that of pairs, each host
-    meets three or more others, which tells its own faults from theirs, and neighbours in the list (often of one
-    switch) as well as hosts far away (of another switch) are among them.
+    Up to 7 hosts dial each other. In a larger ring each host dials 6: its neighbours, hosts at the root of the count, and
+    hosts at half of the ring, in both directions. So traffic grows with the number of hosts, not with the number of pairs.
+    Three partners or more tell a host's faults from its partner's. Neighbours in the list often share a switch; hosts far
+    away in the list seldom do.
     """
     if count - 1 <= _MOST_DIALS:
         return tuple(range(1, count))
@@ -67,14 +72,16 @@ def partners(count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(way % count for step in steps for way in (step, -step)))
 
 
-def find_faults(measures: Mapping[Pair, Measure], hosts: Sequence[str], lossy: float = _LOSSY) -> list[Fault]:
-    """Return what explains the bad pairs, the gravest kind first. `lossy` is the part of lost segments that counts as bad."""
+def find_faults(
+    measures: Mapping[Pair, Measure], hosts: Sequence[str], lossy: float = _LOSSY
+) -> list[NetworkFault]:
+    """Return explanations of the bad pairs, the gravest kind first. A larger part of lost segments than `lossy` is bad."""
     faults = []
     left = dict(measures)
     for kind in _KINDS:
         bad = set(_bad(kind, left, lossy))
         for scope, names, pairs in attribute(bad, left, hosts):
-            faults.append(Fault(kind, scope, names, {pair: left[pair] for pair in pairs}))
+            faults.append(NetworkFault(kind, scope, names, {pair: left[pair] for pair in pairs}))
         if kind != "ports":
             left = {pair: measure for pair, measure in left.items() if pair not in bad}
     return faults
@@ -92,11 +99,11 @@ def _bad(kind: Kind, measures: Mapping[Pair, Measure], lossy: float) -> Iterator
             case "mtu":
                 is_bad = measure.mtu is not None
             case "loss":
-                # A link that is too slow for the paced stream loses segments for that reason alone.
+                # A link far slower than the paced stream loses segments for that reason alone.
                 is_bad = (
                     measure.loss is not None
                     and measure.loss > lossy
-                    and (measure.rate is None or measure.rate > _SLOW)
+                    and (measure.rate is None or measure.rate > _CROWDED)
                 )
             case "latency":
                 is_bad = measure.rtt is not None and (
@@ -112,17 +119,17 @@ def _bad(kind: Kind, measures: Mapping[Pair, Measure], lossy: float) -> Iterator
 
 
 def _quarter(values: Sequence[float]) -> float | None:
-    """Return a value that a quarter reaches: half of the pairs may be bad if one of four hosts is."""
+    """Return the value of the best quarter: one bad host of four makes half of the pairs bad."""
     return sorted(values)[len(values) // 4] if values else None
 
 
 def attribute(
     bad: Collection[Pair], measured: Collection[Pair], hosts: Sequence[str]
 ) -> Iterator[tuple[Scope, tuple[str, ...], list[Pair]]]:
-    """Yield causes of bad pairs: the scope and hosts as of Fault, and the pairs.
+    """Yield causes of bad pairs: scope and hosts, as in NetworkFault, and the pairs.
 
-    The host with most bad pairs comes first, if nearly all of its pairs in that direction are bad and it has
-    two partners or more; its pairs then count for no other host. What is left is the fault of links.
+    A host is a cause if nearly all its pairs in a direction are bad, with two partners or more. The host with most bad
+    pairs comes first, and its pairs count for no other host. Remaining pairs are faults of links.
     """
     left, remaining = set(bad), set(measured)
     if len(hosts) > 2 and left and left == remaining:  # noqa: PLR2004 (two hosts are one link)
@@ -150,3 +157,92 @@ def attribute(
             yield "way", (dialer, listener), [(dialer, listener)]
         elif dialer < listener:
             yield "link", (dialer, listener), [(dialer, listener), (listener, dialer)]
+
+
+_WHERE: Mapping[str, str] = {
+    "all": "between all hosts",
+    "host": "to and from the other hosts",
+    "to": "from the other hosts to it",
+    "from": "from it to the other hosts",
+    "link": "between hosts {} and {}",
+    "way": "from host {} to host {}",
+}
+_REACH: Mapping[str, str] = {
+    "all": "no host can connect to another host",
+    "host": "no other host can connect to it, and it can connect to none",
+    "to": "no other host can connect to it",
+    "from": "it can't connect to other hosts",
+    "link": "hosts {} and {} can't connect to each other",
+    "way": "host {} can't connect to host {}",
+}
+
+
+def findings_of_pairs(
+    measures: Mapping[Pair, Measure], hosts: Sequence[str], ephemeral: tuple[int, int]
+) -> list[Finding]:
+    """Return the faults between hosts in words; `ephemeral` are the first and last port of kernels for connections."""
+    faults = find_faults(measures, hosts)
+    bad = {pair for fault in faults for pair in fault.measures}
+    good = [measure for pair, measure in measures.items() if pair not in bad]
+    return [
+        Finding(host, *_words(fault, good, ephemeral))
+        # A host with a bad link can stay if the other end goes: the later one does.
+        for fault in faults
+        for host in (fault.hosts if fault.scope == "all" else fault.hosts[-1:])
+    ]
+
+
+def _words(
+    fault: NetworkFault, good: Sequence[Measure], ephemeral: tuple[int, int]
+) -> tuple[Literal["error", "warning"], str, str, str]:
+    """Return level, subject, text and remedy."""
+    at = _WHERE[fault.scope].format(*fault.hosts)
+    bad = list(fault.measures.values())
+    match fault.kind:
+        case "reach":
+            text = _REACH[fault.scope].format(*fault.hosts)
+            return "error", "connections", text, "let firewalls pass TCP between the hosts, and check routes"
+        case "ports":
+            blocked = sorted({port for measure in bad for port in measure.tried - measure.reached})
+            text = f"blocked ports {at}: {', '.join(map(str, blocked))}"
+            if reached := sorted({port for measure in bad for port in measure.reached} - {*blocked}):
+                text += f"; open: {', '.join(map(str, reached))}"
+            remedy = "let firewalls pass TCP ports {}-{} between the hosts: jobs choose ports there".format(
+                *ephemeral
+            )
+            return "error", "ports", text, remedy
+        case "mtu":
+            size = min(measure.mtu or 0 for measure in bad)
+            text = f"packets of more than {size} bytes vanish {at}" if size else f"large packets vanish {at}"
+            remedy = (
+                f"ip link set dev INTERFACE mtu {size}" if size else "check the MTU of interfaces and tunnels"
+            )
+            return "error", "packet size", text, f"{remedy}, or let firewalls pass ICMP"
+        case "loss":
+            lost = median(measure.loss or 0.0 for measure in bad)
+            remedy = "look for a bad cable or port: ip -s link, ethtool -S INTERFACE"
+            return "warning", "loss", f"{lost:.1%} of packets are lost {at}", remedy
+        case "latency":
+            text = f"round trips of {_ms(median(measure.rtt or 0.0 for measure in bad))} {at}"
+            if others := [measure.rtt for measure in good if measure.rtt is not None]:
+                text += f", {_ms(median(others))} elsewhere"
+            return "warning", "latency", text, "check its route (a VPN, another site?), or leave it out"
+        case "rate":
+            text = f"{_rate(median(measure.rate or 0.0 for measure in bad))} {at}"
+            if others := [measure.rate for measure in good if measure.rate is not None]:
+                text += f", {_rate(median(others))} elsewhere"
+            return (
+                "warning",
+                "bandwidth",
+                text,
+                "check the speed of the link (ethtool INTERFACE), or leave it out",
+            )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+def _rate(bytes_per_second: float) -> str:
+    bits = 8 * bytes_per_second
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"  # noqa: PLR2004

@@ -1,10 +1,10 @@
 """Measures the network to other hosts: ports that can be reached, latency, loss, bandwidth, and the largest segments.
 
-The errand listens at some ports, and dials other hosts as the driver says. Each end proves first that it has the key of
-this visit (agent/wire/proof.py), bound to the address and port: strangers get no answer, and their answers don't count.
+The errand listens at some ports, and dials other hosts for the driver. Both ends prove that they have the key of this
+visit (agent/wire/proof.py), bound to the address and port: strangers get no answer, and their answers don't count.
 
-The errand writes a line with its ports, and then reads lines of dials; for each line it writes a line of measures in the
-same order.
+The errand writes a line with its ports, and then reads lines of dials. Its answer to a line are the measures, in the same
+order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Tuple
+    from typing import Any, Dict, List, Optional, Sequence, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
-__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "TCP_INFO_SIZE", "run"]
+__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "run"]
 
 ARGUMENTS = record(
     {
@@ -56,17 +56,19 @@ MEASURES = several(
     64,
 )
 
-TCP_INFO_SIZE = 140
+_TCP_INFO_SIZE = 256
+_AGAIN_AT, _SENT_AT, _UNNEEDED_AT = 100, 136, 216
+"""Offsets of tcpi_total_retrans, of tcpi_segs_out, and of tcpi_dsack_dups, since Linux 4.19."""
 _SAMPLES = 4
 """Ports of the ephemeral range to listen at."""
 _HEADER = struct.Struct("!QI")
-"""Bytes that follow, and the milliseconds from the first of them on after which the listener answers."""
+"""Bytes to come, and the milliseconds after the first byte until the listener answers in any case."""
 _GO = b"g"
 _ANSWER = struct.Struct("!Qd")
 """Received bytes, and seconds from the first to the last."""
 _PINGS = 12
 _LARGE = 1 << 15
-"""Bytes that need full segments on any network. Streams of more wait until the listener has no other one."""
+"""Bytes of a message with full segments on any network. Longer streams wait for the listener's other streams."""
 _MTUS = (8900, 4000, 1500, 1476, 1450, 1420, 1400, 1380, 1300, 1280, 1200, 1000, 576)
 _HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
 _ANSWER_TIME = 1.5
@@ -82,6 +84,8 @@ _ANY_PACE = struct.pack("=I", 0xFFFFFFFF)
 
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Serve and dial until the driver ends the input."""
+    # A thread for each connection, and the usual 8 MB of stack count against the errand's memory.
+    threading.stack_size(1 << 18)
     low, high = _ephemeral_range()
     listener = _Listener(
         arguments["key"], arguments["name"], [arguments["address"]] if arguments["address"] else []
@@ -193,7 +197,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _receive(caller: socket.socket, buffer: bytearray, size: int, seconds: float) -> Tuple[int, float]:
-    """Receive the bytes, for so many seconds from the first of them on; return how many came, and in which time."""
+    """Receive bytes, at most for so many seconds after the first; return their number and their time."""
     count, begin, now = 0, 0.0, 0.0
     while count < size and now <= begin + seconds:
         more = caller.recv_into(buffer, min(len(buffer), size - count))
@@ -223,24 +227,40 @@ def _dial_all(key: str, dials: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
 
 
 def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: threading.Lock) -> None:
-    """Fill the measure of one host in. What fails stays None."""
-    targets = [(address, port) for address in dial["addresses"] for port in dial["ports"]]
-    proven: List[int] = []
-
-    def on_proof(index: int) -> bool:
-        proven.append(index)
-        return False
-
+    """Fill in the measure of a host. A failed part stays None."""
     try:
-        reach(targets, key, dial["name"], dial["patience"], on_proof, settle=dial["settle"])
-        if not proven:
-            return
-        address, port = targets[min(proven)]
-        measure["address"] = address
-        measure["reached"] = sorted({targets[index][1] for index in proven if targets[index][0] == address})
-        _measure(key, dial, (address, port), measure, turn)
+        address, reached = _reach_ports(key, dial)
+        if address is not None:
+            measure["address"], measure["reached"] = address, reached
+            _measure(key, dial, (address, reached[0]), measure, turn)
     except (OSError, EOFError):
         return
+
+
+def _reach_ports(key: str, dial: Dict[str, Any]) -> Tuple[Optional[str], List[int]]:
+    """Return the first address with an answer, and the ports that answer there."""
+
+    def proven(addresses: Sequence[str], ports: Sequence[int], settle: float) -> List[Tuple[str, int]]:
+        targets = [(address, port) for address in addresses for port in ports]
+        indexes: List[int] = []
+
+        def on_proof(index: int) -> bool:
+            indexes.append(index)
+            return False
+
+        reach(targets, key, dial["name"], dial["patience"], on_proof, settle=settle)
+        return [targets[index] for index in sorted(indexes)]
+
+    addresses, (first, *others) = dial["addresses"], dial["ports"]
+    # Few connections as long as all is well: on busy hosts each costs time.
+    answers = proven(addresses, [first], 0.1) or proven(addresses, others, dial["settle"])
+    if not answers:
+        return None, []
+    address = answers[0][0]
+    reached = {port for other, port in answers if other == address}
+    left = [port for port in dial["ports"] if port not in reached]
+    reached.update(port for _, port in proven([address], left, dial["settle"]))
+    return address, sorted(reached)
 
 
 def _measure(
@@ -270,14 +290,18 @@ def _measure(
             after = _segments(connection)
             if before is not None and after is not None:
                 sent = max(1, after[1] - before[1])
-                measure["loss"] = min(1.0, (after[0] - before[0]) / sent)
-            if count == size:
-                # The first connection still has its pace.
+                measure["loss"] = min(1.0, max(0.0, (after[0] - before[0]) / sent))
+            tries, rates = dial["tries"], []
+            while True:
+                # A stream that ends while the kernel still raises its speed says nothing.
+                if seconds > 4 * measure["rtt"]:
+                    rates.append(count / seconds)
+                if count < size or not tries:
+                    break
                 connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _ANY_PACE)
-                count, seconds = _send(connection, dial["size"], dial["seconds"])
-            # A stream that ends while the kernel still raises its speed says nothing.
-            if seconds > 0 and seconds > 4 * measure["rtt"]:
-                measure["rate"] = count / seconds
+                size, tries = dial["size"], tries - 1
+                count, seconds = _send(connection, size, dial["seconds"])
+            measure["rate"] = max(rates, default=None)
 
 
 def _connect(
@@ -310,7 +334,7 @@ def _connect(
 
 
 def _send(connection: socket.socket, size: int, seconds: float) -> Tuple[int, float]:
-    """Send so many bytes, until the listener answers; return its count and seconds. Raises OSError, EOFError.
+    """Send bytes until the listener answers; return its count and seconds. Raises OSError, EOFError.
 
     Raises socket.timeout if there is no answer in time.
     """
@@ -347,12 +371,15 @@ def _send(connection: socket.socket, size: int, seconds: float) -> Tuple[int, fl
 
 
 def _segments(connection: socket.socket) -> Optional[Tuple[int, int]]:
-    """Return how many segments were sent again, and how many were sent; from tcp(7)'s TCP_INFO."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)
-    if len(info) < TCP_INFO_SIZE:
+    """Return the number of retransmitted and of sent segments, from TCP_INFO of tcp(7); None from an old kernel."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+    if len(info) < _SENT_AT + 4:
         return None  # a kernel before 4.2
-    (again,) = struct.unpack_from("=I", info, 100)
-    (sent,) = struct.unpack_from("=I", info, 136)
+    (again,) = struct.unpack_from("=I", info, _AGAIN_AT)
+    (sent,) = struct.unpack_from("=I", info, _SENT_AT)
+    if len(info) >= _UNNEEDED_AT + 4:
+        # A busy host answers late, and what was sent again then had arrived.
+        again -= min(again, *struct.unpack_from("=I", info, _UNNEEDED_AT))
     return again, sent
 
 

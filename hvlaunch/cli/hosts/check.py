@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hvlaunch.check import Finding
 from hvlaunch.check.expectations import Expectation, expectations_of, unexpected
@@ -19,9 +19,13 @@ from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.printer import Printer
-from hvlaunch.errors import EXIT_HOSTS, BadUsage, Problem
+from hvlaunch.errors import EXIT_HOSTS, BadUsage, HostError, Problem
 from hvlaunch.job import JobSpec
 from hvlaunch.owners import reason
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
 
 __all__ = ["run_check_command"]
 
@@ -92,13 +96,30 @@ def _expectations(path: str | None) -> list[Expectation]:
 
 def _examined(spec: JobSpec) -> Comparison:
     from hvlaunch.gloo.examination import Examination  # noqa: PLC0415 (errors come first)
+    from hvlaunch.gloo.pairs import Pairs  # noqa: PLC0415 (as above)
     from hvlaunch.gloo.visit import visit_hosts  # noqa: PLC0415 (as above)
 
     examination = Examination(spec)
+    pairs = Pairs([host.name for host in spec.hosts], spec.worker_ports or ())
+
+    def work(link: "HostLink", facts: "HostFacts") -> None:
+        try:
+            examination.examine(link, facts)
+        except HostError:
+            pairs.gathering.leave(link.host.name)
+            raise
+        pairs.measure(link, facts)
+
+    def gone(name: str) -> None:
+        examination.gathering.leave(name)
+        pairs.gathering.leave(name)
+
     with closing(Printer(sys.stderr.buffer, sys.stderr.buffer, options=spec.console)) as printer:
-        problems = visit_hosts(spec, printer, examination.examine, examination.gathering.leave)
+        problems = visit_hosts(spec, printer, work, gone)
     findings = [_finding(name, problem) for name, problem in problems.items()]
-    return Comparison(spec.hosts, CHECKS, examination.values, [*findings, *examination.findings()])
+    return Comparison(
+        spec.hosts, CHECKS, examination.values, [*findings, *examination.findings(), *pairs.findings()]
+    )
 
 
 def _finding(host: str, problem: Problem) -> Finding:

@@ -1,6 +1,7 @@
 """Faults over a matrix of measures are laid to the right host, direction or link."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,7 @@ def matrix(count: int, seed: int = 0) -> tuple[list[str], dict[Pair, Measure]]:
     return hosts, measures
 
 
-FAULTS = {
+FAULTS: dict[str, dict[str, Any]] = {
     "reach": {"reached": frozenset(), "address": None, "rtt": None, "loss": None, "rate": None},
     "ports": {"reached": frozenset({20000})},
     "mtu": {"mtu": 1400, "rate": None, "loss": None},

@@ -1,0 +1,174 @@
+"""Measures pairs of hosts: each host dials some others, and suspicious pairs are measured again before they count."""
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.errands.pairs import MEASURES, PORTS
+from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.check import Finding
+from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners
+from hvlaunch.driver.links.errands import Errand, Limits, lines_of
+from hvlaunch.engine.network import candidates
+from hvlaunch.gloo.examination import Gathering
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["Pairs"]
+
+_LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
+_LONGEST_LINE = 1 << 20
+_MOST_ADDRESSES = 4
+_STEP = 60.0
+"""Seconds for a step of all hosts."""
+# Seconds for connections, and from the first success on; bytes at a slow pace, the pace, bytes at full speed, seconds and tries for them.
+_FIRST = {
+    "patience": 1.3,
+    "settle": 0.5,
+    "paced": 1 << 18,
+    "pace": 12_500_000,
+    "size": 1 << 21,
+    "seconds": 0.15,
+    "tries": 1,
+}
+_AGAIN = {
+    "patience": 4.0,
+    "settle": 1.5,
+    "paced": 1 << 21,
+    "pace": 12_500_000,
+    "size": 1 << 23,
+    "seconds": 0.3,
+    "tries": 3,
+}
+
+
+class Pairs:
+    """Measures between the hosts `names`. `ports` are ports of the job, if its user has chosen some."""
+
+    def __init__(self, names: Sequence[str], ports: Sequence[int] = ()) -> None:
+        self._names = names
+        self._ports = list(ports)
+        self._key = secrets.token_hex(32)
+        self.gathering = Gathering(names)
+        self._places: dict[str, dict[str, Any]] = {}
+        """Addresses and ports at which each host listens."""
+        self._first: dict[Pair, Measure] = {}
+        self._again: dict[Pair, Measure] = {}
+        self._ephemeral = (1 << 16, 1)
+
+    def findings(self) -> list[Finding]:
+        """Return the faults between the measured hosts."""
+        again = {
+            pair: _best(self._first[pair], measure)
+            for pair, measure in self._again.items()
+            if pair in self._first
+        }
+        return findings_of_pairs({**self._first, **again}, self._names, self._ephemeral)
+
+    def measure(self, link: "HostLink", facts: "HostFacts") -> None:
+        """Measure from one host, in its thread, while the threads of the others do so. Raises ErrandFailed."""
+        name = link.host.name
+        arguments = {
+            "key": self._key,
+            "name": name,
+            "address": facts.peer_address or None,
+            "ports": self._ports,
+        }
+        errand = link.errands.start("pairs", arguments, _LIMITS)
+        try:
+            self._measure(name, facts, errand)
+        finally:
+            errand.stop()
+            self.gathering.leave(name)
+
+    def _measure(self, name: str, facts: "HostFacts", errand: Errand) -> None:
+        lines = chain.from_iterable(lines_of(errand, 1.0, _LONGEST_LINE))
+        listening = _read(errand, lines, PORTS)
+        low, high = self._ephemeral
+        self._ephemeral = min(low, listening["low"]), max(high, listening["high"])
+        self._places[name] = {
+            "addresses": candidates(facts)[:_MOST_ADDRESSES],
+            "ports": listening["ports"],
+        }
+        arrived = self.gathering.meet(name, "places", _STEP)
+        hosts = [host for host in self._names if host in arrived]
+        position = hosts.index(name)
+        targets = [hosts[(position + distance) % len(hosts)] for distance in partners(len(hosts))]
+        self._first |= self._dial(name, targets, errand, lines, _FIRST)
+        self.gathering.meet(name, "first", _STEP)
+        targets = _suspicious(dict(self._first), hosts).get(name, [])
+        self._again |= self._dial(name, targets, errand, lines, _AGAIN)
+        # Until the others have dialed, this host listens.
+        self.gathering.meet(name, "again", _STEP)
+
+    def _dial(
+        self,
+        name: str,
+        targets: Sequence[str],
+        errand: Errand,
+        lines: Iterable[str],
+        how: Mapping[str, Any],
+    ) -> dict[Pair, Measure]:
+        if not targets:
+            return {}
+        dials = [{"name": target, **self._places[target], **how} for target in targets]
+        errand.write(dumps(dials).encode("ascii") + b"\n")
+        answers = _read(errand, lines, MEASURES)
+        return {
+            (name, target): Measure(
+                frozenset(self._places[target]["ports"]),
+                frozenset(answer["reached"]) & frozenset(self._places[target]["ports"]),
+                *(answer[key] for key in ("address", "rtt", "loss", "rate", "mtu")),
+            )
+            for target, answer in zip(targets, answers, strict=False)
+        }
+
+
+def _read(errand: Errand, lines: Iterable[str], shape: Callable[[Any], bool]) -> Any:
+    """Return the next line. Raises ErrandFailed."""
+    for line in lines:
+        value = loads(line)
+        if shape(value):
+            return value
+        break
+    errand.stop()
+    errand.wait(_STEP)
+    errand.result()
+    raise ValueError("an errand without an answer")
+
+
+def _suspicious(measures: Mapping[Pair, Measure], hosts: Sequence[str]) -> Mapping[str, list[str]]:
+    """Return the pairs to be measured again, as the hosts that each host dials.
+
+    The bad pairs are suspicious, and all pairs of a host that may be their cause. Loss in a short stream is a matter of
+    luck: it makes both ends suspicious.
+    """
+    pairs: set[Pair] = set()
+    # A short stream may lose nothing on a link that loses 1 %, or a segment on a good one.
+    for fault in find_faults(measures, hosts, lossy=0.0):
+        pairs.update(fault.measures)
+        if fault.scope in ("host", "to", "from") or fault.kind == "loss":
+            pairs.update(pair for pair in measures if not {*fault.hosts}.isdisjoint(pair))
+        else:
+            pairs.update((listener, dialer) for dialer, listener in fault.measures)
+    dials: dict[str, list[str]] = {}
+    for dialer, listener in sorted(pairs):
+        dials.setdefault(dialer, []).append(listener)
+    return dials
+
+
+def _best(first: Measure, second: Measure) -> Measure:
+    """Join both measures of a pair: load can make a measure worse, never better."""
+    return Measure(
+        first.tried,
+        first.reached | second.reached,
+        second.address or first.address,
+        min((rtt for rtt in (first.rtt, second.rtt) if rtt is not None), default=None),
+        # The second is the longer one.
+        first.loss if second.loss is None else second.loss,
+        max((rate for rate in (first.rate, second.rate) if rate is not None), default=None),
+        second.mtu,
+    )
