@@ -16,8 +16,8 @@ Scope = Literal["all", "host", "to", "from", "link", "way"]
 
 _MOST_DIALS = 6
 _FAR_FACTOR, _FAR_LEAST, _FAR = 5.0, 0.005, 0.025
-"""Slow round trips: this factor above the fastest quarter and this many seconds at least, or the last number of seconds."""
-_SLOW_PART, _SLOW = 0.25, 12.5e6
+"""Slow round trips: a factor above the fastest quarter with a least number of seconds, or the last number of seconds."""
+_SLOW_PART, _SLOW = 0.25, 6e6
 """Slow rates: below this part of the fastest quarter, or below this many bytes/s."""
 _LOSSY = 0.005
 _CROWDED = 3e6

@@ -23,7 +23,7 @@ _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _LONGEST_LINE = 1 << 20
 _MOST_ADDRESSES = 4
 _STEP = 60.0
-"""Seconds for a step of all hosts."""
+"""Seconds for a step."""
 # Seconds for connections, and from the first success on; bytes at a slow pace, the pace, bytes at full speed, seconds and tries for them.
 _FIRST = {
     "patience": 1.3,

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvlaunch.check.matrix import Measure, Pair, attribute, find_faults, partners
@@ -36,6 +36,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 200))
 def test_partners_are_few_and_mutual(count: int) -> None:
     steps = partners(count)
@@ -46,12 +47,14 @@ def test_partners_are_few_and_mutual(count: int) -> None:
         assert len(steps) >= 5
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 64), st.integers())
 def test_good_network_has_no_fault(count: int, seed: int) -> None:
     hosts, measures = matrix(count, seed)
     assert find_faults(measures, hosts) == []
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(3, 64),
     st.sampled_from(sorted(FAULTS)),
@@ -79,6 +82,7 @@ def test_single_fault_is_attributed(count: int, kind: str, scope: str, seed: int
     assert set(fault.measures) == set(bad)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.integers(5, 64), st.integers())
 def test_two_bad_hosts_are_both_named(count: int, seed: int) -> None:
     hosts, measures = matrix(count, seed)
