@@ -23,7 +23,7 @@ class Port(NamedTuple):
     device: str
     number: int
     kind: str
-    """Of its adapter: CA, RNIC for iWARP, or another word of the kernel's."""
+    """Kind of its adapter: CA, RNIC for iWARP, or another word of the kernel."""
     is_active: bool
     is_open: bool
     """True if workers may use the adapter."""

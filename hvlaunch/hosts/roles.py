@@ -10,7 +10,7 @@ from hvlaunch.job import Role
 __all__ = ["ADDRESSES", "EVERY", "RoleAddresses", "labels", "place_roles", "ports_by_host", "ranks_of"]
 
 ADDRESSES = ("host", "host_ip")
-"""What `{role:NAME:RANK:…}` may name beside ports."""
+"""Names in `{role:NAME:RANK:…}` beside ports."""
 EVERY = "all"
 """The RANK that stands for all ranks."""
 
@@ -68,7 +68,7 @@ def ports_by_host(roles: Sequence[Role]) -> Counter[str]:
 
 
 class _Worker(NamedTuple):
-    """What the others know of a worker."""
+    """A worker, as the others know it."""
 
     host: str
     address: str

@@ -322,7 +322,7 @@ def _connect(
         connection.settimeout(_ANSWER_TIME)
         connection.connect(endpoint)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Whatever is unsent at the end is of no use.
+        # Unsent bytes at the end are of no use.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         question = Question(key, name, *target)
         connection.sendall(question.data)
