@@ -154,7 +154,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 """The packages and modules of hvlaunch that each package may import, also inside functions and for types."""
 ALLOWED_ELSEWHERE: dict[str, set[str]] = {
-    "check": {"collections", "html", "re", "statistics", "typing"},
+    "check": {"collections", "html", "math", "re", "statistics", "typing"},
     "engine": {
         "abc",
         "collections",
