@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,35 @@ def test_a_pair_in_the_middle_that_cannot(three: TestHosts) -> None:
     assert without_progress(job.stderr)[0].startswith("hvlaunch: host b: can't connect to host c (tried ")
     assert three["c"].address in job.stderr
     assert job.stderr.endswith("\n  The job ends: no worker was started.\n")
+
+
+def connect_directly(hosts: TestHosts) -> None:
+    """Give the hosts a network besides eth0: a bridge in host a, and cables from it; each host has another name for it."""
+    hosts["a"].run(["ip", "link", "add", "fast1", "type", "bridge"], check=True)
+    for number, name in ((2, "b"), (3, "c")):
+        with Path(f"/proc/{hosts[name].pid}/ns/net").open() as other:
+            end = ["peer", "name", f"fast{number}", "netns", f"/proc/self/fd/{other.fileno()}"]
+            add = ["ip", "link", "add", f"to-{name}", "type", "veth", *end]
+            hosts["a"].run(add, check=True, pass_fds=[other.fileno()])
+        hosts["a"].run(["ip", "link", "set", f"to-{name}", "master", "fast1", "up"], check=True)
+    for number, name in enumerate("abc", 1):
+        hosts[name].run(["ip", "address", "add", f"10.88.0.{number}/24", "dev", f"fast{number}"], check=True)
+        hosts[name].run(["ip", "link", "set", f"fast{number}", "up"], check=True)
+
+
+@pytest.mark.long
+def test_nccl_auto_finds_the_fast_network_and_near_hosts(three: TestHosts) -> None:
+    """ib0 leads nowhere, eth0 is slow, and the fast network has another name on each host. b is far from a and c."""
+    for number, name in enumerate("abc", 1):
+        add_interface(three, name, "ib0", f"192.168.44.{number}/24")
+        three[name].delay(20 if name == "b" else 5)
+    connect_directly(three)
+    show = f"echo at $MASTER_ADDR by $GLOO_SOCKET_IFNAME; exec {sys.executable} {PROGRAMS / 'collectives.py'}"
+    options = ["--nccl", "auto", "--rank-order", "measured", "--verbose", "-H", "a:1,b:1,c:1"]
+    job = Job(three, [*options, "sh", "-c", show])
+    assert [interface for _, interface in shown(job)] == ["fast1", "fast3", "fast2"], job.stderr
+    assert job.stdout.count("is right") == 3
+    assert "--nccl auto: sockets use 10.88.0.0/24: " in job.stderr
+    # The user's own choice stays, also a bad one.
+    job = Job(three, [*options[:2], "-x", "GLOO_SOCKET_IFNAME=ib0", "-H", "a:1,b:1", *SHOW])
+    assert [interface for _, interface in shown(job)] == ["ib0", "ib0"]

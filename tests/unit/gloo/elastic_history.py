@@ -10,7 +10,9 @@ from tests.unit.gloo.history import History, hosts, ready, spec
 
 
 def elastic(text: str, np: int | None = None, **options: Any) -> History:
-    of_spec = {name: options.pop(name) for name in ("on_hang",) if name in options}
+    of_spec = {
+        name: options.pop(name) for name in ("on_hang", "nccl", "rank_order", "env") if name in options
+    }
     values: dict[str, Any] = {"min_np": 1, "cooldown": (4.0, 60.0)} | options
     job = spec(text, elastic=ElasticOptions(**values), np=np, **of_spec)
     history = History(job)

@@ -90,6 +90,10 @@ def test_places_and_ends_of_rounds_are_messages(rig):
     rig.worker_messages.carry_out(do.Assign(7, Launch(0, 4, third), network, 0))
     grant = decode(Grant, rig.worker.wait(PLACES, "b/0/4", LONG))
     assert grant == Grant(7, 2, 3, 0, 1, 1, 2, "10.0.0.1", "eth0")
+    chosen = network._replace(variables={"GLOO_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_1:1"})
+    rig.worker_messages.carry_out(do.Assign(7, Launch(1, 0, third), chosen, 0))
+    grant = decode(Grant, rig.worker.wait(PLACES, "b/1/0", LONG))
+    assert grant.variables == "GLOO_SOCKET_IFNAME=eth0 NCCL_IB_HCA==mlx5_1:1"
     rig.worker_messages.carry_out(do.Leave("a", 1, 0, why.SlotGone("a")))
     assert (
         decode(Grant, rig.worker.wait(PLACES, "a/1/0", LONG)).leave

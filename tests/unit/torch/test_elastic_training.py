@@ -247,6 +247,20 @@ def test_a_round_that_breaks_while_its_groups_are_made_is_left(job, rank):
     assert started.result() == (0, (0, 2.0, [1, 1], 2))
 
 
+def test_variables_of_a_place_replace_those_of_its_interface(job):
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    train = counting(1)
+    started = job(lambda: (train(), [os.environ.get(name) for name in names]), 1)
+    started.go[0].set()
+    started._ask(0)
+    started.round, started.seated = 0, [0]
+    words = "GLOO_SOCKET_IFNAME=lo NCCL_IB_HCA==mlx5_1:1"
+    grant = Grant(0, 0, 1, 0, 1, 0, 1, "127.0.0.1", "eth7", variables=words)
+    started.server.put(PLACES, "h/0/0", encode(grant))
+    _, (_, variables) = started.result()
+    assert variables == ["lo", os.environ.get("NCCL_SOCKET_IFNAME"), "=mlx5_1:1"]
+
+
 def test_a_worker_that_is_not_wanted_any_more_leaves_well(job):
     started = job(counting(2), 1)
     started.go[0].set()
