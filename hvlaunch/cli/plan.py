@@ -77,6 +77,7 @@ def plan(
         if spec.setup is None
         else _block("setup on each host", "\n".join(spec.setup.commands).split("\n")),
         launcher,
+        _block("known once connected", _open_choices(spec)),
         _block("bindings", _binding_lines(spec, hosts, places, is_local)),
         *(_environment(spec, places, show_secrets=show_secrets) if spec.verbose else ()),
         _left_out(left_out, is_verbose=spec.verbose),
@@ -84,6 +85,13 @@ def plan(
     if MASK in "\n".join(blocks):
         blocks.append(f"{MASK} hides what may be a secret; --show-secrets shows it")
     return "\n\n".join(block for block in blocks if block)
+
+
+def _open_choices(spec: JobSpec) -> list[str]:
+    """Return the choices that need the hosts' hardware."""
+    adapters = ["adapters for NCCL and Gloo, and the reason for each (--nccl auto)"]
+    order = [f"the order of the hosts (--rank-order {spec.rank_order})"]
+    return (adapters if spec.nccl == "auto" else []) + (order if spec.rank_order != "given" else [])
 
 
 def _left_out(names: Sequence[str], *, is_verbose: bool) -> str:

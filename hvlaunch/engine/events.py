@@ -54,7 +54,7 @@ __all__ = [
 
 
 class WorkerPackages(NamedTuple):
-    """What the workers' Python has installed on a host."""
+    """Packages of the workers' Python on a host."""
 
     hvlaunch: str | None
     """Version of hvlaunch; None without one."""
@@ -83,7 +83,7 @@ class HostFacts(NamedTuple):
     cwd_error: str | None = None
     """Why the working directory is inaccessible."""
     trouble: str | None = None
-    """What the host's kernel lacks."""
+    """A missing feature of the host's kernel."""
     boot_id: str | None = None
     """The kernel's name for its current boot."""
     machine_id: str | None = None
@@ -293,7 +293,7 @@ class WorkerExited(NamedTuple):
     look: Look = "silent"
     """Kind of its end, by its last output."""
     port_holder: PortHolder | None = None
-    """That user's program in more detail."""
+    """Details of the program of the other user."""
 
 
 class WorkerAlone(NamedTuple):

@@ -4,7 +4,7 @@ In doubt a variable stays unset: NCCL then chooses as without hvlaunch. An adapt
 other hosts: an address in their reach, or an InfiniBand subnet with the same manager.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_interface, ip_network
 from typing import NamedTuple, TypeAlias
@@ -222,6 +222,8 @@ class _Adapters:
                 return self._leave(f"host {lacking[0]} has only iWARP")
             if len(lacking) == len(usable):
                 return self._leave("no host has an active port with an address, and the right to open it")
+            if any(port.is_open for host in lacking for port in self._seen[host]):
+                return self._leave(f"host {lacking[0]} has only RoCE ports without an IP address")
             return self._split(
                 f"host {lacking[0]} has no usable InfiniBand or RoCE port, and other hosts have"
             )
@@ -256,7 +258,7 @@ class _Adapters:
 
     def _infiniband(self, ports: _Ports) -> "_Option | None":
         """Return the ports in subnets of all hosts."""
-        chosen = _in_common(_fast(ports), lambda _, port: port.subnet)
+        chosen = _in_common(ports, lambda _, port: port.subnet)
         return None if chosen is None else _Option("InfiniBand", chosen)
 
     def _roce(self, ports: _Ports) -> "_Option | None":
@@ -265,13 +267,13 @@ class _Adapters:
             for family, word in _FAMILIES.items():
                 proven = {
                     host: [port for port in members if self._proven(host, port, kind, family)]
-                    for host, members in _fast(ports).items()
+                    for host, members in ports.items()
                 }
                 label = partial(self._label, kind=kind, family=family)
                 chosen = _in_common(proven, label)
                 # Without a network of all hosts there are routes between their networks.
                 if chosen is None and all(proven.values()):
-                    chosen = proven
+                    chosen = _fast(proven)
                 if chosen is not None:
                     more = {"NCCL_IB_ROCE_VERSION_NUM": version, "NCCL_IB_ADDR_FAMILY": word}
                     ranges = {host: self._range(host, chosen[host], kind, family) for host in chosen}
@@ -376,31 +378,45 @@ def _addresses(port: Port, kind: str, family: int) -> list[_Address]:
 
 def _fast(ports: _Ports) -> _Ports:
     """Leave out ports with less than half of the rate of the host's fastest: they serve storage or management."""
-    fast: _Ports = {}
-    for host, members in ports.items():
-        most = max((port.rate for port in members), default=0.0)
-        fast[host] = [port for port in members if 2 * port.rate >= most]
-    return fast
+    fastest = {host: max((port.rate for port in members), default=0.0) for host, members in ports.items()}
+    return {
+        host: [port for port in members if 2 * port.rate >= fastest[host]] for host, members in ports.items()
+    }
 
 
 def _in_common(ports: _Ports, label: Callable[[str, Port], str]) -> _Ports | None:
-    """Return the ports in networks that every host is in; None without such a network.
+    """Return the fast ports in networks that every host is in; None without such a network.
 
     NCCL joins the first adapter of a host with the first of another, and so on. If a host has its networks in another
     order, a single network is used.
     """
-    labels = {host: [label(host, port) for port in members] for host, members in ports.items()}
-    common = set.intersection(*(set(words) for words in labels.values()))
+
+    def within(members: _Ports, networks: Collection[str]) -> _Ports:
+        return {
+            host: [port for port in several if label(host, port) in networks]
+            for host, several in members.items()
+        }
+
+    def labels(members: _Ports) -> dict[str, list[str]]:
+        return {host: [label(host, port) for port in several] for host, several in members.items()}
+
+    common = set.intersection(*map(set, labels(ports).values()))
     if not common:
         return None
-    counts = {word: min(words.count(word) for words in labels.values()) for word in common}
-    # Two ports beside eight are for storage.
-    common = {word for word in common if 2 * counts[word] >= max(counts.values())}
-    orders = {tuple(dict.fromkeys(word for word in words if word in common)) for words in labels.values()}
-    if len(orders) > 1:
-        first = next(iter(labels.values()))
-        common = {min(common, key=lambda word: (-counts[word], first.index(word)))}
-    return {
-        host: [port for port, word in zip(members, labels[host], strict=True) if word in common]
-        for host, members in ports.items()
+    # After the others have gone: a fast port that leads nowhere must not make the good ones look slow.
+    ports = within(ports, common)
+    common = set.intersection(*map(set, labels(_fast(ports)).values()))
+    if common:
+        ports = within(_fast(ports), common)
+    networks = labels(ports)
+    counts = {
+        word: min(words.count(word) for words in networks.values())
+        for word in set().union(*networks.values())
     }
+    # Two ports beside eight are for storage.
+    common = {word for word, count in counts.items() if 2 * count >= max(counts.values())}
+    orders = {tuple(dict.fromkeys(word for word in words if word in common)) for words in networks.values()}
+    if len(orders) > 1:
+        first = next(iter(networks.values()))
+        common = {min(common, key=lambda word: (-counts[word], first.index(word)))}
+    return within(ports, common)

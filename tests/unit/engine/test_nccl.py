@@ -7,6 +7,7 @@ for {n}, or the host's own. An address answers if the asking host is in the same
 
 import ipaddress
 import json
+import random
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ else:
 
 from hvlaunch.agent.fabric import FABRIC, read_fabric
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.fabric import Fabric, Trial, fabric_of
+from hvlaunch.engine.fabric import Fabric, Trial, fabric_of, near_first
 from hvlaunch.engine.nccl import AdapterChoice, choose, common_ways
 from hvlaunch.engine.network import Network
 from tests.unit.agent.fabrics import addresses_of, write_tree
@@ -120,3 +121,119 @@ def test_the_choice_is_right(path: Path, tmp_path: Path) -> None:
     assert choice.variables == {host: layout.expected(host) for host in layout.hosts}, choice.reasons
     assert layout.about.get("because", "") in " | ".join(choice.reasons)
     assert choice.is_split is layout.about.get("is_split", False)
+
+
+def drawn(dice: random.Random, number: int) -> dict[str, Any]:
+    """Return a host with hardware drawn at random, in the form of the agent."""
+    networks = [f"10.{dice.randint(0, 2)}.0.{number}/24" for _ in range(4)]
+    words = [
+        *networks,
+        "172.17.0.1/16",
+        "fe80::1/64",
+        f"fd00:{dice.randint(0, 1)}::{number}/64",
+        "127.0.0.1/8",
+        "0.0.0.0/0",
+    ]
+    interfaces: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "kind": dice.choice(["ethernet", "bridge", "tunnel", "vlan", "infiniband", "loopback"]),
+            "is_up": dice.random() < 0.8,
+            "mtu": 1500,
+            "speed": dice.choice([None, 1.0, 10.0, 0.0]),
+            "pci": "",
+            "addresses": dice.sample(words, dice.randint(0, 3)),
+        }
+        for name in ("eth0", "eth1", "eth10", "lo")
+    ]
+    addresses = [word.partition("/")[0] for item in interfaces for word in item["addresses"]]
+    gids = ["fe80:0000:0000:0000:a288:c2ff:fe5b:0001", "0000:0000:0000:0000:0000:0000:0000:0001"]
+    gids += [ipaddress.IPv6Address(f"::ffff:{at}" if ":" not in at else at).exploded for at in addresses]
+    adapters = [
+        {
+            "name": name,
+            "kind": dice.choice(["CA", "CA", "CA", "RNIC", ""]),
+            "pci": dice.choice(["", "0000:3b:00.0"]),
+            "numa": -1,
+            "is_open": dice.random() < 0.9,
+            "ports": [
+                {
+                    "number": port,
+                    "state": dice.choice(["ACTIVE", "ACTIVE", "ACTIVE", "DOWN"]),
+                    "link": dice.choice(
+                        ["Ethernet", "Ethernet", "InfiniBand"] if dice.random() < 0.95 else ["Unspecified"]
+                    ),
+                    "rate": dice.choice([0, 100, 200, 400]),
+                    "lid": 1,
+                    "sm_lid": dice.randint(0, 1),
+                    "gids": [
+                        {
+                            "index": index,
+                            "gid": gid,
+                            "kind": dice.choice(["RoCE v2", "IB/RoCE v1", ""]),
+                            "interface": "eth0",
+                        }
+                        for index, gid in enumerate(dice.sample(gids, dice.randint(0, len(gids))))
+                    ],
+                }
+                for port in range(1, dice.randint(1, 2) + 1)
+            ],
+        }
+        for name in dice.sample(["mlx5_0", "mlx5_1", "mlx5_10", "rxe0"], dice.randint(0, 4))
+    ]
+    return {
+        "adapters": adapters,
+        "interfaces": interfaces,
+        "variables": dice.choice([[], [], ["NCCL_SOCKET_IFNAME"]]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_hardware_leads_to_a_sound_choice(seed: int) -> None:
+    dice = random.Random(seed)
+    names: set[str] = set()
+    for _ in range(300):
+        choice = sound_choice(dice)
+        names.update(*choice.variables.values())
+    # The draws are good for something.
+    assert {"NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_ADDR_RANGE", "NCCL_SOCKET_IFNAME"} <= names
+
+
+def sound_choice(dice: random.Random) -> AdapterChoice:
+    """Choose for hosts drawn at random."""
+    surveys = {host: drawn(dice, number) for number, host in enumerate("abc"[: dice.randint(2, 3)], 1)}
+    assert all(FABRIC(survey) for survey in surveys.values())
+    fabrics = {
+        host: fabric_of(json.dumps({"fabric": survey, "nvlink": None, "times": {}, "trials": []}))
+        for host, survey in surveys.items()
+    }
+    facts = {
+        host: HostFacts(
+            addresses={
+                item.name: tuple(word.partition("/")[0] for word in item.addresses)
+                for item in fabric.interfaces
+            },
+            cpus=1,
+            gpus=None,
+            scratch="",
+            beacon_port=1,
+            master_port=2,
+            peer_address="192.0.2.1",
+        )
+        for host, fabric in fabrics.items()
+    }
+    network = Network(facts)
+    for host, target, addresses in list(network.tries()):
+        for address in addresses:
+            if address == "192.0.2.1" or dice.random() < 0.8:
+                network.add(host, target, address)
+    choice = choose(fabrics, network, {"GLOO_SOCKET_IFNAME": "mine"})
+    for host, variables in choice.variables.items():
+        assert "GLOO_SOCKET_IFNAME" not in variables
+        assert not any(" " in value for value in variables.values())
+        seen = {port.name for port in fabrics[host].ports if port.is_active and port.is_open}
+        assert set(variables.get("NCCL_IB_HCA", "").lstrip("=").split(",")) <= seen | {""}
+        assert variables.get("TP_SOCKET_IFNAME", "eth0") in {item.name for item in fabrics[host].interfaces}
+        assert not ("NCCL_IB_DISABLE" in variables and "NCCL_IB_HCA" in variables)
+    near_first(list(fabrics), fabrics)
+    return choice

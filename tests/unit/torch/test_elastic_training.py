@@ -247,7 +247,7 @@ def test_a_round_that_breaks_while_its_groups_are_made_is_left(job, rank):
     assert started.result() == (0, (0, 2.0, [1, 1], 2))
 
 
-def test_variables_of_a_place_replace_those_of_its_interface(job):
+def test_variables_of_a_place_replace_its_interface(job):
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
     train = counting(1)
     started = job(lambda: (train(), [os.environ.get(name) for name in names]), 1)
