@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import stat
 import time
 from contextlib import contextmanager
@@ -120,6 +119,8 @@ def _remove(entry: str, part: str) -> bool:
             # First, because half of a part does not count.
             if os.path.exists(os.path.join(part, "complete")):
                 os.unlink(os.path.join(part, "complete"))
+            import shutil  # noqa: PLC0415 (takes 5 ms, and old parts are rare)
+
             shutil.rmtree(part)
     except OSError:
         return False  # the lock is held, or another errand removes the part

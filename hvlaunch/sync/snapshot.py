@@ -65,11 +65,16 @@ Plain lists: named tuples for 20,000 files would take longer than all else, if n
 """
 _TARGET = len(Stat._fields)
 _FIRST_PART = _TARGET + 1
+_PART_SIZE = len(PackedPart._fields)
 
 
-def _parts(entry: _Entry) -> list[PackedPart]:
-    size = len(PackedPart._fields)
-    return [PackedPart(*entry[first : first + size]) for first in range(_FIRST_PART, len(entry), size)]
+def _parts(entries: Iterable[_Entry]) -> dict[str, Sequence[Any]]:
+    """Return the fields of all parts, by the parts' hashes in the order of the entries."""
+    return {
+        entry[first]: entry[first : first + _PART_SIZE]
+        for entry in entries
+        for first in range(_FIRST_PART, len(entry), _PART_SIZE)
+    }
 
 
 class TreeSnapshot:
@@ -97,16 +102,16 @@ class TreeSnapshot:
         self._packs = {path.name: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in folder.glob("*.pack")}
 
     @cached_property
-    def _parts(self) -> Mapping[str, PackedPart]:
-        return {part.hash: part for entry in self._entries for part in _parts(entry)}
+    def _parts(self) -> Mapping[str, Sequence[Any]]:
+        return _parts(self._entries)
 
     def size_of(self, number: int) -> int:
         """Return the bytes of a part."""
-        return self._parts[self.numbered[number]].size
+        return PackedPart(*self._parts[self.numbered[number]]).size
 
     def read(self, number: int) -> bytes:
         """Return the content of a part. Raises OSError."""
-        part = self._parts[self.numbered[number]]
+        part = PackedPart(*self._parts[self.numbered[number]])
         if part.pack not in self._packs:
             raise OSError(errno.ENOENT, "it lacks the earlier job's files, and they are no longer kept here")
         return os.pread(self._packs[part.pack], part.size, part.offset)
@@ -207,7 +212,7 @@ def _link(path: Path, new: Path) -> None:
 class _Pack:
     """A new file with content. An empty pack is removed at the end."""
 
-    def __init__(self, folder: Path, parts: dict[str, PackedPart]) -> None:
+    def __init__(self, folder: Path, parts: dict[str, Sequence[Any]]) -> None:
         self._path = folder / f"{time.time_ns():x}.pack"
         self._file = self._path.open("xb", buffering=0)
         self._parts = parts
@@ -217,8 +222,8 @@ class _Pack:
             self._path.unlink()
         self._file.close()
 
-    def keep(self, data: bytes) -> PackedPart:
-        """Return the part with this content; add the content unless a pack has it."""
+    def keep(self, data: bytes) -> Sequence[Any]:
+        """Return the fields of the part with this content; add the content unless a pack has it."""
         name = sha256(data).hexdigest()
         part = self._parts.get(name)
         if part is None:
@@ -331,13 +336,13 @@ class _Reader:
     def _open_pack(self) -> "_Pack":
         """Open a new pack. Begin anew if most content of the other packs is old."""
         packs = list(self._folder.glob("*.pack"))
-        parts_by_hash = {part.hash: part for entry in self._entries.values() for part in _parts(entry)}
-        used = sum(part.size for part in parts_by_hash.values())
+        parts = _parts(self._entries.values())
+        used = sum(size for _, size, *_ in parts.values())
         if sum(pack.stat().st_size for pack in packs) > 2 * used + _SPARE:
             for pack in packs:
                 pack.unlink()
-            self._entries, parts_by_hash = {}, {}
-        return _Pack(self._folder, parts_by_hash)
+            self._entries, parts = {}, {}
+        return _Pack(self._folder, parts)
 
     def _target(self, path: str, target: str) -> str:
         """Return the relative target of a link. Raises BadUsage for a target out of the tree."""
@@ -378,7 +383,7 @@ class _Reader:
             elif stat.S_ISLNK(mode):
                 yield ["l", path, entry[_TARGET]]
             else:
-                yield ["f", path, int(bool(mode & stat.S_IXUSR)), size, [part.hash for part in _parts(entry)]]
+                yield ["f", path, int(bool(mode & stat.S_IXUSR)), size, entry[_FIRST_PART::_PART_SIZE]]
 
     def _new_index(self) -> bytes:
         words = {

@@ -109,12 +109,19 @@ class Tree:
             listed, rules = self._list(path, rules)
             prefix = f"{path}/" if path else ""
             for name in listed.files:
-                status = self._status(prefix + name)
-                if status is not None and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                    statuses[prefix + name] = Stat.from_kernel(status)
+                # In place: calls for each of 20,000 files would take as long as the kernel's answers.
+                try:
+                    status = os.lstat(f"{self.root}/{prefix}{name}")
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                mode = status.st_mode
+                if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+                    statuses[prefix + name] = Stat(
+                        mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+                    )
             for name in listed.directories:
-                status = self._status(prefix + name)
-                if status is not None and stat.S_ISDIR(status.st_mode):
+                directory = self._status(prefix + name)
+                if directory is not None and stat.S_ISDIR(directory.st_mode):
                     # Ignored files change the times of their directory, and are no change of the tree.
                     statuses[prefix + name] = Stat(stat.S_IFDIR, 0, 0, 0, 0)
                     pending.append((prefix + name, rules))

@@ -31,7 +31,7 @@ def errand_program(name: str) -> bytes:
     _collect(_RUNNER, texts)
     _collect(f"{errands.__name__}.{name}", texts)
     boot = without_words(Path(agent.__file__).with_name("boot.py").read_text(encoding="ascii"))
-    begin = f"sys.meta_path.insert(0, _Finder({texts!r}))\nfrom {_RUNNER} import main\nmain({name!r})\n"
+    begin = f"gc.set_threshold(_OBJECTS_PER_COLLECTION)\nsys.meta_path.insert(0, _Finder({texts!r}))\nfrom {_RUNNER} import main\nmain({name!r})\n"
     return zlib.compress(f"{boot}\n{begin}".encode())
 
 

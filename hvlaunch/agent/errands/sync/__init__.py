@@ -8,9 +8,7 @@ New content is written to `incoming` first, and renamed into the tree when the t
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 
 from hvlaunch.agent.cache import check_own, drop_old, is_used, locked, own_directory
 from hvlaunch.agent.errands.sync.arrival import check_room, has_room, receive_all, receive_manifest
@@ -24,6 +22,7 @@ from hvlaunch.agent.errands.sync.content import (
     places_of_parts,
 )
 from hvlaunch.agent.errands.sync.copies import Copy, copies_of
+from hvlaunch.agent.quick import dumps
 from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
 
 TYPE_CHECKING = False
@@ -69,7 +68,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     with locked(project.directory):
         result = project.update()
     # The host is ready, but others may still fetch content from here, until the driver ends the input.
-    stream.write(b"ready " + json.dumps(result).encode("ascii") + b"\n")
+    stream.write(b"ready " + dumps(result).encode("ascii") + b"\n")
     if projects:
         # After `ready`: no worker waits for the removal.
         drop_old(projects, _parts_of)
@@ -121,6 +120,8 @@ class _Project:
             missing = copy.missing(manifest)
             self._fetch(copy, manifest, missing)
             copy.install(manifest, missing, self._incoming)
+            import shutil  # noqa: PLC0415 (as long as a third of a start without changes)
+
             shutil.rmtree(self._incoming, ignore_errors=True)
         copy.use(self._job)
         for other in self._copies:
@@ -175,18 +176,23 @@ class _Project:
         for file in lacking.values():
             # The version before has most of a large file with a small change.
             keep_parts(os.path.join(copy.tree, file.path), os.path.join(self._incoming, file.content), file)
-        places = places_of_parts(manifest.files)
-        numbers = {part: number for number, part in enumerate(places)}
+        numbers: Dict[str, int] = {}
+        for file in manifest.files:
+            for part in file.parts:
+                numbers.setdefault(part, len(numbers))
         writer = PartWriter(self._incoming, lacking, numbers)
-        self._receive(copy, writer, places, sum(file.size for file in lacking.values()))
+        size = sum(file.size for file in lacking.values())
+        self._receive(copy, manifest, writer, list(numbers), size)
         self._received = writer.received
 
     def _receive(
-        self, copy: Copy, writer: PartWriter, places: Dict[str, List[Tuple[TreeFile, int]]], size: int
+        self, copy: Copy, manifest: Manifest, writer: PartWriter, hashes: List[str], size: int
     ) -> None:
-        hashes = list(places)
+        places: Dict[str, List[Tuple[TreeFile, int]]] = {}
 
         def places_of(number: int) -> Iterator[Tuple[str, int]]:
+            if not places:  # few copies are served
+                places.update(places_of_parts(manifest.files))
             for file, offset in places[hashes[number]]:
                 # The content moves from the first to the last during the installation.
                 incoming = os.path.join(self._incoming, file.content)

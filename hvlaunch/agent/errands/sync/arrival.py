@@ -5,12 +5,12 @@ What has come is offered to other hosts meanwhile.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import zlib
 
 from hvlaunch.agent.errands.sync.content import LARGE, PART, Manifest, ranges_of
+from hvlaunch.agent.quick import loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer:
     """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
     ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
     stream.write(b"parts " + ranges.encode("ascii") + b"\n")
-    answer = json.loads(stream.read_line().decode("ascii"))
+    answer = loads(stream.read_line().decode("ascii").strip())
     if answer["from"] and peer is not None:
         from hvlaunch.agent.errands.sync.peers import fetch  # noqa: PLC0415 (few copies are large)
 

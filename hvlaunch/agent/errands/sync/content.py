@@ -6,10 +6,10 @@ Files come into a directory of their own. Each is named by its content, and ends
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 
+from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import or_null, record, text
 
 TYPE_CHECKING = False
@@ -44,6 +44,8 @@ PEER = or_null(record({"secret": text(64), "fingerprint": text(80), "pem": text(
 class TreeFile:
     """A file of the tree. `mode` has its permissions, or is 1 for an executable file and 0 for another one."""
 
+    __slots__ = ("content", "mode", "parts", "path", "size")
+
     def __init__(self, path: str, mode: int, size: int, parts: List[str]) -> None:
         self.path = path
         self.mode = {0: 0o644, 1: 0o755}.get(mode, mode & 0o777)
@@ -66,7 +68,7 @@ class Manifest:
         self.links: Dict[str, str] = {}
         self.files: List[TreeFile] = []
         parents = {""}
-        for entry in json.loads(data.decode("ascii")):
+        for entry in loads(data.decode("ascii")):
             path = entry[1]
             parent, _, name = path.rpartition("/")
             # A listed parent is a directory of ours, so no path can lead through a link.
