@@ -368,10 +368,11 @@ def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | N
         steps: list[Prepare] = []
         if job.spec.sync is not None:
             steps.append(opened.enter_context(_delivery(job, job.spec.sync)))
-        for options in job.spec.bring:
+        for number, options in enumerate(job.spec.bring):
             from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
 
-            bringing = Bringing(options, has_peers=_has_peers(job.spec))
+            record = None if job.directory is None else job.directory.path / f"bring-{number}"
+            bringing = Bringing(options, has_peers=_has_peers(job.spec), record=record)
             steps.append(in_thread(bringing.bring, "files"))
         if (job.spec.nccl, job.spec.rank_order) != ("off", "given") and _has_peers(job.spec):
             from hvlaunch.gloo.survey import Survey  # noqa: PLC0415 (few jobs choose)

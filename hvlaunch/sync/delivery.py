@@ -30,6 +30,8 @@ _USUAL = re.compile(
 )
 _LOOK = 1.0
 """Seconds between looks at an errand."""
+_MOST_SOURCES = 3
+"""Hosts that one host fetches from, before the driver sends the other parts."""
 
 
 class Content(Protocol):
@@ -86,6 +88,9 @@ class Delivery:
         self._arguments = arguments
         self._lock = threading.Lock()
         self._offers: list[_Source] = []
+        """In the order of their beginning: a host fetches from an earlier one, so none waits for itself."""
+        self._unready = 0
+        """The number of hosts on their way to a complete copy, which may still need the others."""
         self._peer = peer
 
     def add_origin(self, addresses: list[tuple[str, int]], errand: Errand) -> None:
@@ -110,6 +115,10 @@ class Delivery:
         arguments = {"hash": snapshot.hash, "peer": self._peer, **more}
         errand = link.errands.start(self._errand, arguments, _LIMITS)
         offer = source = size = None
+        refused: list[_Source] = []
+        received: int | None = None
+        with self._lock:
+            self._unready += 1
         try:
             for line in chain.from_iterable(lines_of(errand, _LOOK, _LONGEST_LINE)):
                 word, _, text = line.partition(" ")
@@ -121,23 +130,32 @@ class Delivery:
                     numbers = part_numbers(text, len(snapshot.numbered))
                     if size is None:
                         size = sum(map(snapshot.size_of, numbers))
-                        source = self._source(offer)
-                    else:
-                        # Asked for a second time: the other host has not sent all.
-                        self._release(source)
-                        source = None
+                        self._add(offer)
+                    # Asked again: the other host has not sent all.
+                    self._release(source)
+                    source = self._source(offer, refused)
+                    refused += [] if source is None else [source]
                     self._answer(link, errand, numbers, source, size)
                 elif word == "progress":
                     link.tell_preparing(_stage(int(text), size or 0))
                 elif word == "ready":
+                    result = loads(text)
                     if self._below is not None:
-                        facts = facts._replace(directory=self._directory(loads(text)))
+                        facts = facts._replace(directory=self._directory(result))
+                    count = result["received"]
+                    if type(count) is not int:
+                        raise TypeError("what it received is no number")
                     ready(facts)
+                    received = count
+                    self._release(source)
+                    source = None
                     self._is_ready(offer, errand)
                     break
             while not errand.wait(_LOOK):
                 pass  # a silent host is given up, and its errand with it
-            received: int = errand.result()["received"]
+            if received is None:
+                errand.result()
+                raise ValueError("it ended before it was ready")
         except ErrandFailed as error:
             raise CopyFailed(cause_of(error.detail), host=link.host.name) from error
         else:
@@ -146,36 +164,55 @@ class Delivery:
             self._release(source)
             with self._lock:
                 self._offers = [other for other in self._offers if other is not offer]
+            if received is None:
+                self._end_one()
             errand.stop()
 
-    def _source(self, offer: _Source | None) -> _Source | None:
-        """Return an untaken offer of an earlier host, or None; add the host's offer."""
-        with self._lock:
-            if offer is None:
-                return None
-            source = next((other for other in self._offers if not other.is_taken), None)
-            if source is not None:
-                source.is_taken = True
-            self._offers.append(offer)
-            return source
-
-    def _release(self, source: _Source | None) -> None:
-        """End the use of an offer."""
-        with self._lock:
-            if source is not None and source in self._offers:
-                self._offers.remove(source)
-                if source.is_ready:
-                    source.errand.close_input()
-
-    def _is_ready(self, offer: _Source | None, errand: Errand) -> None:
-        """Let the errand of a host with a complete copy end, unless another host fetches from the host."""
+    def _add(self, offer: _Source | None) -> None:
+        """Let other hosts fetch from a host."""
         with self._lock:
             if offer is not None:
+                self._offers.append(offer)
+
+    def _source(self, offer: _Source | None, refused: Sequence[_Source]) -> _Source | None:
+        """Return an untaken offer of an earlier or complete host for the host with this offer, or None.
+
+        `refused` offers have not sent all to it.
+        """
+        with self._lock:
+            if offer is None or len(refused) >= _MOST_SOURCES:
+                return None
+            earlier = self._offers[: self._offers.index(offer)]
+            later = [other for other in self._offers[len(earlier) + 1 :] if other.is_ready]
+            for other in [*earlier, *later]:
+                if not other.is_taken and other not in refused:
+                    other.is_taken = True
+                    return other
+            return None
+
+    def _release(self, source: _Source | None) -> None:
+        """End the use of an offer, by its only user."""
+        with self._lock:
+            if source is not None:
+                source.is_taken = False
+
+    def _is_ready(self, offer: _Source | None, errand: Errand) -> None:
+        """Note that a host's copy is complete; its errand goes on while other hosts may need the content."""
+        with self._lock:
+            if offer in self._offers and offer is not None:
                 offer.is_ready = True
-                if offer.is_taken and offer in self._offers:
-                    return
-                self._offers = [other for other in self._offers if other is not offer]
-        errand.close_input()
+            else:
+                errand.close_input()
+        self._end_one()
+
+    def _end_one(self) -> None:
+        """Count a host as complete or failed. After the last one, let the complete ones' errands end."""
+        with self._lock:
+            self._unready -= 1
+            if not self._unready:
+                for offer in [other for other in self._offers if other.is_ready]:
+                    self._offers.remove(offer)
+                    offer.errand.close_input()
 
     def _directory(self, result: Any) -> str:
         """Return the workers' directory for the result of a host's errand. Raises KeyError, TypeError, ValueError."""

@@ -6,10 +6,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.offer import CONTROLS, Listing, leads_out, list_files
-from hvlaunch.agent.errands.sync.content import PART, Manifest, places_of_parts, ranges_of
+from hvlaunch.agent.errands.sync.content import PART, Manifest, places_of_parts, ranges_of, read_part
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import exactly, flag, record, several, text, whole
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
@@ -19,7 +20,7 @@ from hvlaunch.owners import reason
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
 
-__all__ = ["NO_LIMIT", "HostFiles", "LocalFiles", "offer_files"]
+__all__ = ["NO_LIMIT", "FileList", "HostFiles", "LocalFiles", "offer_files"]
 
 NO_LIMIT = 1 << 62
 """Bytes, of files that are brought."""
@@ -33,6 +34,7 @@ _SILENCE = 60
 _LONGEST_LINE = 1 << 20
 _LARGEST_LIST = 64 << 20
 """Bytes of a host's list. A list of 200,000 files has about 30 MB."""
+_LARGEST_LOCAL_LIST = 1 << 30
 _LONGEST_PATH, _LONGEST_NAME = 4000, 255
 _HASH = text(64)
 _HEAD = record(
@@ -54,6 +56,51 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
         and all(_HASH(part) for part in entry[4])
     ),
 }
+
+
+class FileList:
+    """A list of files with the hashes of their parts. `manifest` is the list, compressed. Raises ValueError for a wrong list."""
+
+    def __init__(
+        self,
+        manifest: bytes,
+        *,
+        is_file: bool,
+        limit: int = NO_LIMIT,
+        most_files: int = _MOST_LOCAL_FILES,
+        largest: int = _LARGEST_LOCAL_LIST,
+    ) -> None:
+        self.manifest = manifest
+        self.is_file = is_file
+        try:
+            words = zlib.decompressobj().decompress(manifest, largest)
+        except zlib.error:
+            raise ValueError("its list of files is damaged") from None
+        self.hash = sha256(words).hexdigest()
+        check_list(words, limit, most_files, is_file=is_file)
+        self.listed = Manifest(words, self.hash)
+        self.size, self.count = sum(file.size for file in self.listed.files), len(self.listed.files)
+        self._places = places_of_parts(self.listed.files)
+        self.numbered: Sequence[str] = list(self._places)
+        self._sizes: list[int] = []
+        for listed in self._places.values():
+            sizes = {min(PART, file.size - offset) for file, offset in listed}
+            if len(sizes) != 1:
+                raise ValueError("a part of its files has two sizes")
+            self._sizes += sizes
+
+    def size_of(self, number: int) -> int:
+        return self._sizes[number]
+
+    def read_here(self, path: str, number: int) -> bytes:
+        """Return a part of the files at `path` on this machine; empty if its content is there no more."""
+        part, root = self.numbered[number], Path(path).resolve()
+        for file, offset in self._places[part]:
+            place = root if self.is_file else root / file.path
+            data = read_part(str(place), offset, self._sizes[number], part)
+            if data is not None:
+                return data
+        return b""
 
 
 class LocalFiles:
@@ -95,17 +142,29 @@ def offer_files(
     globs: Sequence[str] | None = None,
     limit: int = NO_LIMIT,
     peer: Mapping[str, str] | None = None,
+    kept: "FileList | LocalFiles | None" = None,
 ) -> Errand:
-    """Let a host list what is at `path`, or its entries that match `globs`, of at most `limit` bytes. Raises ErrandFailed."""
+    """Let a host list what is at `path`, or its entries that match `globs`, of at most `limit` bytes. Raises ErrandFailed.
+
+    With a `kept` list, nothing is listed: the host sends what it has of that.
+    """
     words = None if globs is None else list(globs)
-    arguments = {"path": path, "globs": words, "limit": limit, "files": _MOST_FILES, "peer": peer}
+    arguments = {
+        "path": path,
+        "globs": words,
+        "limit": limit,
+        "files": _MOST_FILES,
+        "peer": peer,
+        "hash": None if kept is None else kept.hash,
+        "is_file": kept is not None and kept.is_file,
+    }
     return link.errands.start("offer", arguments, _LIMITS)
 
 
-class HostFiles:
+class HostFiles(FileList):
     """Files of a host, which are not trusted: their list is checked. Raises ValueError, ErrandFailed.
 
-    `tell` is called now and then while the host reads its files.
+    `tell` is called now and then while the host reads its files. A host with a `kept` list, as of offer_files(), gets it.
     """
 
     def __init__(
@@ -115,6 +174,7 @@ class HostFiles:
         tell: Callable[[], None] = lambda: None,
         *,
         host: str,
+        kept: "FileList | LocalFiles | None" = None,
     ) -> None:
         self._errand = errand
         self._host = host
@@ -122,33 +182,24 @@ class HostFiles:
         self._unread = b""
         while (line := self._line()) == "progress":
             tell()
+        self.port = 0
+        self.skipped: Sequence[tuple[str, str]] = ()
+        if kept is not None:
+            if line != "manifest":
+                raise ValueError("it asks for no list of files")
+            errand.write(len(kept.manifest).to_bytes(4, "big") + kept.manifest)
+            super().__init__(kept.manifest, is_file=kept.is_file)
+            return
         word, _, words = line.partition(" ")
         head: Any = _read(words) if word == "list" else None
         if not _HEAD(head):
             raise ValueError("its list of files has no head")
-        self.is_file: bool = head["is_file"]
-        self.port: int = head["port"]
-        self.skipped: Sequence[tuple[str, str]] = [(path, why) for path, why in head["skipped"]]
-        self.manifest = self._exactly(head["size"])
-        try:
-            words_of_list = zlib.decompressobj().decompress(self.manifest, _LARGEST_LIST)
-        except zlib.error:
-            raise ValueError("its list of files is damaged") from None
-        self.hash = sha256(words_of_list).hexdigest()
-        check_list(words_of_list, limit, _MOST_FILES, is_file=self.is_file)
-        self.listed = Manifest(words_of_list, self.hash)
-        self.size, self.count = sum(file.size for file in self.listed.files), len(self.listed.files)
-        places = places_of_parts(self.listed.files)
-        self.numbered: Sequence[str] = list(places)
-        self._sizes: list[int] = []
-        for listed in places.values():
-            sizes = {min(PART, file.size - offset) for file, offset in listed}
-            if len(sizes) != 1:
-                raise ValueError("a part of its files has two sizes")
-            self._sizes += sizes
-
-    def size_of(self, number: int) -> int:
-        return self._sizes[number]
+        self.port = head["port"]
+        self.skipped = [(path, why) for path, why in head["skipped"]]
+        manifest = self._exactly(head["size"])
+        super().__init__(
+            manifest, is_file=head["is_file"], limit=limit, most_files=_MOST_FILES, largest=_LARGEST_LIST
+        )
 
     def read(self, number: int) -> bytes:
         """Raises OSError for content with changes since its listing, or for a lost host."""
@@ -160,6 +211,15 @@ class HostFiles:
         if not data:
             raise OSError(f"files of host {self._host} were changed while they were copied")
         return data
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the host's errand serves no more."""
+        return self._errand.has_ended
+
+    def stop(self) -> None:
+        """End the host's errand."""
+        self._errand.stop()
 
     def parts(self, numbers: Sequence[int]) -> Iterator[bytes]:
         """Yield parts; an empty part has changed since its listing. Raises ValueError, ErrandFailed."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.heirs import Heir
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.cluster.test_sessions import kill_sshd
 from tests.testhosts.hosts import TestHosts, wait_until
@@ -146,6 +148,34 @@ def test_workers_have_the_files_that_were_brought(cluster: TestHosts, model: Pat
     assert job.code(LIMIT) == 0, job.stderr
     assert job.stdout.count("1\n") == 3
     assert job.stdout.count("{}") == 3
+
+
+def test_a_host_that_joins_later_gets_the_files_of_the_start_from_another_host(
+    cluster: TestHosts, model: Path, tmp_path: Path
+) -> None:
+    """Meanwhile the driver was killed, and neither source has its files."""
+    on_host(cluster, "a", f"mkdir -p {PLACE} && echo 1 > {PLACE}/of-a")
+    pool = tmp_path / "pool"
+    pool.write_text("a:1\n")
+    script = tmp_path / "discover.sh"
+    script.write_text(f"#!/bin/sh\ncat {pool}\n")
+    script.chmod(0o755)
+    words = ["--bring", f"{model}:{PLACE}/model", "--bring", f"a:{PLACE}/of-a:{PLACE}/copy"]
+    elastic = ["-np", 1, "--min-np", 1, "--max-np", 2, "--host-discovery-script", script]
+    alive = ["--reconnect-timeout", 30, "--lease", 30]
+    worker = f"cat {PLACE}/model/link {PLACE}/copy; [ $WORLD_SIZE = 2 ] || sleep 1000"
+    job = Job(cluster, [*map(str, [*words, *elastic, *alive]), "sh", "-c", worker])
+    job.saw("{}1")
+    before = sums_here(model)
+    heir = Heir(cluster, job.process)
+    heir.kill()
+    shutil.rmtree(model)
+    on_host(cluster, "a", f"rm {PLACE}/of-a")
+    successor = heir.succeed()
+    pool.write_text("a:1\nb:1\n")
+    assert successor.wait(LIMIT) == 0, heir.stored
+    assert sums(cluster, "b") == before
+    assert on_host(cluster, "b", f"cat {PLACE}/copy") == "1\n"
 
 
 def results(path: Path) -> list[str]:

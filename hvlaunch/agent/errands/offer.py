@@ -28,7 +28,7 @@ from hvlaunch.agent.errands.sync.content import (
     read_at,
     read_part,
 )
-from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
+from hvlaunch.agent.wire.shapes import flag, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ ARGUMENTS = record(
     {
         "path": text(4096, raw=True),  # relative paths count from the home directory
         "globs": or_null(several(text(4096, raw=True), 1000)),  # null: the path itself, and all below
+        "hash": or_null(text(64)),  # of a list that the driver has and sends: nothing is listed here
+        "is_file": flag,  # of this list
         "limit": whole(0, 1 << 62),  # bytes
         "files": whole(0, 1 << 30),
         "peer": PEER,
@@ -60,6 +62,15 @@ _MOST_SKIPPED = 100
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Send the list, and then the requested parts, until the driver ends the input."""
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(arguments["path"]))
+    if arguments["hash"] is not None:
+        from hvlaunch.agent.errands.sync.arrival import receive_manifest  # noqa: PLC0415 (few lists come)
+
+        manifest = receive_manifest(stream, arguments["hash"])
+        path = os.path.realpath(path)
+        is_file = arguments["is_file"]
+        listing = Listing(os.path.dirname(path) if is_file else path, is_file)
+        listing.number([_renamed(file, path) for file in manifest.files] if is_file else manifest.files)
+        return _serve(listing, stream)
     shown = time.monotonic()
 
     def tell() -> None:
@@ -83,6 +94,16 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         "skipped": listing.skipped[:_MOST_SKIPPED],
     }
     stream.write(b"list " + json.dumps(head).encode("ascii") + b"\n" + data)
+    return _serve(listing, stream)
+
+
+def _renamed(file: TreeFile, path: str) -> TreeFile:
+    """Return the only file of a list as it is at `path`."""
+    return TreeFile(os.path.basename(path), file.mode, file.size, file.parts)
+
+
+def _serve(listing: Listing, stream: ErrandStream) -> Dict[str, Any]:
+    """Send requested parts, empty without their content, until the driver ends the input."""
     sent = 0
     while True:
         try:
@@ -120,9 +141,8 @@ class Listing:
         self.numbered: List[str] = []
         self._places: Dict[str, List[Tuple[TreeFile, int]]] = {}
 
-    def number(self) -> None:
-        """Number the parts of the complete list."""
-        files = [TreeFile(*entry[1:]) for entry in self.entries if entry[0] == "f"]
+    def number(self, files: Sequence[TreeFile]) -> None:
+        """Number the parts of the files of the complete list."""
         self._places = places_of_parts(files)
         self.numbered = list(self._places)
 
@@ -173,7 +193,7 @@ def list_files(
     else:
         raise ValueError("%s is neither a file nor a directory" % path)
     _Reader(listing, is_strict=globs is None, tell=tell).read(paths, limit)
-    listing.number()
+    listing.number([TreeFile(*entry[1:]) for entry in listing.entries if entry[0] == "f"])
     return listing
 
 

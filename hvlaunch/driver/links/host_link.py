@@ -246,6 +246,8 @@ class Opening(NamedTuple):
     """The record of acked and printed frames; None for a job without a successor."""
     prepare: "Prepare | None" = None
     """Brings to the host what workers need, before it counts as ready; None if all is there."""
+    links: "Callable[[], Sequence[HostLink]]" = tuple
+    """Returns the links to all hosts of the job."""
 
 
 class _Noise:
@@ -592,6 +594,13 @@ class HostLink:
         """Give the host up before it was ready; for any thread."""
         self._post(on.HostFailed(self.host.name, error.problem))
         self.close()
+
+    def neighbors(self) -> "Sequence[HostLink]":
+        """Return the links to other hosts that answer; for any thread."""
+        links = self._opening.links()
+        return [
+            link for link in links if link is not self and link.last_heard is not None and not link.is_closed
+        ]
 
     def tell_preparing(self, stage: str) -> None:
         """Show how far the host's files are, and tell the engine now and then that they make progress; for any thread."""

@@ -147,6 +147,7 @@ class HostLinks:
             results=self._results,
             frame_record=None if self._record is None else self._record.frames(number),
             prepare=self._prepare,
+            links=lambda: list(self._links.values()),
         )
 
         def post(event: on.Event | Arrival) -> None:

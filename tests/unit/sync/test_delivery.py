@@ -1,15 +1,19 @@
 """What the driver does with a host's answers about files, which may be anything."""
 
+import json
 import threading
+from queue import SimpleQueue
 from typing import Any, cast
 
 import pytest
 
+from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.driver.links.host_link import in_thread
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
 from hvlaunch.sync.delivery import Delivery, new_peer
+from tests.testhosts.hosts import wait_until
 
 FACTS = HostFacts({"eth0": ("10.0.0.1",)}, 1, None, "/s", 1, 2, None)
 
@@ -101,7 +105,9 @@ def outcome(link: FakeLink, delivery: Delivery | None = None) -> "str | None":
 
 
 def test_a_host_gets_what_it_asks_for_and_is_ready() -> None:
-    link = FakeLink(b'manifest\noffer 7\nparts 0-0,2-2\nprogress 1000\nready {"directory": "/x"}\n')
+    link = FakeLink(
+        b'manifest\noffer 7\nparts 0-0,2-2\nprogress 1000\nready {"directory": "/x", "received": 0}\n'
+    )
     assert outcome(link) == "/x/sub"
     part = (1000).to_bytes(4, "big")
     assert link.errand.written == (
@@ -125,6 +131,8 @@ def test_a_host_gets_what_it_asks_for_and_is_ready() -> None:
         b'ready {"directory": 1}\n',
         b'ready {"directory": "relative"}\n',
         b"ready {}\n",
+        b'ready {"directory": "/x"}\n',
+        b'ready {"directory": "/x", "received": 1e999}\n',
         b"ready {\n",
         b"\xff\n",
         b"x" * (1 << 23),
@@ -146,8 +154,100 @@ def test_a_host_that_asks_again_gets_the_driver_and_no_second_source() -> None:
     in_thread(delivery.deliver, "files")(cast("Any", first), FACTS, lambda _: None, failures.append)
     while not delivery._offers:
         pass
-    greedy = FakeLink(b'offer 8\nparts 0-2\nparts 0-2\nparts 0-2\nready {"directory": "/x"}\n', "greedy")
+    greedy = FakeLink(
+        b'offer 8\nparts 0-2\nparts 0-2\nparts 0-2\nready {"directory": "/x", "received": 0}\n', "greedy"
+    )
     outcome(greedy, delivery)
     assert greedy.errand.written.count(b'{"from":[["10.0.0.1",7]]}') == 1
     assert greedy.errand.written.count(b'{"from":[]}') == 2
     first.errand.wait = lambda _timeout: True  # type: ignore[method-assign]
+
+
+class SteppedErrand(FakeErrand):
+    """An errand that writes a line when the test hands it over, and ends when it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(b"")
+        self.lines: SimpleQueue[bytes] = SimpleQueue()
+        self.ended = threading.Event()
+        self.failure: str | None = None
+
+    def read(self, _timeout: float) -> bytes:
+        return self.lines.get(timeout=30.0)
+
+    def wait(self, _timeout: float) -> bool:
+        return self.ended.wait(0.01)
+
+    def result(self) -> object:
+        if self.failure is not None:
+            raise ErrandFailed("sync", self.failure, "it was killed", host="a")
+        return super().result()
+
+    def close_input(self) -> None:
+        super().close_input()
+        self.ended.set()
+
+
+class Stepped:
+    """A host on its way to the files."""
+
+    def __init__(self, delivery: Delivery, port: int) -> None:
+        self.link = FakeLink(b"", f"host{port}")
+        self.errand = self.link.errand = SteppedErrand()
+        self.is_ready = threading.Event()
+        self.errors: list[HostError] = []
+        in_thread(delivery.deliver, "files")(
+            cast("Any", self.link), FACTS, lambda _: self.is_ready.set(), self.errors.append
+        )
+        self.port = port
+
+    def ask(self) -> str:
+        """Ask for all parts; return the port of the host that has them, or `driver`."""
+        before = len(self.errand.written)
+        self.errand.lines.put(b"parts 0-2\n")
+        wait_until(lambda: b"\n" in self.errand.written[before:], "an answer", 30.0)
+        addresses = json.loads(self.errand.written[before:].split(b"\n")[0])["from"]
+        return str(addresses[0][1]) if addresses else "driver"
+
+    def begin(self) -> str:
+        self.errand.lines.put(b"offer %d\n" % self.port)
+        return self.ask()
+
+    def end(self) -> None:
+        self.errand.lines.put(b'ready {"directory": "/x", "received": 1}\n')
+        assert self.is_ready.wait(30.0)
+
+
+def test_after_the_death_of_its_source_a_host_fetches_from_another_host() -> None:
+    """From the one before, or from a complete one, and at last from the driver; never from one that may wait for it."""
+    delivery = Delivery(Tree(), "", peer=new_peer())
+    a, b, c, d = (Stepped(delivery, port) for port in range(1, 5))
+    assert [host.begin() for host in (a, b, c, d)] == ["driver", "1", "2", "3"]
+    b.errand.ended.set()
+    b.errand.lines.put(b"")
+    wait_until(lambda: b.errors, "b fails", 30.0)
+    assert c.ask() == "1"
+    a.end()
+    d.end()
+    assert c.ask() == "4"
+    assert c.ask() == "driver"
+    assert not a.errand.is_closed
+    c.end()
+    wait_until(
+        lambda: all(host.errand.is_closed for host in (a, c, d)), "all end when none needs them", 30.0
+    )
+    assert not a.errors + c.errors + d.errors
+
+
+def test_a_complete_host_survives_the_end_of_its_errand() -> None:
+    """A round of workers ends with all processes on the host: its files are there."""
+    delivery = Delivery(Tree(), "", peer=new_peer())
+    a, b = Stepped(delivery, 1), Stepped(delivery, 2)
+    assert [a.begin(), b.begin()] == ["driver", "1"]
+    a.end()
+    a.errand.failure = "killed"
+    a.errand.ended.set()
+    wait_until(lambda: a.errand.is_stopped, "the end of a's part", 30.0)
+    assert not a.errors
+    assert b.ask() == "driver"
+    b.end()
