@@ -176,7 +176,9 @@ class Narrator:
             # Stages of files have a percentage, and come last.
             in_order = [*(stage for stage in _STAGES if stage in stages), *sorted(stages.keys() - {*_STAGES})]
             by_stage = (f"{stage}: {host_set(stages[stage])}" for stage in in_order)
-            rows = [f"connecting {so_far}", *by_stage]
+            # Hosts with other stages have answered, and get files or an environment.
+            is_preparing = not any(stage in _STAGES for stage in stages)
+            rows = [f"{'preparing' if is_preparing else 'connecting'} {so_far}", *by_stage]
         return Status("\n".join(rows), ready, self._hosts)
 
     def _details(self, event: on.Event, now: float) -> None:

@@ -118,6 +118,15 @@ def test_status_shows_hosts_that_are_not_ready():
     assert told.status[-1] is None
 
 
+def test_status_of_hosts_that_get_files_is_not_connecting():
+    told = Told("gpu01:1,gpu02:1,gpu03:1")
+    told.play(on.Began(), on.HostStage("gpu01", "files 30% of 2.0 GB"), on.HostStage("gpu02", "log in"))
+    assert (told.status[-1] or "").startswith("connecting 0/3, 0 s\nstart: gpu03\nlog in: gpu02\nfiles 30%")
+    told.play(*(on.HostStage(host, "files 40% of 2.0 GB") for host in ("gpu01", "gpu02", "gpu03")))
+    assert told.status[-1] == "preparing 0/3, 0 s\nfiles 40% of 2.0 GB: gpu[01-03]"
+    told.close()
+
+
 def test_status_ends_when_workers_start():
     told = Told()
     told.connect()
