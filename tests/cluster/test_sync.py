@@ -397,8 +397,8 @@ import json, sys
 import hvlaunch
 import model
 
-launcher = hvlaunch.Launcher(hosts=sys.argv[1], sync=True, collect=f"made/*:{sys.argv[2]}", quiet=True, lease=5.0)
-print(json.dumps(launcher.run(model.place)))
+options = {"sync": True, "setup": "echo prepared > by-setup", "collect": f"made/*:{sys.argv[2]}"}
+print(json.dumps(hvlaunch.run(model.place, hosts=sys.argv[1], quiet=True, lease=5.0, **options)))
 """
 
 
@@ -413,7 +413,7 @@ def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: 
         "import os, pathlib, helper\n\ndef place():\n"
         "    pathlib.Path('made').mkdir(exist_ok=True)\n"
         "    pathlib.Path('made', os.environ['RANK']).write_text('by ' + os.environ['RANK'])\n"
-        "    return os.environ['RANK'], os.environ['HVLAUNCH_HOST'], os.path.basename(os.getcwd()), __file__, helper.NAME\n"
+        "    return os.environ['RANK'], os.environ['HVLAUNCH_HOST'], os.path.basename(os.getcwd()), __file__, helper.NAME, open('by-setup').read()\n"
     )
     (project / "sub/run.py").write_text(CALL)
     done = cluster.driver.run(
@@ -424,7 +424,8 @@ def test_a_function_is_called_in_the_projects_copy(cluster: TestHosts, project: 
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])
     assert [row[:2] for row in rows] == [["0", "a"], ["1", "b"]]
-    for _, _, directory, file, name in rows:
+    for _, _, directory, file, name, setup in rows:
+        assert setup == "prepared\n"
         assert directory == "tree"
         assert "/.cache/hvlaunch/trees/proj-" in file
         assert name == "helper"

@@ -233,9 +233,7 @@ def test_after_the_death_of_its_source_a_host_fetches_from_another_host() -> Non
     assert c.ask() == "driver"
     assert not a.errand.is_closed
     c.end()
-    wait_until(
-        lambda: all(host.errand.is_closed for host in (a, c, d)), "all end when none needs them", 30.0
-    )
+    wait_until(lambda: all(host.errand.is_closed for host in (a, c, d)), "all end when none needs them", 30.0)
     assert not a.errors + c.errors + d.errors
 
 
