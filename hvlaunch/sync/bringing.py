@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 
 
 class _KeptFiles:
-    """Files of a fixed list. A part comes from the source, or from any host of the job that still has it."""
+    """Files of a fixed list. A part comes from the source, or from any other host of the job with this part."""
 
     def __init__(
         self, files: LocalFiles | HostFiles | FileList, options: BringOptions, path: str, links: "_Links"
@@ -40,7 +40,7 @@ class _KeptFiles:
         self._links = links
         self._lock = threading.Lock()
         self._from_hosts: dict[tuple[int, str], HostFiles | None] = {}
-        """The files by the link's number and the path there; None for a host that does not serve them."""
+        """The files by the link's number and the path there; None for a host without."""
 
     def read(self, number: int) -> bytes:
         """Raises OSError."""
@@ -67,7 +67,7 @@ class _KeptFiles:
         return here
 
     def end_errands(self) -> None:
-        """Let the hosts' processes end: no host needs them now."""
+        """End the hosts' processes."""
         with self._lock:
             for files in self._from_hosts.values():
                 if files is not None:
@@ -115,7 +115,7 @@ class Bringing:
         """The newest host's."""
         self._kept: _KeptFiles | None = None
         self._waiting = 0
-        """The number of hosts that the files are on their way to."""
+        """The number of hosts in need of the files."""
         self._peer = new_peer() if has_peers or options.host is not None else None
         self._delivery: Delivery | None = None
         self._changed = threading.Condition()
@@ -221,7 +221,7 @@ class Bringing:
 
 
 def _kept_list(record: Path) -> FileList | None:
-    """Return the list in a job's directory, if it is there."""
+    """Return the list in a job's directory; None without a list."""
     try:
         data = record.read_bytes()
         return FileList(data[1:], is_file=data[:1] == b"\1")

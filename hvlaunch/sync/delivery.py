@@ -31,7 +31,7 @@ _USUAL = re.compile(
 _LOOK = 1.0
 """Seconds between looks at an errand."""
 _MOST_SOURCES = 3
-"""Hosts that one host fetches from, before the driver sends the other parts."""
+"""Sources of a host, before the driver sends the other parts."""
 
 
 class Content(Protocol):
@@ -88,7 +88,7 @@ class Delivery:
         self._arguments = arguments
         self._lock = threading.Lock()
         self._offers: list[_Source] = []
-        """In the order of their beginning: a host fetches from an earlier one, so none waits for itself."""
+        """In the order of their beginning: a host fetches from an earlier host, so no host waits for itself."""
         self._unready = 0
         """The number of hosts on their way to a complete copy, which may still need the others."""
         self._peer = peer
@@ -175,9 +175,9 @@ class Delivery:
                 self._offers.append(offer)
 
     def _source(self, offer: _Source | None, refused: Sequence[_Source]) -> _Source | None:
-        """Return an untaken offer of an earlier or complete host for the host with this offer, or None.
+        """Return an untaken offer of an earlier or complete host, or None, for the host with this offer.
 
-        `refused` offers have not sent all to it.
+        `refused` offers have failed this host.
         """
         with self._lock:
             if offer is None or len(refused) >= _MOST_SOURCES:
@@ -206,7 +206,7 @@ class Delivery:
         self._end_one()
 
     def _end_one(self) -> None:
-        """Count a host as complete or failed. After the last one, let the complete ones' errands end."""
+        """Count a host as complete or failed. After the last host, let the errands of complete hosts end."""
         with self._lock:
             self._unready -= 1
             if not self._unready:

@@ -93,7 +93,7 @@ class FileList:
         return self._sizes[number]
 
     def read_here(self, path: str, number: int) -> bytes:
-        """Return a part of the files at `path` on this machine; empty if its content is there no more."""
+        """Return a part of the files at `path` on this machine; empty for another content."""
         part, root = self.numbered[number], Path(path).resolve()
         for file, offset in self._places[part]:
             place = root if self.is_file else root / file.path
@@ -146,7 +146,7 @@ def offer_files(
 ) -> Errand:
     """Let a host list what is at `path`, or its entries that match `globs`, of at most `limit` bytes. Raises ErrandFailed.
 
-    With a `kept` list, nothing is listed: the host sends what it has of that.
+    With a `kept` list, the host lists no files, and sends its parts of this list.
     """
     words = None if globs is None else list(globs)
     arguments = {
@@ -164,7 +164,7 @@ def offer_files(
 class HostFiles(FileList):
     """Files of a host, which are not trusted: their list is checked. Raises ValueError, ErrandFailed.
 
-    `tell` is called now and then while the host reads its files. A host with a `kept` list, as of offer_files(), gets it.
+    `tell` is called now and then while the host reads its files. A `kept` list, as of offer_files(), is sent to the host.
     """
 
     def __init__(
