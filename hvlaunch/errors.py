@@ -314,6 +314,10 @@ class CopyFailed(HostError):
     """A host could not get its copy of the working tree (--sync)."""
 
 
+class ContainerFailed(HostError):
+    """The container of a host can't be started: no runtime, no image, or no such container."""
+
+
 class SetupFailed(HostError):
     """The commands of --setup or --env have failed on a host; `cause` has their exit code and last lines."""
 

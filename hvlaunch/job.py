@@ -18,6 +18,7 @@ __all__ = [
     "CollectOptions",
     "ColorPolicy",
     "ConsoleOptions",
+    "ContainerOptions",
     "DetachPolicy",
     "ElasticOptions",
     "Host",
@@ -214,6 +215,19 @@ class BringOptions(NamedTuple):
     """Where hosts get them."""
 
 
+class ContainerOptions(NamedTuple):
+    """The container in which each host runs its agent and workers."""
+
+    image: str | None
+    """Image of a new container; None for a running one."""
+    name: str | None
+    """Name of the running container."""
+    runtime: str | None
+    """Program that runs it; None takes the first that a host has."""
+    mounts: tuple[tuple[str, str, bool], ...]
+    """Source, target (empty for the same path), and whether it is read-only."""
+
+
 class SetupOptions(NamedTuple):
     """The commands that build an environment on each host before workers start."""
 
@@ -346,6 +360,8 @@ class JobSpec(_Data):
     """The command with the places of its words; None if it is the same for all workers."""
     sync: SyncOptions | None = None
     """The tree of which each host gets a copy to start workers in, in place of `cwd`; None if the files are there."""
+    container: ContainerOptions | None = None
+    """The container of agents and workers; None without one."""
     setup: SetupOptions | None = None
     """The commands for an environment of the workers; None if hosts have one."""
     bring: tuple[BringOptions, ...] = ()

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.wire.caller import Sealed
 
-__all__ = ["main", "watch_over"]
+__all__ = ["MORE", "main", "wait_for", "watch_over"]
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILL_PATIENCE = 7.0  # seconds; the agent takes this time twice, and the driver waits for 25 s
-_MORE = 2.0  # seconds by which the agent, with the same lease, may be late
+MORE = 2.0
+"""Seconds by which the agent, with the same lease, may be late."""
 _PR_SET_DUMPABLE, _PR_SET_NAME = 4, 15  # prctl(2)
 
 
@@ -46,7 +47,7 @@ def main(
         prepare()
         agent_main.main(config, directory, alive, sealed, meeting)
 
-    patience = float(config["grace"]) + float(config["lease"]) + _MORE
+    patience = float(config["grace"]) + float(config["lease"]) + MORE
     watch_over(b"hvl-agent", be_agent, patience, lambda: scratch.remove(directory))
 
 
@@ -83,14 +84,17 @@ def watch_over(
     os.close(theirs)
     prctl(_PR_SET_NAME, b"hvl-guardian")
     signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of the start; a child does not inherit it
-    status = _wait(child, ours, patience)
+    status = wait_for(child, ours, patience)
     left = len(reaper.kill_descendants(min(_KILL_PATIENCE, patience)))
     clean_up()
     _exit_as(status, left)
 
 
-def _wait(agent: int, life: int, patience: float) -> int:
-    """Return the agent's wait status. After the end of its channel, or a sign of life, kill it if silent for `patience`."""
+def wait_for(agent: int, life: int, patience: float, shows_life: Callable[[], bool] = lambda: False) -> int:
+    """Return the agent's wait status. After the end of its channel, or a sign of life, kill it if silent for `patience`.
+
+    Signs of life come over `life`; `shows_life` returns whether there were others since its last call.
+    """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -122,8 +126,11 @@ def _wait(agent: int, life: int, patience: float) -> int:
                     more = 0.0
                 deadline = time.monotonic() + patience + more
         if deadline is not None and time.monotonic() >= deadline:
-            os.kill(agent, signal.SIGKILL)
-            deadline = None
+            if shows_life():
+                deadline = time.monotonic() + patience
+            else:
+                os.kill(agent, signal.SIGKILL)
+                deadline = None
 
 
 def _forward(agent: int, number: int) -> None:

@@ -73,6 +73,7 @@ def plan(
         _block(_count(spec, hosts, places), _host_lines(spec, hosts, places, is_local)),
         _block("command", list(_commands(spec, places, show_secrets=show_secrets))),
         _block("working directory", [_directory(spec)]),
+        _block("container on each host", _container_lines(spec)),
         ""
         if spec.setup is None
         else _block("setup on each host", "\n".join(spec.setup.commands).split("\n")),
@@ -92,6 +93,23 @@ def _open_choices(spec: JobSpec) -> list[str]:
     adapters = ["adapters for NCCL and Gloo, and the reason for each (--nccl auto)"]
     order = [f"the order of the hosts (--rank-order {spec.rank_order})"]
     return (adapters if spec.nccl == "auto" else []) + (order if spec.rank_order != "given" else [])
+
+
+def _container_lines(spec: JobSpec) -> list[str]:
+    """Return the command of the container, without what each host adds for its user and devices."""
+    if spec.container is None:
+        return []
+    from hvlaunch.agent.container import container_command  # noqa: PLC0415 (few plans need it)
+
+    image, name, runtime, mounts = spec.container
+    if image is None:
+        return [command_line([runtime or "docker", "exec", "-i", name or "", "..."], show_secrets=True)]
+    if runtime is None:
+        runtime = "apptainer" if image.endswith(".sif") else "docker"
+    paths = [] if spec.sync is not None else [(spec.cwd, spec.cwd, False)]
+    paths += [(source, target or source, is_readonly) for source, target, is_readonly in mounts]
+    words = container_command(runtime, image, "hvlaunch-...", paths, [], {}, ["/bin/sh", "..."])
+    return [command_line(words, show_secrets=True), "and each host's user, cache and GPUs"]
 
 
 def _left_out(names: Sequence[str], *, is_verbose: bool) -> str:

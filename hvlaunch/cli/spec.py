@@ -26,6 +26,7 @@ from hvlaunch.job import (
     BringOptions,
     CollectOptions,
     ConsoleOptions,
+    ContainerOptions,
     ElasticOptions,
     Host,
     JobSpec,
@@ -129,6 +130,7 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         options=tuple(options.words()),
         bring=_bring(options, hosts, environ),
         collect=_collect(options, environ),
+        container=_container(options),
         setup=_setup(options),
         detach=options.given.get("detach", "never"),
         elastic=elastic,
@@ -232,6 +234,29 @@ def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptio
     from hvlaunch.cli.options.values import collect_options  # noqa: PLC0415 (few lines have it)
 
     return collect_options(options.given["collect"], current_directory(environ))
+
+
+def _container(options: Options) -> ContainerOptions | None:
+    image, name = options.given.get("container"), options.given.get("in_container")
+    if image is None and name is None:
+        for option in options.given_in("containers"):
+            raise BadUsage(f"{option.flag} needs a container", hint="--container IMAGE")
+        return None
+    if (launcher := options.launcher) is not None:
+        raise BadUsage(
+            f"{launcher} starts the workers itself, and not in a container",
+            hint="without --mpi, or start hvlaunch --mpi within the container",
+        )
+    if options.pool is not None:
+        raise BadUsage("the agents of a warm pool are not in a container", hint="without --pool")
+    if name is not None and "mount" in options.given:
+        raise BadUsage(
+            "--mount is for a new container; one that runs has its mounts", hint="--container IMAGE"
+        )
+    if name is not None and options.runtime == "apptainer":
+        raise BadUsage("--in-container is for docker and podman: Apptainer's containers have no name to find")
+    mounts = tuple(options.given.get("mount", ()))
+    return ContainerOptions(image, name, options.given.get("runtime"), mounts)
 
 
 def _setup(options: Options) -> SetupOptions | None:

@@ -386,7 +386,7 @@ def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | N
             from hvlaunch.gloo.examination import JobCheck  # noqa: PLC0415 (few jobs have one)
 
             steps.append(in_thread(JobCheck(job.spec, say).check, "check"))
-        if steps or not only_local(job.spec):
+        if steps or job.spec.container is not None or not only_local(job.spec):
             steps.append(partial(_prepare_imports, job.spec, say))
         yield _in_turn(steps) if steps else None
 

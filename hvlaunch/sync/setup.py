@@ -90,6 +90,9 @@ class Setup:
             root = directory.removesuffix(f"/{self._spec.sync.below}") if self._spec.sync.below else directory
             # The copies of a project share an environment: `.../trees/PROJECT/0/tree`.
             project = root if self._spec.sync.to is not None else "/".join(root.split("/")[:-2])
+        # The host's cache is in every container, and an environment works only with the image that has built it.
+        if (container := self._spec.container) is not None:
+            project = f"{project} in {container.image or container.name}"
         return {
             "commands": list(self._options.commands),
             "patterns": list(self._options.patterns),

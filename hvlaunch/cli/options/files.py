@@ -2,7 +2,7 @@
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["ENVIRONMENT", "FILES"]
+__all__ = ["CONTAINERS", "ENVIRONMENT", "FILES"]
 
 FILES = OptionGroup(
     "files",
@@ -95,6 +95,52 @@ FILES = OptionGroup(
             values.SIZE,
             field="collect_limit",
             default="10 GB",
+        ),
+    ),
+)
+
+CONTAINERS = OptionGroup(
+    "containers",
+    pages=(("Containers", "../guides/containers.md"),),
+    options=(
+        Option(
+            "container",
+            ("--container",),
+            "run the workers in a new container of this image",
+            Value(("IMAGE",), values.not_empty),
+            more="Each host pulls the image unless it has it. The current directory, the host's network and GPUs are in the container, and "
+            "workers run as the user.",
+            example="hvlaunch --container pytorch/pytorch -np 8 -H a:4,b:4 python train.py",
+            excludes="container",
+            # A file that was found could name any program of the hosts.
+            source="own",
+        ),
+        Option(
+            "in_container",
+            ("--in-container",),
+            "run the workers in this container, which runs already",
+            Value(("NAME",), values.not_empty),
+            excludes="container",
+            source="own",
+        ),
+        Option(
+            "mount",
+            ("--mount",),
+            "file or directory of the hosts for the new container",
+            Value(("SRC[:DST][:ro]",), values.mount),
+            repeats="list",
+            default="DST is SRC",
+            example="hvlaunch --container pytorch/pytorch --mount /data:ro -np 8 -H a:4,b:4 python train.py",
+            # A file that was found could name the user's keys.
+            source="own",
+        ),
+        Option(
+            "runtime",
+            ("--runtime",),
+            "program that runs the container",
+            Value(choices=("docker", "podman", "apptainer")),
+            default="the first that a host has; apptainer for an image that ends with `.sif`",
+            source="own",
         ),
     ),
 )

@@ -5,7 +5,7 @@ from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
-from hvlaunch.cli.options.files import ENVIRONMENT, FILES
+from hvlaunch.cli.options.files import CONTAINERS, ENVIRONMENT, FILES
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import (
     ColorPolicy,
@@ -782,6 +782,7 @@ GROUPS = (
     _WORKERS,
     FILES,
     PROGRAMS,
+    CONTAINERS,
     ENVIRONMENT,
     _OUTPUT,
     SSH,

@@ -35,6 +35,7 @@ __all__ = [
     "hosts_or_bounds",
     "http_url",
     "mapping",
+    "mount",
     "names",
     "not_empty",
     "notify_events",
@@ -334,6 +335,16 @@ def report_path(text: str) -> Path:
     if Path(text).suffix not in (".json", ".html"):
         raise BadValue(f"{text!r} ends neither with .json nor with .html")
     return Path(text).absolute()
+
+
+def mount(text: str) -> tuple[str, str, bool]:
+    """Read `SRC[:DST][:ro]`; return source, target (empty for the same path), and whether it is read-only."""
+    source, *others = text.split(":")
+    is_readonly = bool(others) and others[-1] == "ro"
+    target, *more = others[: len(others) - is_readonly] or [""]
+    if more or not source.startswith(("/", "~/")) or not (target or "/").startswith("/"):
+        raise BadValue(f"{text!r} is not SRC[:DST][:ro] with absolute paths, such as /data:/data:ro")
+    return source, target, is_readonly
 
 
 def rising(pair: Sequence[float]) -> tuple[float, float]:

@@ -1,9 +1,18 @@
 """The errors for the ends of hosts: each with its cause, and a hint what to try."""
 
+from hvlaunch.agent.container import CAUSE, HINT
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.driver.program import NO_PYTHON
-from hvlaunch.errors import AgentFailed, ChannelGarbled, HostError, HostLost, NoPython, ProtocolBroken
+from hvlaunch.errors import (
+    AgentFailed,
+    ChannelGarbled,
+    ContainerFailed,
+    HostError,
+    HostLost,
+    NoPython,
+    ProtocolBroken,
+)
 
 __all__ = ["broken", "ended", "garbled", "lost", "never_began", "quoted"]
 
@@ -72,16 +81,22 @@ def garbled(host: str) -> ChannelGarbled:
     )
 
 
-def never_began(name: str, status: int | None, stderr: str, broken: str | None, noise: bytes) -> HostError:
-    """The error for a host whose agent has sent nothing; `noise` is the output of other programs."""
+def never_began(
+    name: str, status: int | None, stderr: str, broken: str | None, noise: bytes, image: str | None = None
+) -> HostError:
+    """The error for a host whose agent has sent nothing; `noise` is the output of other programs, `image` the container's."""
     # The command prints NO_PYTHON itself; a shell without the command exits with the same status.
     if status == _NOT_FOUND and NO_PYTHON in stderr:
         tried = plain(stderr.partition(NO_PYTHON)[2].partition("\n")[0].strip(), _LONGEST_LINE)
         return NoPython(
-            f"no Python >= 3.8 was found (tried {tried})",
+            f"no Python >= 3.8 was found{f' in {image}' if image else ''} (tried {tried})",
             host=name,
-            hint="--remote-python PATH, or python=PATH in the hostfile",
+            hint=f"--remote-python PATH{' in the image' if image else ''}, or python=PATH in the hostfile",
         )
+    if CAUSE in stderr:
+        cause, _, hint = stderr.rpartition(CAUSE)[2].partition("\n")
+        hint = hint.partition(HINT)[2].partition("\n")[0]
+        return ContainerFailed(plain(cause, _LONGEST_LINE), host=name, hint=plain(hint, _LONGEST_LINE))
     if status == _TIMED_OUT:
         cause = "its agent's program did not arrive within the lease"
         return AgentFailed(
@@ -91,7 +106,9 @@ def never_began(name: str, status: int | None, stderr: str, broken: str | None, 
     lines = (stderr or noise.decode("utf-8", "replace").strip()).splitlines() or [broken or "nothing"]
     last = plain(lines[-1], _LONGEST_LINE)
     ended = f"status {status}" if status is not None else "no status"
-    by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
+    by_hand = f"on that host, docker (or podman) run --rm {image} python3 --version"
+    if image is None:
+        by_hand = f"ssh {name} python3 --version; if that works, --remote-python with another Python"
     return AgentFailed(
         f"its agent did not start ({ended}); the host printed: {last}",
         host=name,

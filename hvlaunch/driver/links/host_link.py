@@ -499,10 +499,19 @@ class HostLink:
     def heard_noise(self, data: bytes) -> None:
         """Keep output of other programs, and post its first line; for the session, as a Listener."""
         line = self._noise.add(data)
+        if self.last_heard is None and self._opening.program.container is not None:
+            self._tell_of_image(line)
         # Before the agent begins, the login shell may print as it likes.
         if self.last_heard is not None and not self._noise.is_posted and line:
             self._noise.is_posted = True
             self._post(on.HostNoise(self.host.name, line))
+
+    def _tell_of_image(self, line: str) -> None:
+        """Show how far the image of the host's container is, by the words of agent/container.py."""
+        from hvlaunch.agent.container import PROGRESS  # noqa: PLC0415 (few jobs have a container)
+
+        if line.startswith(PROGRESS):
+            self.tell_preparing(line.removeprefix(PROGRESS))
 
     def _obey(self, header: Mapping[str, Any], body: bytes) -> None:
         name = self.host.name
@@ -668,8 +677,10 @@ class HostLink:
 
         status, broken, stderr = session.status, session.broken, session.stderr()
         if self.last_heard is None:
+            container = self._opening.program.container
+            image = None if container is None else container["image"] or container["name"]
             return on.HostFailed(
-                name, never_began(name, status, stderr, broken, bytes(self._noise.kept)).problem
+                name, never_began(name, status, stderr, broken, bytes(self._noise.kept), image).problem
             )
         return on.HostGone(name, ended(name, self._parting, session.lost, broken, stderr, status).problem)
 

@@ -84,7 +84,9 @@ class HostLinks:
         )
         self._call, self._results = calls
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
-        self._program = AgentProgram(config, spec.remote_python, own_pythons, binds=spec.is_bound)
+        self._program = AgentProgram(
+            config, spec.remote_python, own_pythons, binds=spec.is_bound, container=_container(spec)
+        )
 
     def __getitem__(self, host: str) -> HostLink:
         return self._links[host]
@@ -239,12 +241,25 @@ class HostLinks:
 def workers_python(spec: JobSpec) -> str | None:
     """Return the Python whose packages hosts look at; None for commands without one, and for jobs that have all files here."""
     first, *others = spec.command
-    if only_local(spec) and spec.sync is None:
+    if only_local(spec) and spec.sync is None and spec.container is None:
         return None
     if "python" in PurePath(first).name:
         return first
     # A script, or a program that starts Python, such as torchrun.
     return "python3" if any(word.endswith((".py", ".sh")) for word in (first, *others)) else None
+
+
+def _container(spec: JobSpec) -> dict[str, Any] | None:
+    """Return the options of agent/container.py."""
+    if spec.container is None:
+        return None
+    sync = spec.sync
+    return {
+        **spec.container._asdict(),
+        "cwd": spec.cwd if sync is None else None,
+        "to": None if sync is None else sync.to,
+        "is_bound": spec.is_bound,
+    }
 
 
 def _call_files(call: Call) -> "tuple[Sequence[bytes], ResultFiles]":

@@ -48,9 +48,11 @@ class AgentProgram:
         own_pythons: Container[str] = frozenset(),
         *,
         binds: bool = False,
+        container: Mapping[str, Any] | None = None,
     ) -> None:
-        """`binds`: the agent needs the module for --bind."""
+        """`binds`: the agent needs the module for --bind. `container` has the options of agent/container.py; None without one."""
         self.config = config
+        self.container = container
         self._python = python
         self._own_pythons = own_pythons
         self._binds = binds
@@ -91,11 +93,25 @@ class AgentProgram:
             return local_agent_command(self.config), b""
         program = self.packed(is_near=is_near)
         candidates = python_candidates(host.python or self._python)
-        return agent_command(candidates, len(program), self.config["lease"]), program
+        if self.container is None:
+            return agent_command(candidates, len(program), self.config["lease"]), program
+        return self._in_container(candidates, program, self.config["lease"])
+
+    def _in_container(
+        self, candidates: Sequence[str], program: bytes, limit: float, *, joins: bool = False
+    ) -> tuple[str, bytes]:
+        """Return command and program of a container's guardian, which starts `program` inside."""
+        script = _agent_script(candidates, len(program), limit)
+        options = {**(self.container or {}), "script": script, "joins": joins}
+        packed, sizes = _modules_packed((*_GUARDIAN, "container"), (), is_near=False)
+        start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.container import main\n"
+        text = f"{_boot()}\n{start}main({dict(self.config)!r}, {options!r})\n"
+        guardian = zlib.compress(text.encode(), _TIGHT) + packed
+        return agent_command(python_candidates(None), len(guardian), limit), guardian + program
 
     def _has_files(self, host: Host, is_here: bool) -> bool:
         """True if the agent runs from the files of this installation."""
-        return is_here and host.python is None and self._python is None
+        return is_here and host.python is None and self._python is None and self.container is None
 
     def rare(self, host: Host, *, is_here: bool) -> bytes:
         """Return the rarely used modules, to be sent after the hello; empty if the agent has its files here."""
@@ -108,7 +124,13 @@ class AgentProgram:
     def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
         """Return the command and program of a carrier to the running agent with this scratch directory."""
         program = carrier(scratch)
-        return agent_command(python_candidates(host.python or self._python), len(program), limit), program
+        if self.container is None:
+            return agent_command(python_candidates(host.python or self._python), len(program), limit), program
+        # A new container shares its agent's directory with the host, a running one does not.
+        if self.container["name"] is None:
+            return agent_command(python_candidates(None), len(program), limit), program
+        candidates = python_candidates(host.python or self._python)
+        return self._in_container(candidates, program, limit, joins=True)
 
 
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
@@ -280,10 +302,15 @@ def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
     """
     # One exec and one pair of single quotes: bash, zsh, dash, fish, csh and tcsh read this alike. A command line is visible
     # to every user of the host, and therefore holds no secret.
+    return f"exec /bin/sh -c '{_agent_script(candidates, size, limit)}'"
+
+
+def _agent_script(candidates: Sequence[str], size: int, limit: float) -> str:
+    """Return the words of agent_command() for sh; they have no single quotes."""
     usable = [path for path in candidates if _SHELL_SAFE.fullmatch(path)]
     named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
     others = usable[len(named) :]
-    script = (
+    return (
         f'set -- -I -S -X utf8 -c "{_BOOT.format(size=size, limit=limit)}"; '
         f'for p in {_words(named)}; do [ -f "$p" ] && [ -x "$p" ] && exec "$p" "$@"; done; '
         f'l="timeout {_VERSION_LIMIT}"; command -v timeout >/dev/null && $l true || l=; '
@@ -291,7 +318,6 @@ def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
         f'case "$($l "$p" -V </dev/null 2>/dev/null)" in {NEW_ENOUGH}) exec "$p" "$@";; esac; '
         f'done; echo "{NO_PYTHON} {", ".join(usable)}" >&2; exit 127'
     )
-    return f"exec /bin/sh -c '{script}'"
 
 
 def local_agent_command(config: Mapping[str, Any]) -> str:
