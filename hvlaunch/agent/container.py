@@ -116,6 +116,7 @@ class _Container:
             self._scratch if self._image else os.path.basename(self._scratch)
         )
         self._life = 0.0
+        self._is_silent = False
         self._options = options
 
     def run(self) -> NoReturn:
@@ -167,13 +168,14 @@ class _Container:
         if self._image is None:
             return True
         before, self._life = self._life, os.stat(self._scratch).st_mtime
-        return before != self._life
+        self._is_silent = before == self._life
+        return not self._is_silent
 
     def _end(self) -> None:
         """End what the agent's end, or its client's, may have left in the container."""
         if self._runtime in _WITHOUT_DAEMON:
             return
-        if _is_closed(0):
+        if _is_closed(0) and not self._is_silent:
             # The client may have ended with its pipes. The agent waits for another connection; its lease runs.
             if self._image is None:
                 return

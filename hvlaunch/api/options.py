@@ -90,6 +90,14 @@ class LauncherOptions:
     """URL of a service, as on rank 0's host."""
     nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None = None
     """Number of workers on each host, or gpu, auto or cpu. Default: `-np`, else one in every slot."""
+    container: str | None = None
+    """Run the workers in a new container of this image."""
+    in_container: str | None = None
+    """Run the workers in this container, which runs already."""
+    mount: str | None = None
+    """File or directory of the hosts for the new container. Default: DST is SRC."""
+    runtime: Literal["docker", "podman", "apptainer"] | None = None
+    """Program that runs the container. Default: the first that a host has; apptainer for an image that ends with `.sif`."""
     env: Mapping[str, str | int | float] | Sequence[str] | None = None
     """Environment variable for the workers. Such as `{"NAME": "value"}`, or `["NAME"]` for one that is set here."""
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None
@@ -302,6 +310,10 @@ class GivenOptions(TypedDict, total=False):
     ready_port: int | None
     ready_url: str | None
     nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
+    container: str | None
+    in_container: str | None
+    mount: str | None
+    runtime: Literal["docker", "podman", "apptainer"] | None
     env: Mapping[str, str | int | float] | Sequence[str] | None
     env_file: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     forward_env: Literal["all", "conda", "pip", "uv"] | None

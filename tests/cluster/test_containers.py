@@ -169,16 +169,20 @@ def outer_guardian_dies(hosts: TestHosts) -> None:
     kill(hosts["b"], [str(outer)])
 
 
-def monitor_dies(hosts: TestHosts) -> None:
-    kill(hosts["b"], pids_of(hosts["b"], "conmon"))
-
-
-@pytest.mark.parametrize("harm", [agent_dies, client_dies, outer_guardian_dies, monitor_dies])
+@pytest.mark.parametrize("harm", [agent_dies, client_dies, outer_guardian_dies])
 def test_nothing_is_left_if_a_part_is_killed(hosts: TestHosts, harm: Callable[[TestHosts], None]) -> None:
     job = detaching(hosts).saw("ready", 4)
     harm(hosts)
     assert job.code() == 69, job.stderr
     assert "host b" in job.stderr
+
+
+def test_job_goes_on_without_the_monitor_of_a_container(hosts: TestHosts) -> None:
+    """It held the agent's pipes: the driver connects again."""
+    job = detaching(hosts).saw("ready", 4)
+    kill(hosts["b"], pids_of(hosts["b"], "conmon"))
+    job.saw("host b: connected again after", 1)
+    assert job.interrupt().code() == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
