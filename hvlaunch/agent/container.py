@@ -112,9 +112,7 @@ class _Container:
         # The directory's name is random, and so it names the container too.
         self._scratch = scratch.make()
         self._name: str = options["name"] or os.path.basename(self._scratch)
-        self._mark = "HVLAUNCH_CONTAINER=%s" % (
-            self._scratch if self._image else os.path.basename(self._scratch)
-        )
+        self._mark = "HVL_CONTAINER=%s" % (self._scratch if self._image else os.path.basename(self._scratch))
         self._life = 0.0
         self._is_silent = False
         self._options = options
@@ -158,7 +156,7 @@ class _Container:
             self._name,
             _mounts(self._options, self._scratch),
             [*_identity(self._runtime), *_devices(self._runtime), *_limits(self._runtime, self._options)],
-            {"HVLAUNCH_CONTAINER": self._scratch, **_home_variables()},
+            {"HVL_CONTAINER": self._scratch, **_home_variables()},
             script,
         )
 
@@ -450,7 +448,7 @@ def container_command(
     """Return the command that runs `script` in a new container. It holds no secret: these come on stdin."""
     if runtime in _WITHOUT_DAEMON:
         binds = ["%s:%s%s" % (source, target, ":ro" * is_readonly) for source, target, is_readonly in mounts]
-        env = ["%s=%s" % (key, value) for key, value in variables.items() if key == "HVLAUNCH_CONTAINER"]
+        env = ["%s=%s" % (key, value) for key, value in variables.items() if key == "HVL_CONTAINER"]
         return [
             runtime,
             "exec",

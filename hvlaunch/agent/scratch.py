@@ -21,8 +21,8 @@ _SHORT = 100
 def make() -> str:
     """Make a private directory and return its path; in a container, return the one that its guardian outside has made."""
     # Removed from the environment: a worker may run hvlaunch itself. Without a path it marks the processes of a job.
-    if os.environ.get("HVLAUNCH_CONTAINER", "").startswith("/"):
-        return os.environ.pop("HVLAUNCH_CONTAINER")
+    if os.environ.get("HVL_CONTAINER", "").startswith("/"):
+        return os.environ.pop("HVL_CONTAINER")
     refusals = []
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))

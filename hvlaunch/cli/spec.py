@@ -239,8 +239,8 @@ def _collect(options: Options, environ: Mapping[str, str]) -> tuple[CollectOptio
 def _container(options: Options) -> ContainerOptions | None:
     image, name = options.given.get("container"), options.given.get("in_container")
     if image is None and name is None:
-        for option in options.given_in("containers"):
-            raise BadUsage(f"{option.flag} needs a container", hint="--container IMAGE")
+        if "mount" in options.given:
+            raise BadUsage("--mount needs a new container", hint="--container IMAGE")
         return None
     if (launcher := options.launcher) is not None:
         raise BadUsage(

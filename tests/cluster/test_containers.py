@@ -46,7 +46,7 @@ def make_image(folder: Path) -> None:
     make_root(folder / "root")
     archive, store = folder / "root.tar", folder / "images"
     subprocess.run(["tar", "-C", folder / "root", "-cf", archive, "."], check=True)
-    podman = ["podman", "--root", store, "--runroot", folder / "run"]
+    podman = ["podman", "--root", str(store), "--runroot", str(folder / "run")]
     subprocess.run([*podman, "import", archive, IMAGE], check=True, capture_output=True)
     etc = folder / "etc"
     shutil.copytree("/etc/containers", etc)
@@ -170,14 +170,14 @@ def outer_guardian_dies(hosts: TestHosts) -> None:
 
 
 @pytest.mark.parametrize("harm", [agent_dies, client_dies, outer_guardian_dies])
-def test_nothing_is_left_if_a_part_is_killed(hosts: TestHosts, harm: Callable[[TestHosts], None]) -> None:
+def test_killing_one_part_leaves_nothing(hosts: TestHosts, harm: Callable[[TestHosts], None]) -> None:
     job = detaching(hosts).saw("ready", 4)
     harm(hosts)
     assert job.code() == 69, job.stderr
     assert "host b" in job.stderr
 
 
-def test_job_goes_on_without_the_monitor_of_a_container(hosts: TestHosts) -> None:
+def test_job_survives_the_monitor_of_a_container(hosts: TestHosts) -> None:
     """It held the agent's pipes: the driver connects again."""
     job = detaching(hosts).saw("ready", 4)
     kill(hosts["b"], pids_of(hosts["b"], "conmon"))
@@ -207,7 +207,7 @@ def test_guardian_ends_a_paused_container(hosts: TestHosts) -> None:
     assert job.send(signal.SIGKILL).code() == -signal.SIGKILL
 
 
-def test_session_goes_on_after_its_connection(hosts: TestHosts) -> None:
+def test_session_outlives_its_connection(hosts: TestHosts) -> None:
     lines = "import time\nfor number in range(100): print('line', number, flush=True); time.sleep(0.05)"
     job = Job(hosts, ["-H", "b:1", *RUN, "python3", "-c", lines]).saw("line 10\n")
     sessions = [str(one.pid) for one in hosts["b"].processes() if one.comm.startswith("sshd")]
@@ -259,7 +259,7 @@ def both_inner_processes_die(hosts: TestHosts) -> None:
 
 
 @pytest.mark.parametrize("harm", [exec_client_dies, agent_dies, both_inner_processes_die])
-def test_running_container_goes_on_if_a_part_is_killed(
+def test_running_container_survives_the_job(
     hosts: TestHosts, box: str, harm: Callable[[TestHosts], None]
 ) -> None:
     job = in_box(hosts).saw("ready", 4)
@@ -267,12 +267,12 @@ def test_running_container_goes_on_if_a_part_is_killed(
     assert job.code() == 69, job.stderr
 
 
-def test_running_container_goes_on_without_the_driver(hosts: TestHosts, box: str) -> None:
+def test_running_container_survives_the_driver(hosts: TestHosts, box: str) -> None:
     job = in_box(hosts, "--ignore-term").saw("ready", 4).send(signal.SIGKILL)
     assert job.code() == -signal.SIGKILL
 
 
-def test_image_that_nobody_has_is_an_error_of_the_host(hosts: TestHosts) -> None:
+def test_missing_image_is_an_error_of_the_host(hosts: TestHosts) -> None:
     job = Job(hosts, ["-H", "a:1", "--runtime", "podman", "--container", "localhost:1/none", "true"])
     assert job.code() == 69
     assert "host a: image localhost:1/none can't be pulled: " in job.stderr

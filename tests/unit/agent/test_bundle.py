@@ -214,6 +214,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "wire/carrier",
         *bundles._WARM,
         "services",  # with presets
+        "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "fabric",  # likewise
         "errand_runner",  # with each errand

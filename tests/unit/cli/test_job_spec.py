@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from hvlaunch.job import (
     BringOptions,
     CollectOptions,
     ConsoleOptions,
+    ContainerOptions,
     Host,
     JobSpec,
     MPIOptions,
@@ -133,6 +135,7 @@ def test_everything_said_arrives(here):
             "roles",
             "role_limit",
             "end_with_role",
+            "container",
         ):
             continue  # none goes with what is said here: -H, --mpi, --ready-port, a command
         assert getattr(spec, field.name) != getattr(defaults, field.name), (
@@ -287,6 +290,32 @@ def test_suspects_are_used_last(here, tmp_path):
 def test_hosts_from_a_file(here):
     (here / "hosts").write_text("# pool\na slots=2\nb:3\n")
     assert spec_of("-hostfile hosts true").hosts == (Host("a", slots=2), Host("b", slots=3))
+
+
+def test_container_options_arrive(here):
+    line = "--container a/b:c --mount /d --mount ~/e:/f:ro --runtime podman true"
+    mounts = (("/d", "", False), ("~/e", "/f", True))
+    assert spec_of(line).container == ContainerOptions("a/b:c", None, "podman", mounts)
+    assert spec_of("--in-container box true").container == ContainerOptions(None, "box", None, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--mount /a true", "--mount needs a new container"),
+        ("--container a --in-container b true", "--in-container"),
+        ("--in-container a --mount /b true", "--mount is for a new container"),
+        ("--in-container a --runtime apptainer true", "--in-container is for docker and podman"),
+        ("--container a --mpi true", "mpirun starts the workers itself, and not in a container"),
+        ("--container a --pool p true", "the agents of a warm pool are not in a container"),
+        ("--container a --mount b:/c true", "'b:/c' is not SRC[:DST][:ro] with absolute paths"),
+        ("--container a --mount /b:c true", "'/b:c' is not SRC[:DST][:ro]"),
+        ("--container a --mount /b:/c:rw:ro true", "is not SRC[:DST][:ro]"),
+    ],
+)
+def test_container_options_that_make_no_sense_are_refused(here, line, words):
+    with pytest.raises(BadUsage, match=re.escape(words)):
+        spec_of(line)
 
 
 def test_a_short_form_of_setup_comes_before_a_command(here):

@@ -17,6 +17,7 @@ TEXTS = {
     values.port: ["2222"],
     values.port_or_any: ["0"],
     values.address: ["10.0.0.9"],
+    values.mount: ["/data", "/data:/mnt:ro"],
     values.http_url: ["http://localhost:8000/health"],
     values.ports: ["29500-29599"],
     values.seconds: ["2.5"],
