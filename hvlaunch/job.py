@@ -223,9 +223,9 @@ class ContainerOptions(NamedTuple):
     name: str | None
     """Name of the running container."""
     runtime: str | None
-    """Program that runs it; None takes the first that a host has."""
+    """Program for the container; None takes the first of each host."""
     mounts: tuple[tuple[str, str, bool], ...]
-    """Source, target (empty for the same path), and whether it is read-only."""
+    """Source, target (empty for the same path), and whether read-only."""
 
 
 class SetupOptions(NamedTuple):

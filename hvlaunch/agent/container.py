@@ -1,7 +1,7 @@
-"""The guardian of a container, on the host: it pulls the image, starts the agent inside, and ends the container afterwards.
+"""The guardian of a container, on the host: pulls the image, starts the agent inside, and ends the container afterwards.
 
-The agent inside has a guardian of its own, and both end by themselves as on any host. The one outside is for what they can't
-see: killing the runtime's client does not end its container, and a container that is paused can't end itself.
+The agent inside has a guardian of its own, and both end by themselves as on any host. The guardian outside handles two more
+cases: killing the runtime's client does not end its container, and a paused container can't end itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["CAUSE", "HINT", "PROGRESS", "container_command", "main"]
 
 PROGRESS = "hvlaunch container: "
-"""Begins a line on stdout that says how far the image is, before the agent has the channel."""
+"""Begins a line on stdout about the progress of the image, before the agent has the channel."""
 CAUSE, HINT = "hvlaunch container failed: ", "hvlaunch container hint: "
-"""Begin the last two lines on stderr of a container that can't be started."""
+"""Begin the last two lines on stderr after a failed start."""
 _EXIT_FAILED = 69
 _RUNTIMES = ("docker", "podman", "apptainer", "singularity")
 _WITHOUT_DAEMON = ("apptainer", "singularity")
@@ -76,7 +76,7 @@ def main(config: Dict[str, Any], options: Dict[str, Any]) -> NoReturn:
     """Start the agent in a container, wait for its end, and exit with its status. Never returns.
 
     `config` has `grace` and `lease` in seconds. `options` have `image` or `name` (of a running container), `runtime`, `mounts`,
-    `cwd`, `is_bound`, and `script`, the shell's words for the agent. With `joins` the script only joins an agent that runs.
+    `cwd`, `is_bound`, and `script`, the shell's words for the agent. With `joins` the script joins a running agent.
     """
     signal.setitimer(signal.ITIMER_REAL, 0)  # the timer of the start: pulling an image takes longer
     # As in guardian.py, in whose place it stands.
@@ -161,7 +161,7 @@ class _Container:
         )
 
     def _shows_life(self) -> bool:
-        """True if the agent has shown life since the last call, or if this is not to be seen from here."""
+        """True if the agent has shown life since the last call, or can't show any here."""
         # The agent sets the time of its directory with each ping; it may have another connection by now.
         if self._image is None:
             return True
@@ -170,7 +170,7 @@ class _Container:
         return not self._is_silent
 
     def _end(self) -> None:
-        """End what the agent's end, or its client's, may have left in the container."""
+        """End the processes left by a killed agent or client."""
         if self._runtime in _WITHOUT_DAEMON:
             return
         if _is_closed(0) and not self._is_silent:
@@ -247,7 +247,7 @@ def _last_line(output: str) -> str:
 
 
 def _runtime(options: Dict[str, Any]) -> str:
-    """Return the runtime: the user's, or the first on this host that has the container or can start one. Raises _CannotRun."""
+    """Return the user's runtime, else the first of this host with the container or able to start a container. Raises _CannotRun."""
     import shutil  # noqa: PLC0415 (8 ms, on hosts with containers)
 
     image, name = options["image"], options["name"]
@@ -303,7 +303,7 @@ def _bring_image(runtime: str, image: str) -> None:
 
 
 def _follow(pull: subprocess.Popen[bytes]) -> List[str]:
-    """Tell how far the image is until the end of the output; return its last lines. End with the connection."""
+    """Report the progress of the image until the end of the output; return the last lines. End with the connection."""
     output = pull.stdout.fileno() if pull.stdout is not None else -1
     poll = select.poll()
     poll.register(0, select.POLLHUP | select.POLLRDHUP)
@@ -348,7 +348,7 @@ def _home_variables() -> Dict[str, str]:
 
 
 def _mounts(options: Dict[str, Any], directory: str) -> List[Mount]:
-    """Return source, target and whether it is read-only, of all that the container shows of this host. Raises _CannotRun."""
+    """Return the files of this host for the container: source, target, and whether read-only. Raises _CannotRun."""
     home = _user()[1]
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "hvlaunch")
     os.makedirs(cache, 0o700, exist_ok=True)
@@ -390,7 +390,7 @@ def _make_target(path: str, source: str) -> None:
 
 
 def _identity(runtime: str) -> List[str]:
-    """Return the words by which processes in the container are this user's on the host."""
+    """Return the words that make the container's processes this user's on the host."""
     if runtime in _WITHOUT_DAEMON:
         return []
     uid, gid = os.getuid(), os.getgid()
@@ -427,7 +427,7 @@ def _limits(runtime: str, options: Dict[str, Any]) -> List[str]:
 
 
 def _may_lock_memory() -> bool:
-    """True if this process may raise the limit that podman, without a daemon, would have to raise."""
+    """True if this process may raise the limit: podman, without a daemon, has no more rights."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit[0], resource.RLIM_INFINITY))
@@ -445,7 +445,7 @@ def container_command(
     variables: Dict[str, str],
     script: List[str],
 ) -> List[str]:
-    """Return the command that runs `script` in a new container. It holds no secret: these come on stdin."""
+    """Return the command for `script` in a new container, without secrets: these come on stdin."""
     if runtime in _WITHOUT_DAEMON:
         binds = ["%s:%s%s" % (source, target, ":ro" * is_readonly) for source, target, is_readonly in mounts]
         env = ["%s=%s" % (key, value) for key, value in variables.items() if key == "HVL_CONTAINER"]

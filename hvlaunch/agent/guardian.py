@@ -93,7 +93,7 @@ def watch_over(
 def wait_for(agent: int, life: int, patience: float, shows_life: Callable[[], bool] = lambda: False) -> int:
     """Return the agent's wait status. After the end of its channel, or a sign of life, kill it if silent for `patience`.
 
-    Signs of life come over `life`; `shows_life` returns whether there were others since its last call.
+    Signs of life come over `life`; `shows_life` returns True for others since its last call.
     """
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)

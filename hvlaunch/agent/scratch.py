@@ -19,7 +19,7 @@ _SHORT = 100
 
 
 def make() -> str:
-    """Make a private directory and return its path; in a container, return the one that its guardian outside has made."""
+    """Make a private directory and return its path; in a container, return the directory of the guardian outside."""
     # Removed from the environment: a worker may run hvlaunch itself. Without a path it marks the processes of a job.
     if os.environ.get("HVL_CONTAINER", "").startswith("/"):
         return os.environ.pop("HVL_CONTAINER")

@@ -75,7 +75,7 @@ def masked_value(value: str) -> str:
 def masked_words(words: Sequence[str]) -> Iterator[str]:
     """Yield the words of a command with probable secrets hidden, including the word after `--api-key`.
 
-    Of an address after `--notify` the path is hidden: whoever knows a webhook's path may use it.
+    In an address after `--notify` the path is hidden: whoever knows a webhook's path may use it.
     """
     before = ""
     for word in words:

@@ -338,7 +338,7 @@ def report_path(text: str) -> Path:
 
 
 def mount(text: str) -> tuple[str, str, bool]:
-    """Read `SRC[:DST][:ro]`; return source, target (empty for the same path), and whether it is read-only."""
+    """Read `SRC[:DST][:ro]`; return source, target (empty for the same path), and whether read-only."""
     source, *others = text.split(":")
     is_readonly = bool(others) and others[-1] == "ro"
     target, *more = others[: len(others) - is_readonly] or [""]

@@ -507,7 +507,7 @@ class HostLink:
             self._post(on.HostNoise(self.host.name, line))
 
     def _tell_of_image(self, line: str) -> None:
-        """Show how far the image of the host's container is, by the words of agent/container.py."""
+        """Show the progress of the container's image, by a line of agent/container.py."""
         from hvlaunch.agent.container import PROGRESS  # noqa: PLC0415 (few jobs have a container)
 
         if line.startswith(PROGRESS):

@@ -100,7 +100,7 @@ class AgentProgram:
     def _in_container(
         self, candidates: Sequence[str], program: bytes, limit: float, *, joins: bool = False
     ) -> tuple[str, bytes]:
-        """Return command and program of a container's guardian, which starts `program` inside."""
+        """Return command and program of a container's guardian, for `program` inside."""
         script = _agent_script(candidates, len(program), limit)
         options = {**(self.container or {}), "script": script, "joins": joins}
         packed, sizes = _modules_packed((*_GUARDIAN, "container"), (), is_near=False)
@@ -306,7 +306,7 @@ def agent_command(candidates: Sequence[str], size: int, limit: float) -> str:
 
 
 def _agent_script(candidates: Sequence[str], size: int, limit: float) -> str:
-    """Return the words of agent_command() for sh; they have no single quotes."""
+    """Return the words of agent_command() for sh, without single quotes."""
     usable = [path for path in candidates if _SHELL_SAFE.fullmatch(path)]
     named = list(takewhile(_SAYS_ITS_VERSION.fullmatch, usable))
     others = usable[len(named) :]
