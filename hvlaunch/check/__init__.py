@@ -149,7 +149,7 @@ def high(factor: float, least: float) -> Compare:
 
 def findings_of(checks: Sequence[Check], values: Mapping[str, Values]) -> list[Finding]:
     """Return the findings of all hosts, in the order of the checks; `values` are the hosts' by name."""
-    findings: list[Finding] = []
+    findings = list(_unread(values))
     for check in checks:
         by_host = {host: check.value(of_host) for host, of_host in values.items()}
         judged: set[str] = set()
@@ -166,6 +166,18 @@ def findings_of(checks: Sequence[Check], values: Mapping[str, Values]) -> list[F
             if difference.host not in judged
         ]
     return findings
+
+
+_NEEDED = ("files", "software")
+"""Parts without which no job runs: a file system or a Python hangs."""
+
+
+def _unread(values: Mapping[str, Values]) -> Iterator[Finding]:
+    """Yield a finding for each part that a host could not read, with the cause."""
+    for host, of_host in values.items():
+        for part, cause in of_host.get("problems", {}).items():
+            level: Level = "error" if part in _NEEDED else "warning"
+            yield Finding(host, level, part, cause, "look there by hand: df, nvidia-smi, the job's Python")
 
 
 def merged(findings: Iterable[Finding]) -> list[tuple[list[str], Finding]]:

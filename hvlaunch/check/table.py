@@ -12,6 +12,7 @@ __all__ = ["CHECKS"]
 _GIB = 1 << 30
 _MIB = 1 << 20
 _UNLIMITED = 1 << 62
+_BRING = "--sync copies the project to all hosts"
 _BUSY = _GIB
 """Bytes of a GPU's memory in use: a driver alone takes less."""
 
@@ -108,7 +109,7 @@ def _judge_memlock(value: int, values: Values) -> Iterable[Flaw]:
 
 
 def _judge_shm(value: int, values: Values) -> Iterable[Flaw]:
-    free = values["machine"]["shm_free"]
+    free = values["machine"]["shm_free"] or 0
     remedy = "docker run --shm-size=16g, or mount -o remount,size=16g /dev/shm"
     if free < 16 * _MIB:
         yield Flaw("error", f"{_size(free)} of shared memory are free", remedy)
@@ -266,7 +267,7 @@ def _judge_place(name: str, words: str, remedy: str) -> Callable[[Any, Values], 
         if place["problem"] is not None:
             yield Flaw("error", f"{words}: {place['problem']}", remedy)
             return
-        if "ro" in place["options"].split(",") and name == "scratch":
+        if "ro" in (place["options"] or "").split(",") and name == "scratch":
             yield Flaw("error", f"{words} can't be written", "mount it for writing")
         for free, levels, text, remedy_of in (
             (place["free"], _SPACE, f"{words} has {_size(place['free'] or 0)} left", "remove files there"),
@@ -291,24 +292,15 @@ def _mount(values: Values) -> str | None:
     return None if place["type"] is None else str(place["type"])
 
 
-def _judge_script(value: str, _values: Values) -> Iterable[Flaw]:
-    yield Flaw(
-        "error", f"the script can't be read: {value.lower()}", "--sync copies the project to the hosts"
-    )
-
-
-def _code(values: Values) -> Any:
-    """Return the fingerprint of the code: script, files and commit."""
+def _script(values: Values) -> Any:
+    """Return the script's hash, or why it can't be read."""
     files = values["files"]
-    code = tuple(files[name] for name in ("script", "code", "commit"))
-    return None if not any(code) else code
+    return files["script_problem"] or files["script"]
 
 
-def _show_code(code: Any) -> str:
-    script, files, commit = code
-    if commit is not None:
-        return f"commit {commit[:8]}, files {(files or script or '?')[:6]}"
-    return f"files {(files or script or '?')[:8]}"
+def _judge_script(value: str, values: Values) -> Iterable[Flaw]:
+    if values["files"]["script_problem"] is not None:
+        yield Flaw("error", f"the script can't be read: {value.lower()}", _BRING)
 
 
 # The network
@@ -436,8 +428,9 @@ CHECKS: tuple[Check, ...] = (
     Check("gpu-pcie", _generation, "generation of PCIe", lambda value: f"generation {value}", same, remedy="look at the slot, and at the settings of the firmware", judge=_each(_judge_pcie)),
     Check("cwd", lambda values: values["files"]["cwd"]["free"] or 0, "free bytes in the working directory", _size, judge=_judge_place("cwd", "the working directory", "--cwd DIR, or --sync, which copies the project to the hosts")),
     Check("mount", _mount, "file system of the working directory", compare=same, remedy="mount the same file system on all hosts, or use --sync"),
-    Check("code", _code, "the project's Python files and commit", _show_code, same, "error", "--sync copies the project to all hosts"),
-    Check("script", _at("files", "script_problem"), "why the script can't be read", judge=_judge_script),
+    Check("script", _script, "hash of the script", lambda value: value[:12], same_if_any, "error", _BRING, _judge_script),
+    Check("code", _at("files", "code"), "hash of the Python files below the working directory, unless they are many", lambda value: value[:12], same_if_any, remedy=_BRING),
+    Check("commit", _at("files", "commit"), "commit of the git work tree", compare=same_if_any, level="note"),
     Check("open", _at("session", "open"), "seconds to open the script, on all hosts at once", _seconds, high(10, 0.5), remedy="look at the file server; --sync copies the project to local disks"),
     Check("scratch", lambda values: values["files"]["scratch"]["free"] or 0, "free bytes in the job's private directory", _size, judge=_judge_place("scratch", "the directory for temporary files", "make it writable, or set TMPDIR there")),
     Check("interface", _at("network", "interface"), "interface that the host was reached by", compare=same_if_any, level="note"),

@@ -127,7 +127,7 @@ FAULTS = (
     Fault("nofile 512", "nofile", "warning", "only 512 files", "ulimit -n 512"),
     Fault("small shared memory", "shm", "error", "of shared memory are free", shell="mount -t tmpfs -o size=1m none /dev/shm"),
     Fault("shared memory as docker's", "shm", "warning", "too little for data loaders", shell="mount -t tmpfs -o size=64m none /dev/shm"),
-    Fault("code of another version", "code", "error", "here", shell=f"echo '# new' >>{WORK}/train.py"),
+    Fault("code of another version", "script", "error", "here", shell=f"echo '# new' >>{WORK}/train.py"),
     Fault("half a CPU", "cpus", "warning", "0.5 processors for 2 workers"),
     Fault("little memory", "available", "error", "of memory are free for 2 workers"),
     Fault("load", "load", "warning", "99", shell="echo 198.0 90.0 80.0 1/200 300 >/run/loadavg; mount --bind /run/loadavg /proc/loadavg"),

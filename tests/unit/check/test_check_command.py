@@ -37,7 +37,7 @@ def test_the_line_of_a_job_is_checked_and_not_started() -> None:
     host = answer["hosts"]["localhost"]
     assert host["level"] == "good"
     assert host["values"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert host["values"]["code"][0] is not None
+    assert host["values"]["script"] is not None
     assert abs(host["values"]["clock"][0]) < 0.5
     assert "started" not in done.stdout + done.stderr
     assert done.returncode == 0

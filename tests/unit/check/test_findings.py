@@ -64,3 +64,11 @@ def test_hosts_without_a_value_are_left_out_where_it_is_optional() -> None:
     check = value("mtu", compare=same_if_any)
     assert findings_of([check], hosts("mtu", None, 1500, 1500)) == []
     assert [finding.host for finding in findings_of([check], hosts("mtu", None, 1500, 1500, 9000))] == ["h3"]
+
+
+def test_a_part_that_could_not_be_read_is_a_finding() -> None:
+    problems = {"a": {"problems": {"files": "no answer within 15 s"}}, "b": {"problems": {"gpus": "no"}}}
+    assert [(finding.host, finding.level, finding.subject) for finding in findings_of([], problems)] == [
+        ("a", "error", "files"),
+        ("b", "warning", "gpus"),
+    ]

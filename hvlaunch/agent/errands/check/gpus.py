@@ -25,8 +25,8 @@ SHAPE = record(
             record(
                 {
                     "name": text(96),
-                    "memory": _COUNT,
-                    "memory_used": _COUNT,
+                    "memory": whole(0, 1 << 62),
+                    "memory_used": whole(0, 1 << 62),
                     "users": several(text(300), _MOST_USERS),  # processes of others
                     "clock": _COUNT,  # MHz of its processors
                     "clock_set": _COUNT,

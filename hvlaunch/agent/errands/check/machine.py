@@ -21,7 +21,7 @@ SHAPE = record(
         "processor": _WORDS,
         "architecture": _WORDS,
         "kernel": _WORDS,
-        "cpus": whole(0, 1 << 20),  # that the process may run on
+        "cpus": whole(1, 1 << 20),  # that the process may run on
         "cpu_quota": or_null(number(0, 1 << 20)),  # processors that its cgroup may use
         "load": number(0, 1 << 40),
         "memory": _SIZE,  # of the host, or of the cgroup if it may use less
