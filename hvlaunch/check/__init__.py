@@ -5,7 +5,7 @@ The table of checks (`hvlaunch/check/table.py`) says how to read, show, judge an
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import median_high, median_low
 from typing import Any, Literal, NamedTuple
 
 __all__ = [
@@ -126,7 +126,8 @@ def low(ratio: float) -> Compare:
 
     def compare(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
         numbers = {host: value for host, value in values.items() if value is not None}
-        middle = median(numbers.values()) if numbers else 0
+        # Of two hosts the better one counts.
+        middle = median_high(numbers.values()) if numbers else 0
         for host, value in numbers.items():
             if value < ratio * middle:
                 yield Outlier(host, f"{show(value)} here, {show(middle)} in the middle of all hosts")
@@ -139,7 +140,7 @@ def high(factor: float, least: float) -> Compare:
 
     def compare(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
         numbers = {host: value for host, value in values.items() if value is not None}
-        middle = median(numbers.values()) if numbers else 0
+        middle = median_low(numbers.values()) if numbers else 0
         for host, value in numbers.items():
             if value > max(least, factor * middle):
                 yield Outlier(host, f"{show(value)} here, {show(middle)} in the middle of all hosts")

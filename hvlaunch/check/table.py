@@ -410,7 +410,7 @@ CHECKS: tuple[Check, ...] = (
     Check("architecture", _at("machine", "architecture"), "kind of processor", compare=same, level="error", remedy="hosts of one architecture"),
     Check("processor", _at("machine", "processor"), "model of the processor", compare=same, level="note"),
     Check("cpus", _cpus, "processors that workers may use", _number, low(0.75), remedy="look for limits of a cgroup or a container", judge=_judge_cpus),
-    Check("load", lambda values: values["machine"]["load"] / values["machine"]["cpus"], "load of the last minute for each processor", lambda value: f"{value:.2g}", high(1.5, 1.5), remedy="look for other programs there: top"),
+    Check("load", lambda values: values["machine"]["load"] / values["machine"]["cpus"], "load of the last minute for each processor", lambda value: f"{value:.2g}", high(3, 1.5), remedy="look for other programs there: top"),
     Check("memory", _at("machine", "memory"), "memory in bytes", _size, low(0.75), remedy="look for limits of a cgroup or a container"),
     Check("available", _at("machine", "memory_available"), "free memory in bytes", _size, judge=_judge_available),
     Check("nofile", _at("machine", "nofile"), "limit of open files (ulimit -n)", _number, same, "note", judge=_judge_nofile),

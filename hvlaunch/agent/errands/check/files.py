@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 
 from hvlaunch.agent.errands.observer.proc import read_text
+from hvlaunch.agent.quick import mac
 from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, Optional, Tuple
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 __all__ = ["SHAPE", "read"]
 
@@ -54,7 +54,7 @@ def read(arguments: Dict[str, Any]) -> Dict[str, Any]:
     if part["cwd"]["problem"] is None and arguments["script"] is not None:
         try:
             script = _read(os.path.join(directory, arguments["script"]))
-            part["script"] = hashlib.sha256(script).hexdigest()[:_FEW]
+            part["script"] = _hash(script)
         except OSError as error:
             part["script_problem"] = plain(error.strerror or str(error), 300)
     if part["cwd"]["problem"] is None and arguments["compares_files"]:
@@ -105,7 +105,7 @@ def _read(path: str) -> bytes:
 def _code(directory: str) -> Tuple[Optional[str], Optional[int]]:
     """Return a hash of names and contents of the Python files, and their number; nothing of a tree that is too large."""
     deadline = time.monotonic() + _MOST_SECONDS
-    digest = hashlib.sha256()
+    hashes: List[str] = []
     count = size = 0
     for path in _python_files(directory):
         if path is None:
@@ -116,9 +116,13 @@ def _code(directory: str) -> Tuple[Optional[str], Optional[int]]:
         # Not a part of them: hosts differ in speed, and their hashes must not differ for this reason.
         if count > _MOST_FILES or size > _MOST_BYTES or time.monotonic() > deadline:
             return None, None
-        name = os.path.relpath(path, directory).encode("utf-8", "surrogateescape")
-        digest.update(b"%s %d\n%s" % (name, len(contents), contents))
-    return digest.hexdigest()[:_FEW], count
+        hashes.append("%s %s" % (os.path.relpath(path, directory), _hash(contents)))
+    return _hash("\n".join(hashes).encode("utf-8", "surrogateescape")), count
+
+
+def _hash(data: bytes) -> str:
+    # Not by hashlib, which would load OpenSSL.
+    return mac(b"", data).hex()[:_FEW]
 
 
 def _contents(path: str) -> bytes:
