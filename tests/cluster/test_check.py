@@ -10,7 +10,7 @@ import pytest
 
 from tests.cgroups import Group
 from tests.cluster.host_faults import FAULTS, WORK, Fault, make_fault, make_libraries, prepare_host
-from tests.cluster.jobs import HVLAUNCH
+from tests.cluster.jobs import HVLAUNCH, Job
 from tests.testhosts.hosts import TestHosts
 
 LIMIT = 90.0
@@ -37,6 +37,12 @@ class Checks:
         done = self.hosts.driver.run([*HVLAUNCH, *line], timeout=LIMIT)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
+
+    def make_good(self) -> None:
+        """Make all hosts anew, without faults."""
+        self.hosts.repair()
+        for name in NAMES:
+            prepare_host(self.hosts, name, self.libraries)
 
     def findings_with(self, fault: Fault) -> tuple[str, list[dict[str, Any]]]:
         """Return the host with the fault, and all findings of the check."""
@@ -98,3 +104,61 @@ def test_a_fault_is_named_with_its_host_and_a_remedy(checks: Checks, fault: Faul
         and fault.text in finding["text"]
     ] != [], [finding for finding in findings if finding["host"] == host]
     assert [finding for finding in findings if finding["host"] in NAMES[:2]] == []
+
+
+def test_good_hosts_have_no_findings(checks: Checks) -> None:
+    checks.make_good()
+    code, answer = checks.check()
+    assert (code, [finding for finding in answer["findings"] if finding["level"] != "note"]) == (0, [])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_hundred_checks_of_good_hosts_raise_no_alarm(checks: Checks) -> None:
+    checks.make_good()
+    alarms = []
+    for _ in range(100):
+        _, answer = checks.check()
+        alarms += [finding for finding in answer["findings"] if finding["level"] != "note"]
+    assert alarms == []
+
+
+SMALL = "mount -t tmpfs -o size=1m none /dev/shm"
+
+
+def test_a_job_leaves_out_a_host_with_a_fault(checks: Checks) -> None:
+    """One host has no shared memory: with --skip-bad-hosts the others run, and without it nobody does."""
+    checks.make_good()
+    checks.hosts["b"].run(["sh", "-c", SMALL], check=True)
+    words = ["--check", "-H", "a,b,c", "--cwd", WORK, "-np", "2"]
+    job = Job(checks.hosts, [*words, "--skip-bad-hosts", "sh", "-c", "echo on $HVLAUNCH_HOST"])
+    assert job.code() == 0, job.stderr
+    assert sorted(line.split()[-1] for line in job.stdout.splitlines()) == ["a", "c"]
+    job = Job(checks.hosts, [*words, "sh", "-c", "echo on $HVLAUNCH_HOST"])
+    assert job.code() == 69
+    assert "host b: shm: 1.05 MB of shared memory are free" in job.stderr
+    assert job.stdout == ""
+
+
+def test_an_elastic_job_lets_a_host_in_when_its_fault_is_gone(checks: Checks) -> None:
+    checks.make_good()
+    checks.hosts["b"].run(["sh", "-c", SMALL], check=True)
+    words = [
+        "--check",
+        "-H",
+        "a,b",
+        "--min-np",
+        "1",
+        "--blacklist-cooldown-range",
+        "0.2",
+        "0.5",
+        "--grace",
+        "1",
+    ]
+    job = Job(checks.hosts, [*words, "--cwd", WORK, "sh", "-c", "echo $SIZE of $HVLAUNCH_HOST; sleep 600"])
+    job.saw("shared memory are free", times=2).saw("of a")
+    assert "of b" not in job.stdout
+    checks.hosts["b"].run(["umount", "/dev/shm"], check=True)
+    job.saw("of b")
+    job.interrupt()
+    job.code()
