@@ -126,7 +126,7 @@ def low(ratio: float) -> Compare:
 
     def compare(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
         numbers = {host: value for host, value in values.items() if value is not None}
-        # Of two hosts the better one counts.
+        # Two hosts: the better one counts.
         middle = median_high(numbers.values()) if numbers else 0
         for host, value in numbers.items():
             if value < ratio * middle:

@@ -158,7 +158,7 @@ def test_a_proxy_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) 
     assert part["proxies"]["https_proxy"] == "http://proxy:3128"
 
 
-def test_xid_errors_are_those_of_the_gpus_bus(tmp_path: Path) -> None:
+def test_xid_errors_belong_to_the_gpu_on_their_bus(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(
         "4,1,2,-;NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus.\n"
