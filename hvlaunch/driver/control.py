@@ -12,6 +12,7 @@ from hvlaunch.driver.history import History
 from hvlaunch.driver.observing import CollectWanted, Inquiry, Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.job import CollectOptions
+from hvlaunch.outside.control import REQUESTS
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 
 if TYPE_CHECKING:
@@ -74,25 +75,25 @@ class ControlDoor:
         if options is None:
             return Answer(400, b"the query is not understood\n")
         since, wait = int(options["since"] or 0), min(float(options["wait"] or 0), _MOST_WAIT)
-        routes: dict[bytes, tuple[str, Route]] = {
-            b"/job": ("GET", lambda _body: self._job()),
-            b"/events": ("GET", lambda _body: self._events(since, wait)),
-            b"/report": ("GET", lambda _body: self._report(wait)),
-            b"/samples": ("GET", lambda _body: self._samples()),
-            b"/totals": ("GET", lambda _body: Answer(200, _json(self._history.totals()))),
-            b"/signal": ("POST", self._signal),
-            b"/stop": ("POST", self._stop),
-            b"/output": ("POST", self._output),
-            b"/stacks": ("POST", self._stacks),
-            b"/ready": ("GET", lambda _body: self._ready()),
-            b"/collect": ("POST", self._collect),
+        routes: dict[str, Route] = {
+            "/job": lambda _body: self._job(),
+            "/events": lambda _body: self._events(since, wait),
+            "/report": lambda _body: self._report(wait),
+            "/samples": lambda _body: self._samples(),
+            "/totals": lambda _body: Answer(200, _json(self._history.totals())),
+            "/signal": self._signal,
+            "/stop": self._stop,
+            "/output": self._output,
+            "/stacks": self._stacks,
+            "/ready": lambda _body: self._ready(),
+            "/collect": self._collect,
         }
-        if path not in routes:
+        request = REQUESTS.get(path.decode("latin-1"))
+        if request is None:
             return Answer(404, b"there is no such path\n")
-        method, route = routes[path]
-        if head.method != method:
-            return Answer(405, b"", b"Allow: %s\r\n" % method.encode())
-        return route
+        if head.method != request.method:
+            return Answer(405, b"", b"Allow: %s\r\n" % request.method.encode())
+        return routes[path.decode()]
 
     def _job(self) -> Later:
         """Answer with the state in the driver's loop."""

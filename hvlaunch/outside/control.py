@@ -6,18 +6,94 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.outside import CONTROL, KnownJob, await_driver, has_driver, has_ended, reachable
 from hvlaunch.owners import peer_is_own
 
-__all__ = ["ControlClient", "ControlRefused", "DriverGone", "await_ready", "state_of"]
+__all__ = ["REQUESTS", "ControlClient", "ControlRefused", "DriverGone", "Request", "await_ready", "state_of"]
 
 _PATIENCE = 20.0
 _LOOK = 0.05
 _READY_LOOK = 0.5
 """Seconds between two looks at a service."""
+
+
+class Request(NamedTuple):
+    """A request of the control socket. `fields` are those of its body, or of its query: name, kind, default, meaning."""
+
+    method: Literal["GET", "POST"]
+    about: str
+    fields: tuple[tuple[str, str, Any, str], ...] = ()
+    is_action: bool = False
+    """True if it changes the job."""
+    wait: float = 0.0
+    """Seconds longer than usual that the driver may take."""
+
+
+_WAIT = ("wait", "integer", 0, "seconds to wait, at most 60")
+REQUESTS: Mapping[str, Request] = {
+    "/job": Request(
+        "GET",
+        "the job now: phase, round, workers with their host, state and progress, hosts, and whether it hangs",
+    ),
+    "/events": Request(
+        "GET",
+        "events of the job, the oldest first: up to 1,000 from number `since` on; `next` is the number of the next request",
+        (("since", "integer", 0, "number of the first event"), _WAIT),
+    ),
+    "/report": Request(
+        "GET",
+        "the failure report: the rank and host that failed first, and why; of a running job, the report so far",
+        (_WAIT,),
+    ),
+    "/samples": Request(
+        "GET",
+        "the load, memory, network, disk, GPUs and workers of each host, measured within the last two seconds",
+    ),
+    "/totals": Request(
+        "GET", "seconds since the start, useful seconds, rounds, restarts, lost hosts and recovery times"
+    ),
+    "/stacks": Request(
+        "POST",
+        "what the workers do at this moment, as stacks of Python",
+        (
+            ("ranks", "string", None, "ranks such as 0-3,8; all without it"),
+            ("native", "boolean", False, "with frames of C and C++"),
+        ),
+        wait=40.0,
+    ),
+    "/ready": Request("GET", "whether the job's service answers (--ready-port, --ready-url)"),
+    "/signal": Request(
+        "POST",
+        "send a signal to all workers",
+        (("signal", "string", None, "its name, such as USR1"),),
+        is_action=True,
+    ),
+    "/collect": Request(
+        "POST",
+        "bring files back from the workers' directory on each host",
+        (
+            (
+                "options",
+                "array",
+                [],
+                "pairs of a pattern and an absolute directory here; those of --collect without any",
+            ),
+        ),
+        is_action=True,
+        wait=86400.0,
+    ),
+    "/output": Request("POST", "store the job's output in its directory from now on", is_action=True),
+    "/stop": Request(
+        "POST",
+        "stop the job, as Ctrl-C does",
+        (("kill", "boolean", False, "kill the workers at once"),),
+        is_action=True,
+    ),
+}
+"""All requests of the control socket by path; docs/interfaces/control.md describes the answers."""
 
 
 class DriverGone(HvlaunchError):

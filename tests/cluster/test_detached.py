@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from hvlaunch.outside import ABOUT, known_jobs
+from tests.cluster.incidents import INCIDENTS, Incident, verdicts
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.cluster.test_sessions import LINES
 from tests.cluster.test_successor import is_whole
@@ -131,3 +132,17 @@ def test_each_notice_is_sent_once_whenever_drivers_are_killed(user: User, tmp_pa
 def events_of(sent: Path) -> list[str]:
     """The events of all notices, in the order in which the command got them."""
     return [json.loads(line)["event"] for line in sent.read_text().splitlines()] if sent.exists() else []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_an_assistant_gets_rank_host_and_reason_of_twenty_incidents(user: User) -> None:
+    def start(incident: Incident, rank: int) -> object:
+        return user.do("-H", "a:1,b:1,c:1", "--grace", 1, sys.executable, "-c", incident.program(rank))
+
+    hosts = dict(enumerate("abc"))
+    count = 0
+    for name, verdict in verdicts(user.env, INCIDENTS, start):
+        assert verdict.value["host"] == hosts[verdict.value["rank"]], name
+        count += 1
+    assert count == 20

@@ -81,6 +81,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = parser_of(argv[0]).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
+    if argv[0] == "mcp":
+        from hvlaunch.cli.jobs.assistant import serve  # noqa: PLC0415 (for this word alone)
+
+        return serve(environ, allow_actions=options.allow_actions)
     if argv[0] == "presets":
         from hvlaunch.cli.presets import preset_list  # noqa: PLC0415 (for this word alone)
 
@@ -130,6 +134,12 @@ def parser_of(name: str) -> Parser:
             metavar="FAULT",
             nargs="?",
             help="play this fault or all of them, and end; else type them",
+        )
+    elif name == "mcp":
+        parser.add_argument(
+            "--allow-actions",
+            action="store_true",
+            help="with tools that stop jobs, send signals or collect files",
         )
     elif name != "jobs":
         count = None if name in ("forget", "rerun", "diff") else "?"

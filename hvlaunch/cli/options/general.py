@@ -199,6 +199,11 @@ JOB_WORDS = {
             "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"
         ),
         JobWord(
+            "mcp",
+            "[--allow-actions]",
+            "answer an assistant's questions about jobs and hosts, by the Model Context Protocol on stdin and stdout",
+        ),
+        JobWord(
             "doctor",
             "[-H HOSTS | --hostfile FILE] [--json]",
             "check this installation and the hosts; the first thing to run, and to add to a bug report",
