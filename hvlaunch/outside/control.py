@@ -12,7 +12,15 @@ from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.outside import CONTROL, KnownJob, await_driver, has_driver, has_ended, reachable
 from hvlaunch.owners import peer_is_own
 
-__all__ = ["REQUESTS", "ControlClient", "ControlRefused", "DriverGone", "Request", "await_ready", "state_of"]
+__all__ = [
+    "REQUESTS",
+    "ControlClient",
+    "ControlRefused",
+    "ControlRequest",
+    "DriverGone",
+    "await_ready",
+    "state_of",
+]
 
 _PATIENCE = 20.0
 _LOOK = 0.05
@@ -20,7 +28,7 @@ _READY_LOOK = 0.5
 """Seconds between two looks at a service."""
 
 
-class Request(NamedTuple):
+class ControlRequest(NamedTuple):
     """A request of the control socket. `fields` are those of its body, or of its query: name, kind, default, meaning."""
 
     method: Literal["GET", "POST"]
@@ -33,29 +41,29 @@ class Request(NamedTuple):
 
 
 _WAIT = ("wait", "integer", 0, "seconds to wait, at most 60")
-REQUESTS: Mapping[str, Request] = {
-    "/job": Request(
+REQUESTS: Mapping[str, ControlRequest] = {
+    "/job": ControlRequest(
         "GET",
         "the job now: phase, round, workers with their host, state and progress, hosts, and whether it hangs",
     ),
-    "/events": Request(
+    "/events": ControlRequest(
         "GET",
         "events of the job, the oldest first: up to 1,000 from number `since` on; `next` is the number of the next request",
         (("since", "integer", 0, "number of the first event"), _WAIT),
     ),
-    "/report": Request(
+    "/report": ControlRequest(
         "GET",
         "the failure report: the rank and host that failed first, and why; of a running job, the report so far",
         (_WAIT,),
     ),
-    "/samples": Request(
+    "/samples": ControlRequest(
         "GET",
         "the load, memory, network, disk, GPUs and workers of each host, measured within the last two seconds",
     ),
-    "/totals": Request(
+    "/totals": ControlRequest(
         "GET", "seconds since the start, useful seconds, rounds, restarts, lost hosts and recovery times"
     ),
-    "/stacks": Request(
+    "/stacks": ControlRequest(
         "POST",
         "what the workers do at this moment, as stacks of Python",
         (
@@ -64,14 +72,14 @@ REQUESTS: Mapping[str, Request] = {
         ),
         wait=40.0,
     ),
-    "/ready": Request("GET", "whether the job's service answers (--ready-port, --ready-url)"),
-    "/signal": Request(
+    "/ready": ControlRequest("GET", "whether the job's service answers (--ready-port, --ready-url)"),
+    "/signal": ControlRequest(
         "POST",
         "send a signal to all workers",
         (("signal", "string", None, "its name, such as USR1"),),
         is_action=True,
     ),
-    "/collect": Request(
+    "/collect": ControlRequest(
         "POST",
         "bring files back from the workers' directory on each host",
         (
@@ -85,8 +93,8 @@ REQUESTS: Mapping[str, Request] = {
         is_action=True,
         wait=86400.0,
     ),
-    "/output": Request("POST", "store the job's output in its directory from now on", is_action=True),
-    "/stop": Request(
+    "/output": ControlRequest("POST", "store the job's output in its directory from now on", is_action=True),
+    "/stop": ControlRequest(
         "POST",
         "stop the job, as Ctrl-C does",
         (("kill", "boolean", False, "kill the workers at once"),),

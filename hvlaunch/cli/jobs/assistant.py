@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from hvlaunch import __version__
 from hvlaunch.errors import BadUsage, HvlaunchError
 from hvlaunch.outside import REPORT, KnownJob, choose, jobs_directory, known_jobs
-from hvlaunch.outside.control import REQUESTS, ControlClient, Request
+from hvlaunch.outside.control import REQUESTS, ControlClient, ControlRequest
 
 __all__ = ["Tool", "Tools", "serve"]
 
@@ -46,17 +46,17 @@ class Tool(NamedTuple):
 
 
 class Tools:
-    """The tools by name. `own` runs a command of hvlaunch and returns what it prints."""
+    """The tools by name. `run_own` runs a command of hvlaunch and returns what it prints."""
 
     def __init__(
         self,
         environ: Mapping[str, str],
         *,
         allow_actions: bool,
-        own: Callable[[Sequence[str]], str] | None = None,
+        run_own: Callable[[Sequence[str]], str] | None = None,
     ) -> None:
         self._environ = environ
-        self._own = own or _own
+        self._own = run_own or _own
         tools = {
             "jobs": Tool(
                 "all running jobs, and those that have ended lately",
@@ -117,7 +117,7 @@ class Tools:
             return jobs[-1]
         return choose(jobs, None if name is None else str(name))
 
-    def _of_request(self, path: str, request: Request) -> Tool:
+    def _of_request(self, path: str, request: ControlRequest) -> Tool:
         properties = {
             name: {**_KINDS[kind], "default": default, "description": about}
             for name, kind, default, about in request.fields
@@ -126,7 +126,7 @@ class Tools:
             request.about, {"job": _JOB, **properties}, partial(self._ask, path, request), request.is_action
         )
 
-    def _ask(self, path: str, request: Request, arguments: Mapping[str, Any]) -> Any:
+    def _ask(self, path: str, request: ControlRequest, arguments: Mapping[str, Any]) -> Any:
         job = self._job(arguments)
         if path == "/report" and job.result is not None:
             return _kept_report(job)

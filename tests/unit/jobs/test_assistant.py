@@ -97,7 +97,9 @@ def test_a_long_answer_is_cut(tmp_path: Path) -> None:
         assert words == ["hosts", "--json"]
         return json.dumps({"host": "a" * 100_000})
 
-    text, is_error = Tools({"XDG_STATE_HOME": str(tmp_path)}, allow_actions=False, own=own).call("hosts", {})
+    text, is_error = Tools({"XDG_STATE_HOME": str(tmp_path)}, allow_actions=False, run_own=own).call(
+        "hosts", {}
+    )
     assert not is_error
     assert len(text) < 70_000
     assert text.endswith("cut here: ask for less")

@@ -190,13 +190,18 @@ def test_one_bad_target_does_not_keep_another_from_its_notice_or_repeat_it(
 
 
 def test_a_killed_delivery_continues_with_its_other_targets(tmp_path: Path, server: Server) -> None:
-    path = file_of(tmp_path, f"{server.url}/a", "sleep 60")
+    # The command outlives the killed process: the test ends it.
+    slow = f"echo $$ > {tmp_path}/pid; exec sleep 60"
+    path = file_of(tmp_path, f"{server.url}/a", slow)
     words = [sys.executable, "-m", "hvlaunch.outside.notices", str(path)]
     with subprocess.Popen(words) as process:
-        wait_until(lambda: server.url not in path.read_text(), "the first target has it", 60.0)
+        wait_until(
+            lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the second is next", 60.0
+        )
         process.kill()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     content = json.loads(path.read_bytes())
-    assert content["targets"] == ["sleep 60"]
+    assert content["targets"] == [slow]
     path.write_text(json.dumps({**content, "targets": ["true"]}))
     deliver_file(path, QUICK)
     assert path.read_bytes() == b""
