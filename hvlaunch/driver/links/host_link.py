@@ -605,11 +605,13 @@ class HostLink:
         self.close()
 
     def neighbors(self) -> "Sequence[HostLink]":
-        """Return the links to other hosts that answer; for any thread."""
-        links = self._opening.links()
-        return [
-            link for link in links if link is not self and link.last_heard is not None and not link.is_closed
+        """Return the open links to other hosts, the ones heard last first: lost hosts are silent. For any thread."""
+        answering = [
+            (at, link)
+            for link in self._opening.links()
+            if link is not self and not link.is_closed and (at := link.last_heard) is not None
         ]
+        return [link for _, link in sorted(answering, key=lambda pair: -pair[0])]
 
     def tell_preparing(self, stage: str) -> None:
         """Show how far the host's files are, and tell the engine now and then that they make progress; for any thread."""

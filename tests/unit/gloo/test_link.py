@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,6 +52,17 @@ def test_the_program_is_packed_during_the_login(monkeypatch: pytest.MonkeyPatch)
     rig.link.close()
     # Once for all hosts.
     assert packed.empty()
+
+
+def test_neighbors_are_other_open_hosts_after_their_hello(rig: Rig) -> None:
+    """A host that was silent for longer may be lost: it comes last."""
+    others: list[Any] = [
+        SimpleNamespace(last_heard=heard, is_closed=closed)
+        for heard, closed in ((7.0, False), (9.0, False), (9.5, True), (None, False))
+    ]
+    rig.link._opening = rig.link._opening._replace(links=lambda: [rig.link, *others])
+    rig.link.last_heard = 8.0
+    assert list(rig.link.neighbors()) == [others[1], others[0]]
 
 
 def test_facts() -> None:
