@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
+_MODES = {0: 0o644, 1: 0o755}
 LARGE = 8 << 20  # bytes from which on hosts ask each other
 # A secret and a certificate, for content from host to host; null for a single host.
 PEER = or_null(record({"secret": text(64), "fingerprint": text(80), "pem": text(1 << 14, raw=True)}))
@@ -48,7 +49,7 @@ class TreeFile:
 
     def __init__(self, path: str, mode: int, size: int, parts: List[str]) -> None:
         self.path = path
-        self.mode = {0: 0o644, 1: 0o755}.get(mode, mode & 0o777)
+        self.mode = _MODES.get(mode, mode & 0o777)
         self.size = size
         self.parts = parts
         # Equal content has equal names.

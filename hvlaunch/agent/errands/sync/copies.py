@@ -191,10 +191,11 @@ class Copy:
     def _remove_old(self, before: Dict[str, Any], manifest: Manifest) -> None:
         """Remove files and links that left the tree, and empty directories."""
         kinds = manifest.kinds
+        left = [
+            path for path, entry in before.items() if path not in kinds or entry[0] not in (kinds[path], "?")
+        ]
         # Children first.
-        for path in sorted(before, reverse=True):
-            if path in kinds and before[path][0] in (kinds[path], "?"):
-                continue
+        for path in sorted(left, reverse=True):
             whole_path = os.path.join(self.tree, path)
             if self.is_fixed and (path in self._theirs or not _is_ours(whole_path, before[path])):
                 continue
