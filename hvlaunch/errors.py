@@ -33,6 +33,8 @@ __all__ = [
     "HostsFailed",
     "HvlaunchError",
     "JobHung",
+    "LeaseImpossible",
+    "LeasesTaken",
     "NoFreePort",
     "NoPython",
     "NotEnoughSlots",
@@ -300,6 +302,31 @@ class NoFreePort(HostError):
             host=host,
             hint="a wider --worker-port-range",
         )
+
+
+class LeasesTaken(HostError):
+    """Too few of the hosts' GPUs or slots are free; `cause` names those who hold them."""
+
+    exit_code = EXIT_TOO_FEW
+    """75: too few are free now."""
+
+    def __init__(self, cause: str, *, hint: str = "--wait") -> None:
+        super().__init__(cause, host="", hint=hint)
+
+    @property
+    def problem(self) -> Problem:
+        """The error as data: it is about no single host."""
+        return super().problem._replace(host=None)
+
+
+class LeaseImpossible(LeasesTaken):
+    """The hosts have too few GPUs or slots for the leases of a job, whoever holds them."""
+
+    exit_code = EXIT_USAGE
+    """2: wrong usage."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(cause, hint="hvlaunch hosts -H HOSTS, or a smaller -np")
 
 
 class NoPython(HostError):

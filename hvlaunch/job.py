@@ -26,6 +26,7 @@ __all__ = [
     "JobResult",
     "JobSpec",
     "LauncherName",
+    "LeaseOptions",
     "Look",
     "MPIOptions",
     "MapPolicy",
@@ -333,6 +334,19 @@ class ElasticOptions(_Data):
         return self.discovery_script is not None or self.hostfile is not None
 
 
+class LeaseOptions(NamedTuple):
+    """Leases on the GPUs or slots of hosts that several users share."""
+
+    slots: int | None = None
+    """Number of slots of each host, for all users; None leases GPUs."""
+    directory: str = "/var/tmp/hvlaunch-leases"  # noqa: S108 (agent/leases.py trusts no file there)
+    """Directory of the locks on each host."""
+    wait: bool = False
+    """Wait until enough are free."""
+    fair_wait: float = 600.0
+    """Seconds after which a waiting job has the first claim on its hosts."""
+
+
 class Call(NamedTuple):
     """A function that the workers call in place of a user's program."""
 
@@ -392,6 +406,8 @@ class JobSpec(_Data):
     """Number of GPUs that each worker sees; None shows all."""
     check: bool = False
     """Compare the hosts before workers start; a fault that would stop the job fails its host."""
+    leases: LeaseOptions | None = None
+    """Leases without which no worker starts; None takes none."""
     skip_bad_hosts: bool = False
     """Let a static job start without failed hosts, if the others have enough slots."""
     ready_port: int | None = None

@@ -347,6 +347,10 @@ class Agent:
                 self._errands = ErrandProcesses(self._channel, self._selector)
                 self._workers.reaped_other = self._errands.reaped
             self._errands.obey(header, body)
+        elif kind == "hold":
+            from hvlaunch.agent.leases import hold  # noqa: PLC0415 (few jobs have leases)
+
+            self._channel.send({"type": "held", **hold(header)})
         elif kind == "bye":
             self._stays = not self._ending
             self._end_workers([(signal.SIGKILL, 0.0)])

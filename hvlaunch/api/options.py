@@ -48,6 +48,16 @@ class LauncherOptions:
     """Processors for each worker: numa, socket, core, cache or gpu. Default: none."""
     gpus_per_worker: int | None = None
     """Number of GPUs that each worker sees. Default: all GPUs of the host."""
+    lease_gpus: bool | None = None
+    """Start on free GPUs alone, and keep other jobs off them."""
+    lease_slots: int | None = None
+    """The same for hosts without GPUs, of N slots each. Default: GPUs, with `--lease-gpus`."""
+    wait: bool | None = None
+    """Wait until enough GPUs or slots are free."""
+    fair_wait: float | None = None
+    """Time after which the job that has waited longest comes first, in seconds. Default: 600 s."""
+    lease_directory: str | PathLike[str] | None = None
+    """Directory of the locks on each host. Default: '/var/tmp/hvlaunch-leases'."""
     np: int | None = None
     """Number of workers. Default: one in every slot."""
     cwd: str | PathLike[str] | None = None
@@ -289,6 +299,11 @@ class GivenOptions(TypedDict, total=False):
     worker_port_range: str | tuple[int, int] | None
     bind: Literal["none", "numa", "socket", "core", "cache", "gpu"] | None
     gpus_per_worker: int | None
+    lease_gpus: bool | None
+    lease_slots: int | None
+    wait: bool | None
+    fair_wait: float | None
+    lease_directory: str | PathLike[str] | None
     np: int | None
     cwd: str | PathLike[str] | None
     sync: bool | None

@@ -74,6 +74,7 @@ def options_of_word(
     taken: Container[str],
     taken_if_typed: Container[str] = (),
     warn: Callable[[str], object] = str,
+    groups: Sequence[OptionGroup] = GROUPS,
 ) -> Options:
     """Return the options behind a word. `taken` has the names of accepted options of jobs, also from other sources.
 
@@ -81,7 +82,7 @@ def options_of_word(
     """
     hint = f"hvlaunch {word.partition(' ')[0]} --help"
     # A command makes the line complete; the word has none.
-    options = parse([*argv, "--", "true"], environ=environ, warn=warn)
+    options = parse([*argv, "--", "true"], groups, environ=environ, warn=warn)
     if options.command != ("true",):
         raise BadUsage(f"{word}: {options.command[0]!r} is not an option", hint=hint)
     kept: dict[str, Sequence[Setting]] = {}
@@ -91,7 +92,7 @@ def options_of_word(
             kept[name] = settings
         elif typed:
             raise BadUsage(f"{word}: {typed[0].called} is for jobs", hint=hint)
-    return Options(kept, GROUPS, is_marked=True)
+    return Options(kept, groups, is_marked=True)
 
 
 def _is_foreign(name: str) -> bool:

@@ -30,6 +30,7 @@ from hvlaunch.job import (
     ElasticOptions,
     Host,
     JobSpec,
+    LeaseOptions,
     MPIOptions,
     SetupOptions,
     SSHOptions,
@@ -148,6 +149,8 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         from hvlaunch.cli.job_hosts import with_familiar  # noqa: PLC0415 (as above)
 
         spec = with_familiar(spec, options, per_host)
+    if options.lease_gpus or options.lease_slots is not None or options.wait:
+        spec = replace(spec, leases=_leases(options, spec))
     # Only hvlaunch's own agents outlive their driver; a launcher's end with it.
     if spec.detach != "never" and (launcher := launcher_of(spec)) is not None:
         warnings.append(
@@ -382,6 +385,24 @@ def _mpi(options: Options) -> MPIOptions | None:
     if launcher != "mpirun" and options.mpirun is not None:
         raise BadUsage(f"--mpirun is for --mpi, but {launcher} starts the workers")
     return MPIOptions(launcher=launcher, **options.fields("mpi"))
+
+
+def _leases(options: Options, spec: JobSpec) -> LeaseOptions:
+    if not options.lease_gpus and options.lease_slots is None:
+        raise BadUsage("--wait is for leases", hint="--lease-gpus, or --lease-slots N")
+    if spec.elastic is not None:
+        raise BadUsage("leases are for static jobs", hint="without --min-np and the other elastic options")
+    others = {
+        "a launcher": spec.mpi,
+        "--pool": spec.pool,
+        "--include and --exclude": spec.visible_gpus,
+        "--role": spec.roles,
+    }
+    for word in (word for word, value in others.items() if value):
+        raise BadUsage(f"leases and {word} can't be together", hint=f"the job without {word}")
+    if spec.np is None and any(host.slots is None for host in spec.hosts):
+        raise BadUsage("leases need the number of workers", hint="-np N")
+    return LeaseOptions(**options.fields("leases"))
 
 
 def _check_last_rank(options: Options) -> None:

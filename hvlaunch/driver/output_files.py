@@ -1,5 +1,7 @@
 """The files of --output-filename: a directory for each round, and a file for each rank's output."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +13,7 @@ from hvlaunch.errors import BadUsage
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
 
-__all__ = ["RoundFiles"]
+__all__ = ["RoundFiles", "make_output_directory"]
 
 
 class RoundFiles:
@@ -82,3 +84,18 @@ class RoundFiles:
         sizes = self._sizes(number, self._size, is_known)
         self._printer.keep(self._folder.files(self._size, below, sizes=sizes, goes_on=is_continued))
         self.path = self._folder.path / below
+
+
+def make_output_directory(path: Path) -> None:
+    """Make the directory of --output-filename, which must belong to the user. Raises BadUsage."""
+    from hvlaunch.owners import make_own_directory  # noqa: PLC0415 (few jobs have one)
+
+    try:
+        make_own_directory(str(path))
+    except OSError as error:
+        cause = error.strerror if error.errno == errno.EPERM else os.strerror(error.errno or 0).lower()
+        part = "" if error.filename in (None, str(path)) else f"{error.filename}: "
+        hint = (
+            "a directory of your own" if error.errno == errno.EPERM else "a directory that you may write to"
+        )
+        raise BadUsage(f"--output-filename {path}: {part}{cause}", hint=hint) from None

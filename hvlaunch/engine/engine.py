@@ -87,7 +87,8 @@ class Engine:
         hosts: Sequence[Host] = spec.hosts
         if spec.elastic is None:
             least = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
-            hosts = hosts if spec.skip_bad_hosts else least
+            # Any host may have the free GPUs.
+            hosts = hosts if spec.skip_bad_hosts or spec.leases is not None else least
         self.waits = Waits()
         self._pool = Pool(hosts, spec.slots_per_host, self.waits, spec.gpus_per_worker)
         self._rounds = Rounds(spec, self._pool, self.waits)

@@ -102,6 +102,8 @@ class HostFacts(NamedTuple):
     """hvlaunch's modules for workers, last on PYTHONPATH; None if the workers' Python has them."""
     fabric: str | None = None
     """Its network hardware, if the job asked for it: JSON for fabric_of()."""
+    leased: tuple[str, ...] | None = None
+    """GPUs or slots that the host's agent holds for the job; None for a job without leases."""
 
 
 class Began(NamedTuple):

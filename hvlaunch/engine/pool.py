@@ -199,7 +199,9 @@ class Pool:
         self._hosts = ordered | {name: old for name, old in self._hosts.items() if name not in listed}
 
     def slots(self, host: PoolHost) -> int:
-        """Return the host's number of slots; 1 until its agent has counted them."""
+        """Return the host's number of slots; 1 until its agent has counted them. With leases there are as many as leases."""
+        if host.facts is not None and host.facts.leased is not None:
+            return len(host.facts.leased) // self._gpus_per_worker
         return slots_of(host.host, self._slots_per_host, host.gpus // self._gpus_per_worker)
 
     def has_slot(self, seat: Seat, now: float) -> bool:

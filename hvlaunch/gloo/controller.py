@@ -3,7 +3,6 @@
 Its ways to hosts are ssh, a scheduler's own program, a warm pool, or pipes on this machine.
 """
 
-import errno
 import itertools
 import os
 import signal
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.gloo.host_memory import HostMemory
+    from hvlaunch.gloo.leasing import JobLeases
     from hvlaunch.gloo.notifier import Notifier
     from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -108,7 +108,9 @@ def run(
     """
     # The user's mistakes first, before any part of the job exists.
     if spec.output_dir is not None:
-        _make_output_directory(spec.output_dir)
+        from hvlaunch.driver.output_files import make_output_directory  # noqa: PLC0415 (few jobs have one)
+
+        make_output_directory(spec.output_dir)
     if spec.report is not None:
         check_report_path(spec.report)
     keys = Keys.new()
@@ -239,17 +241,22 @@ def _run(
     observers: "Sequence[Watcher]",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
+    leases = None
+    if spec.leases is not None:
+        from hvlaunch.gloo.leasing import JobLeases  # noqa: PLC0415 (few jobs have any)
+
+        leases = JobLeases(spec, spec.leases, job.about, printer.say, is_successor=job.past is not None)
     with (
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,
         _server(job, job_record, printer.say) as server,
-        _preparation(job, printer.say) as prepare,
+        _preparation(job, leases, printer.say) as prepare,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
         from hvlaunch.driver.loop import Driver  # noqa: PLC0415 (15 ms, in which a launcher starts its processes)
 
-        watchers: list[Watcher] = [] if journal is None else [journal.watch]
+        watchers: list[Watcher] = [part.watch for part in (journal, leases) if part is not None]
         takeover = None if job.past is None else _takeover(job.past)
         clock, wall = (time.monotonic, time.time) if takeover is None else (takeover.clock, takeover.wall)
         history = (
@@ -360,12 +367,16 @@ class _JobCollector:
 
 
 @contextmanager
-def _preparation(job: _Job, say: Callable[[str], None]) -> "Iterator[Prepare | None]":
+def _preparation(
+    job: _Job, leases: "JobLeases | None", say: Callable[[str], None]
+) -> "Iterator[Prepare | None]":
     """Open what hosts get before they are ready, for as long as hosts may join; yields None for nothing. Raises BadUsage."""
     from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (the loop loads it, while hosts answer)
 
     with ExitStack() as opened:
         steps: list[Prepare] = []
+        if leases is not None:
+            steps.append(in_thread(leases.lease_host, "leases"))
         if job.spec.sync is not None:
             steps.append(opened.enter_context(_delivery(job, job.spec.sync)))
         for number, options in enumerate(job.spec.bring):
@@ -415,8 +426,12 @@ def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
     if not others:
         return first
     following = _in_turn(others)
+    # A host without leases gets no workers.
     return lambda link, facts, ready, failed: first(
-        link, facts, lambda facts: following(link, facts, ready, failed), failed
+        link,
+        facts,
+        lambda facts: ready(facts) if facts.leased == () else following(link, facts, ready, failed),
+        failed,
     )
 
 
@@ -514,21 +529,6 @@ def _write_last(stderr: BinaryIO, text: str) -> None:
     with suppress(OSError):
         stderr.write(text.encode(errors="backslashreplace"))
         stderr.flush()
-
-
-def _make_output_directory(path: Path) -> None:
-    """Make the directory of --output-filename, which must belong to the user. Raises BadUsage."""
-    from hvlaunch.owners import make_own_directory  # noqa: PLC0415 (few jobs have one)
-
-    try:
-        make_own_directory(str(path))
-    except OSError as error:
-        cause = error.strerror if error.errno == errno.EPERM else os.strerror(error.errno or 0).lower()
-        part = "" if error.filename in (None, str(path)) else f"{error.filename}: "
-        hint = (
-            "a directory of your own" if error.errno == errno.EPERM else "a directory that you may write to"
-        )
-        raise BadUsage(f"--output-filename {path}: {part}{cause}", hint=hint) from None
 
 
 def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import pytest
 
 from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.console.files import JobFolder
+from hvlaunch.driver.output_files import make_output_directory
 from hvlaunch.errors import BadUsage
-from hvlaunch.gloo.controller import _make_output_directory
 from hvlaunch.outside import JobDirectory, KnownJob, NoJobDirectory, jobs_directory, known_jobs, prune, remove
 from hvlaunch.outside.control import ControlClient, DriverGone
 from hvlaunch.outside.pools import known_pools
@@ -189,7 +189,7 @@ def test_all_directories_that_are_made_are_private(tmp_path: Path, mask: int) ->
 @pytest.mark.parametrize("mask", [0o000, 0o002])
 def test_parents_of_the_output_are_private(tmp_path: Path, mask: int) -> None:
     with umask(mask):
-        _make_output_directory(tmp_path / "logs" / "today")
+        make_output_directory(tmp_path / "logs" / "today")
     for path in (tmp_path / "logs", tmp_path / "logs" / "today"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 

@@ -88,6 +88,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
     "call": Form(1 << 20, 1),
     "probe": Form(target=_NAME, agent=_COUNT, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_SLOT),
+    "hold": Form(directory=_WORDS, names=several(text(128), 1 << 10), note=_NAME),
     "stdin": Form(1 << 20, slot=_SLOT),
     "stop": Form(slots=or_null(several(_SLOT, 1 << 20)), steps=several(pair(_SIGNAL, _SECONDS), 1 << 10)),
     "signal": Form(slots=or_null(several(_SLOT, 1 << 20)), signal=_SIGNAL),

@@ -193,7 +193,7 @@ STREAMS = 2
 LASTING, _OF_EPOCH = range(STREAMS)
 BY_DRIVER: Mapping[str, int] = {
     **dict.fromkeys(("hello", "call", "probe", "start", "stop", "signal", "bye"), LASTING),
-    **dict.fromkeys(("stdin", "relay", "ack", "errand"), _OF_EPOCH),
+    **dict.fromkeys(("stdin", "relay", "ack", "errand", "hold"), _OF_EPOCH),
 }
 """The stream of each numbered type of frame. The engine's orders are the lasting stream: a successor that replays the
 engine sends the same orders with the same numbers. The other stream begins anew with each driver."""
@@ -205,7 +205,7 @@ BY_AGENT: Mapping[str, int] = {
         ),
         LASTING,
     ),
-    **dict.fromkeys(("stdin_taken", "relay", "errand"), _OF_EPOCH),
+    **dict.fromkeys(("stdin_taken", "relay", "errand", "held"), _OF_EPOCH),
 }
 SELDOM = 1 << 20
 """Bytes of received frames after which an acknowledgement is due."""

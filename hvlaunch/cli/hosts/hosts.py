@@ -16,13 +16,21 @@ __all__ = ["hosts_parser", "ledger_table", "run_hosts_command"]
 
 _USAGE = """\
 usage: hvlaunch hosts [--clear HOSTS] [--json]
+       hvlaunch hosts -H HOSTS | --hostfile FILE [--watch] [--max-idle SECONDS] [--json] [options of SSH]
 
 Show the hosts of which jobs have remembered something, the worst first. A suspect is used last by jobs with
 --avoid-suspects. What is remembered fades: it counts half after a week.
 
   --clear HOSTS  forget what is remembered of these hosts, such as after a repair
   --json         an object for each host, on its own line
+
+With -H or --hostfile the hosts are visited: whose their GPUs are, for which job and how long, what runs on them, and how
+long leases have been idle. --lease-slots N shows hosts without GPUs.
+
+  --watch              go on until Ctrl-C
+  --max-idle SECONDS   name leases that have been idle for longer
 """
+_NAME_HOSTS = ("-H", "--hosts", "--hostfile", "--host", "-hostfile")
 _HEAD = ("HOST", "RECORD", "LAST", "JOB", "WHY")
 
 
@@ -38,6 +46,10 @@ def run_hosts_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `hosts`; return the exit code. Raises BadUsage."""
     if {"-h", "--help"} & {*argv}:
         return print_answer(_USAGE)
+    if any(word.startswith(_NAME_HOSTS) for word in argv):
+        from hvlaunch.cli.hosts.gpus import run_gpus_command  # noqa: PLC0415 (it connects to hosts)
+
+        return run_gpus_command(argv, environ)
     options = hosts_parser().parse_args(argv)
     ledger, now = Ledger(ledger_directory(environ), complain), time.time()
     if options.clear is not None:

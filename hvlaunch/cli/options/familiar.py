@@ -5,7 +5,7 @@ from typing import Any
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["BINDING", "FAMILIAR", "HOROVOD", "PROGRAMS"]
+__all__ = ["BINDING", "FAMILIAR", "HOROVOD", "LEASES", "PROGRAMS"]
 
 PROGRAMS = OptionGroup(
     "programs",
@@ -214,6 +214,58 @@ BINDING = OptionGroup(
             default="all GPUs of the host",
             more="Slot 0 gets the first `N`, slot 1 the next: of the host's, or of those in its `CUDA_VISIBLE_DEVICES`. `LOCAL_RANK` is then 0.",
             example="hvlaunch -np 8 -H a:4,b:4 --gpus-per-worker 2 python train.py",
+        ),
+    ),
+)
+
+
+LEASES = OptionGroup(
+    "hosts that several users share",
+    pages=(("Share GPUs", "../guides/shared-machines.md#share-gpus"),),
+    options=(
+        Option(
+            "lease_gpus",
+            ("--lease-gpus",),
+            "start on free GPUs alone, and keep other jobs off them",
+            more="The hosts of the job are those of `-H` with the most free GPUs, as few as possible. A GPU is free if no job of hvlaunch has "
+            "leased it, no process runs on it, and its memory is not in use. Each worker takes one, or those of `--gpus-per-worker`. The leases end with the job.",
+            example="hvlaunch --lease-gpus -np 16 -H 'gpu[1-8]' python train.py",
+            excludes="leases",
+        ),
+        Option(
+            "lease_slots",
+            ("--lease-slots",),
+            "the same for hosts without GPUs, of N slots each",
+            Value(("N",), values.positive),
+            field="leases.slots",
+            default="GPUs, with `--lease-gpus`",
+            more="All users of a host take the same `N`.",
+            example="hvlaunch --lease-slots 64 -np 128 -H 'cpu[1-8]' python train.py",
+            excludes="leases",
+        ),
+        Option(
+            "wait",
+            ("--wait",),
+            "wait until enough GPUs or slots are free",
+            field="leases.wait",
+            more="Without it the job ends with exit code 75, and says who has them.",
+            example="hvlaunch --lease-gpus --wait -np 16 -H 'gpu[1-8]' python train.py",
+        ),
+        Option(
+            "fair_wait",
+            ("--fair-wait",),
+            "time after which the job that has waited longest comes first",
+            values.SECONDS,
+            field="leases.fair_wait",
+            more="From then on no other job leases on its hosts. Until then any job takes what it needs.",
+        ),
+        Option(
+            "lease_directory",
+            ("--lease-directory",),
+            "directory of the locks on each host",
+            Value(("DIR",), values.not_empty, path="hosts"),
+            field="leases.directory",
+            more="All users of a host take the same.",
         ),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, UnknownOption, split
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
-from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, LeaseOptions, MPIOptions, SSHOptions
 
 __all__ = [
     "HELP_HINT",
@@ -310,6 +310,8 @@ def default_of(option: Option) -> Any:
     if not option.field:
         return False if option.value is None and option.constant is True else None
     name = option.field.rpartition(".")[2]
+    if option.part == "leases":  # a named tuple, which costs less at each start
+        return LeaseOptions._field_defaults[name]
     (field,) = (field for field in dataclasses.fields(_PARTS[option.part]) if field.name == name)
     return None if field.default is dataclasses.MISSING else field.default
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
-from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, PROGRAMS
+from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, LEASES, PROGRAMS
 from hvlaunch.cli.options.files import CONTAINERS, ENVIRONMENT, FILES
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import (
@@ -779,6 +779,7 @@ _CONTROLLER = OptionGroup(
 GROUPS = (
     _HOSTS,
     BINDING,
+    LEASES,
     _WORKERS,
     FILES,
     PROGRAMS,

@@ -293,6 +293,8 @@ class HostLink:
         self.hello: Mapping[str, Any] = {}
         """The first frame to its agent."""
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
+        self.held: Callable[[Mapping[str, Any]], None] = lambda _header: None
+        """Takes the agent's answers about leases."""
         self.pids: dict[tuple[int, int], int] = {}
         """The living workers, by slot and start."""
         self._errands: HostErrands | None = None
@@ -547,6 +549,8 @@ class HostLink:
                 self._post_event(on.MasterPort(name, header["port"], tuple(header.get("more", ()))))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
+            case "held":
+                self.held(header)
             case "errand":
                 self.errands.obey(header, body)
             case "pong":

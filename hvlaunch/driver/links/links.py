@@ -85,7 +85,12 @@ class HostLinks:
         self._call, self._results = calls
         own_pythons = frozenset(host.python for host in spec.hosts if host.python is not None)
         self._program = AgentProgram(
-            config, spec.remote_python, own_pythons, binds=spec.is_bound, container=_container(spec)
+            config,
+            spec.remote_python,
+            own_pythons,
+            binds=spec.is_bound,
+            leases=spec.leases is not None,
+            container=_container(spec),
         )
 
     def __getitem__(self, host: str) -> HostLink:

@@ -117,6 +117,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     # The library by name: its text is the driver's own, and no host can put words into a message.
     "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),
     "master_port": Form(optional=("more",), port=PORT, more=several(PORT, MOST_PORTS)),
+    "held": Form(names=several(_NAME, 1 << 10), cause=or_null(_CAUSE)),
     "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),
     "relay": Choice(
         "what",
@@ -186,7 +187,7 @@ class Expected:
         self._stdin: Counter[int] = Counter()
         """Bytes of stdin sent, by slot."""
         self._taken: Counter[int] = Counter()
-        self._starts = self._ports = self._workers = 0
+        self._starts = self._ports = self._workers = self._holds = self._held = 0
         self._is_ending = False
         self._output = 0
         self._acknowledged = 0
@@ -209,6 +210,8 @@ class Expected:
                 self._probes[target] = addresses.union(new), answers + len(new) + 1
             case "start":
                 self._starts += 1
+            case "hold":
+                self._holds += 1
             case "stdin":
                 self._stdin[header["slot"]] += len(body)
             case "ack":
@@ -270,6 +273,10 @@ class Expected:
                 self._ports += 1
                 if self._ports > self._starts or self._asked["elastic"] is None:
                     raise BadFrame("a port that was not asked for")
+            case "held":
+                self._held += 1
+                if self._held > self._holds:
+                    raise BadFrame("a frame of type held that was not asked for")
             case "stdin_taken":
                 self._check_taken(header["slot"], header["bytes"])
             case "relay":

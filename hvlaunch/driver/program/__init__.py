@@ -48,14 +48,18 @@ class AgentProgram:
         own_pythons: Container[str] = frozenset(),
         *,
         binds: bool = False,
+        leases: bool = False,
         container: Mapping[str, Any] | None = None,
     ) -> None:
-        """`binds`: the agent needs the module for --bind. `container` has the options of agent/container.py; None without one."""
+        """`binds`: the agent needs the module for --bind; `leases`: that for --lease-gpus.
+
+        `container` has the options of agent/container.py; None without one.
+        """
         self.config = config
         self.container = container
         self._python = python
         self._own_pythons = own_pythons
-        self._binds = binds
+        self._more = (*(_BINDING if binds else ()), *(_LEASES if leases else ()))
         self._making = Lock()
         self._packed: dict[tuple[bool, bool], bytes] = {}
         self._rare = b""
@@ -118,7 +122,7 @@ class AgentProgram:
         if self._has_files(host, is_here):
             return b""
         with self._making:
-            self._rare = self._rare or rare_modules(binds=self._binds)
+            self._rare = self._rare or rare_modules(self._more)
             return self._rare
 
     def carrier(self, host: Host, scratch: str, limit: float) -> tuple[str, bytes]:
@@ -158,6 +162,8 @@ _WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosi
 _WARM = ("warm", "binding")
 _BINDING = ("binding",)
 """Needed by jobs that bind their workers: sent with the rare ones."""
+_LEASES = ("leases",)
+"""Needed by jobs with leases, likewise."""
 _RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _TIGHT, _QUICK = 6, 1
@@ -241,9 +247,9 @@ def _boot() -> str:
     return _text(Path(agent.__file__).with_name("boot.py"))
 
 
-def rare_modules(*, binds: bool = False) -> bytes:
-    """Return the agent's rarely used modules, in the form for agent/boot.py; with `binds` the module for --bind too."""
-    return _packed(_texts((*_RARE, *_BINDING) if binds else _RARE), _TIGHT)
+def rare_modules(more: Sequence[str] = ()) -> bytes:
+    """Return the agent's rarely used modules and `more`, in the form for agent/boot.py."""
+    return _packed(_texts((*_RARE, *more)), _TIGHT)
 
 
 def carrier(scratch: str) -> bytes:

@@ -27,6 +27,7 @@ int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) { *device = (nvmlDevice_t)&gpus[index]; return 0; }
 int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) { snprintf(name, length, "GPU %d", device->number); return 0; }
+int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) { snprintf(uuid, length, "GPU-%d", device->number); return 0; }
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) { memory->total = 80ull << 30; memory->free = 79ull << 30; memory->used = 1ull << 30; return 0; }
 int nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) { if (device->number) return 3; rates->gpu = 97; rates->memory = 5; return 0; }
 int nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power) { *power = 345678; return 0; }

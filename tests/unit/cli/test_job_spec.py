@@ -131,6 +131,7 @@ def test_everything_said_arrives(here):
             "bind",
             "gpus_per_worker",
             "pool",
+            "leases",
             "call",
             "roles",
             "role_limit",

@@ -16,11 +16,17 @@ from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.pages.documents import options_page as page
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
-from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, MPIOptions, SSHOptions
+from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, LeaseOptions, MPIOptions, SSHOptions
 
 ROOT = Path(__file__).parents[3]
 OPTIONS = [option for group in GROUPS for option in group.options]
-PARTS = {"console": ConsoleOptions, "elastic": ElasticOptions, "mpi": MPIOptions, "ssh": SSHOptions}
+PARTS = {
+    "console": ConsoleOptions,
+    "elastic": ElasticOptions,
+    "leases": LeaseOptions,
+    "mpi": MPIOptions,
+    "ssh": SSHOptions,
+}
 DECIDED_BY_CODE = {
     "roles", "role_limit", "end_with_role", "console.labels",
     "command", "hosts", "force_slots", "allocation", "cwd", "env", "setup", "container", "sync", "bring", "collect", "templates", "options",  # from several options, the environment, the scheduler
@@ -65,9 +71,11 @@ def test_a_long_name_with_one_dash_stands_behind_that_with_two():
 
 def fields_of_job_spec():
     names = {field.name for field in dataclasses.fields(JobSpec)} - PARTS.keys()
-    return names | {
-        f"{part}.{field.name}" for part, cls in PARTS.items() for field in dataclasses.fields(cls)
+    fields = {
+        part: getattr(cls, "_fields", None) or [field.name for field in dataclasses.fields(cls)]
+        for part, cls in PARTS.items()
     }
+    return names | {f"{part}.{name}" for part, parts in fields.items() for name in parts}
 
 
 def ids(option):
@@ -180,7 +188,14 @@ def test_every_field_of_a_job_is_set_by_one_option_or_by_code():
     "option", [option for option in OPTIONS if option.field and not option.convert], ids=ids
 )
 def test_the_default_is_the_fields_own(option):
-    spec = JobSpec(command=(), hosts=(), cwd="", elastic=ElasticOptions(min_np=1), mpi=MPIOptions())
+    spec = JobSpec(
+        command=(),
+        hosts=(),
+        cwd="",
+        elastic=ElasticOptions(min_np=1),
+        mpi=MPIOptions(),
+        leases=LeaseOptions(),
+    )
     value = spec
     for name in option.field.split("."):
         value = getattr(value, name)

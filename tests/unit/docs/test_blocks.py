@@ -14,10 +14,12 @@ import pytest
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
+from hvlaunch.cli.hosts.gpus import GPU_OPTIONS
 from hvlaunch.cli.hosts.hosts import hosts_parser
 from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
 from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser
 from hvlaunch.cli.spec import first_round, job_spec
@@ -115,6 +117,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             job([*words[3:], "true"], environ)
         elif words[0] == "doctor":  # as above
             job([*(word for word in words[1:] if word != "--json"), "true"], environ)
+        elif list(words[:2]) == ["hosts", "-H"]:  # which would connect
+            parse([*words[1:], "--", "true"], (*GROUPS, GPU_OPTIONS), environ=environ)
         elif words[0] == "hosts":
             hosts_parser().parse_args(words[1:])
         elif words[0] == "rerun" and len(words) > 1:  # options of a job follow

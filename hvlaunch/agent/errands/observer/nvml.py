@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-__all__ = ["Library", "NoGpus"]
+__all__ = ["Library", "NoGpus", "NvmlError"]
 
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons. Idle clocks and clocks that an administrator has set are no fault,
 # so their bits are left out.
@@ -182,6 +182,19 @@ class Library:
         """Read a number; None if this GPU lacks it."""
         number = kind()
         return int(number.value) if self._tries(function, device, *more, byref(number)) else None
+
+    def read_one(self, index: int) -> Dict[str, Any]:
+        """Return the figures of a GPU. Raises NvmlError."""
+        return self._device(index, self._devices[index])
+
+    def uuids(self) -> List[str]:
+        """Return the names of all GPUs for CUDA_VISIBLE_DEVICES. Raises NvmlError."""
+        names = []
+        for device in self._devices:
+            uuid = ctypes.create_string_buffer(_NAME)
+            self._call("nvmlDeviceGetUUID", device, uuid, c_uint(_NAME))
+            names.append(uuid.value.decode("ascii", "replace"))
+        return names
 
     def _call(self, function: str, *arguments: Any) -> None:
         """Call a function. Raises NvmlError, also if an old library lacks the function."""

@@ -145,6 +145,7 @@ def test_show_config_prints_a_file_with_the_same_settings(here):
         "--per-host",
         "--ready-url",
         "--in-container",
+        "--lease-gpus",
     }
     words = [word for line in lines if line[0] not in skipped for word in line]
     options = parse([*words, "--show-secrets", "--show-config", "python", "-c", "it's \x7f \x01 ü"])

@@ -1,0 +1,191 @@
+"""`hvlaunch hosts -H HOSTS`: the GPUs of hosts that several users share, and whose they are."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.cli.arguments import Answered, options_of_word
+from hvlaunch.cli.options import Option, OptionGroup, values
+from hvlaunch.cli.options.settings import Options
+from hvlaunch.cli.options.table import GROUPS, SSH
+from hvlaunch.cli.process import complain, print_answer
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.console.lines import visible_line
+from hvlaunch.console.printer import Printer
+from hvlaunch.console.status import count, duration
+from hvlaunch.errors import Problem
+from hvlaunch.job import JobSpec, LeaseOptions
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["GPU_OPTIONS", "gpu_table", "run_gpus_command"]
+
+GPU_OPTIONS = OptionGroup(
+    "hosts",
+    (
+        Option("json", ("--json",), "an object for each host, on its own line", source="command line"),
+        Option("watch", ("--watch",), "go on until Ctrl-C", source="command line"),
+        Option("max_idle", ("--max-idle",), "mark leases that are idle for longer", values.SECONDS),
+    ),
+)
+_TAKEN = frozenset(
+    [
+        *(option.name for option in (*SSH.options, *GPU_OPTIONS.options)),
+        *("hosts", "hostfile", "no_scheduler", "start_timeout", "lease", "lease_directory", "lease_slots"),
+        *("config_file", "profile", "isolated", "command", "quiet", "verbose"),
+    ]
+)
+_HEAD = ("HOST", "GPU", "USER", "JOB", "FOR", "USE", "MEMORY", "IDLE")
+_EVERY = 2.0
+_LAST_WORDS = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+_GB = 1e9
+
+
+def run_gpus_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the words behind `hosts` with hosts among them; return the exit code. Raises HvlaunchError."""
+    groups = (*GROUPS, GPU_OPTIONS)
+    try:
+        options = options_of_word("hosts", argv, environ, _TAKEN, warn=complain, groups=groups)
+    except Answered as answer:
+        return print_answer(answer.text)
+    given = {"lease_directory", "lease_slots"}
+    names = {name: settings for name, settings in options.settings.items() if name not in given}
+    spec, warnings = job_spec(Options(names, groups, is_marked=True), environ)
+    for warning in () if options.quiet else warnings:
+        complain(f"warning: {warning}")
+    leases = LeaseOptions(**options.fields("leases"))
+    return _Screen(spec, leases, options).run()
+
+
+class _Screen:
+    """Shows the newest states of the hosts."""
+
+    def __init__(self, spec: JobSpec, leases: LeaseOptions, options: Options) -> None:
+        self._spec = spec
+        self._options = options
+        self._is_watching = bool(options.watch)
+        self._arguments = {
+            "directory": leases.directory,
+            "slots": leases.slots,
+            "every": _EVERY if self._is_watching else None,
+            "watch": self._is_watching,
+        }
+        self._states: dict[str, Mapping[str, Any]] = {}
+        self._changed = threading.Condition()
+
+    def run(self) -> int:
+        """Visit the hosts; return the exit code."""
+        from hvlaunch.gloo.visit import visit_hosts  # noqa: PLC0415 (errors come first)
+
+        printer = Printer(sys.stderr.buffer, sys.stderr.buffer, options=self._spec.console)
+        problems: Mapping[str, Problem] = {}
+        try:
+            problems = visit_hosts(self._spec, printer, self._look)
+        except KeyboardInterrupt:
+            if not self._is_watching:
+                raise
+        finally:
+            printer.status(None)
+            printer.close(_LAST_WORDS)
+        code = self._show() if self._states and not self._is_watching else 0
+        for text in dict.fromkeys(map(str, problems.values())):
+            complain(text)
+        return code or next((problem.exit_code for problem in problems.values()), 0)
+
+    def _look(self, link: "HostLink", _facts: "HostFacts") -> None:
+        """Raises HostError."""
+        from hvlaunch.gloo.leasing import Looks  # noqa: PLC0415 (as above)
+
+        looks = Looks(link, self._arguments, self._changed)
+        state = None
+        try:
+            while (state := looks.wait_after(state)) is not None:
+                with self._changed:
+                    self._states[link.host.name] = state
+                    if not self._is_watching:
+                        return
+                    self._show()
+        finally:
+            looks.errand.stop()
+
+    def _show(self) -> int:
+        states = {
+            host.name: self._states[host.name] for host in self._spec.hosts if host.name in self._states
+        }
+        if self._options.json:
+            lines = [json.dumps({"host": name, **state}) for name, state in states.items()]
+            return print_answer("".join(f"{line}\n" for line in lines))
+        table = gpu_table(states, time.time(), self._options.given.get("max_idle"))
+        return print_answer(f"{_CLEAR if self._is_watching and sys.stdout.isatty() else ''}{table}")
+
+
+def gpu_table(states: Mapping[str, Mapping[str, Any]], now: float, max_idle: float | None = None) -> str:
+    """Return a table of GPUs or slots by states of the errand `leases`, and a line about those that are idle for too long."""
+    rows: list[tuple[str, ...]] = [_HEAD]
+    idle: list[str] = []
+    for host, state in states.items():
+        for unit in state["units"]:
+            rows.append(_row(host, unit, state["at"]))
+            holder = unit["holder"]
+            if holder and max_idle is not None and (_idle(holder, state["at"]) or 0.0) > max_idle:
+                idle.append(f"{host} {unit['index']} of {holder['user']}")
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
+    lines = ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]]).rstrip() for row in rows]
+    units = [unit for state in states.values() for unit in state["units"]]
+    lines.append(f"free: {sum(unit['is_free'] for unit in units)} of {len(units)}")
+    tickets = {
+        (ticket["since"], ticket["job"], ticket["user"])
+        for state in states.values()
+        for ticket in state["tickets"]
+    }
+    lines += [
+        f"waits for {duration(max(0.0, now - since))}: {visible_line(user)}, job {visible_line(job)}"
+        for since, job, user in sorted(tickets)
+    ]
+    if idle:
+        lines.append(
+            f"idle for more than {duration(max_idle or 0.0)}: {count(len(idle), 'lease')}: {', '.join(map(visible_line, idle))}"
+        )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _idle(holder: Mapping[str, Any], now: float) -> float | None:
+    return None if holder["busy_at"] is None else max(0.0, now - holder["busy_at"])
+
+
+def _row(host: str, unit: Mapping[str, Any], now: float) -> tuple[str, ...]:
+    holder = unit["holder"]
+    since = idle = ""
+    user, job = "free", ""
+    if holder is not None:
+        user, job = holder["user"], holder["job"] or "?"
+        since = "" if holder["since"] is None else duration(max(0.0, now - holder["since"]))
+        seconds = _idle(holder, now) if unit["memory_total"] else None
+        idle = "" if seconds is None else f"{seconds / 60:.0f} min"
+    strangers = [
+        process for process in unit["processes"] if holder is None or process["user"] != holder["user"]
+    ]
+    if strangers:
+        first = strangers[0]
+        words = f"{first['command']} (pid {first['pid']}) of {first['user']}"
+        user, job = (user, f"{job}, and {words}") if holder else ("outside hvlaunch", words)
+    elif holder is None and not unit["is_free"]:
+        user = "memory in use"
+    has_gpu = unit["memory_total"] > 0
+    cells = (
+        host,
+        str(unit["index"]),
+        user,
+        job,
+        since,
+        f"{unit['utilization']:.0%}" if has_gpu else "",
+        f"{unit['memory_used'] / _GB:.0f}/{unit['memory_total'] / _GB:.0f} GB" if has_gpu else "",
+        idle,
+    )
+    return tuple(map(visible_line, cells))

@@ -1,0 +1,363 @@
+"""Leases of a job's GPUs or slots: taken on all hosts or not at all, after each host's agent has answered."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.errands.leases import STATE
+from hvlaunch.agent.leases import TAKEN, TICKET
+from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.console.status import duration
+from hvlaunch.driver.links.errands import Errand, Limits
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import events as on
+from hvlaunch.errors import HostError, HostFault, LeaseImpossible, LeasesTaken
+from hvlaunch.hosts.leases import Holder, HostOffer, Ticket, choose, first_claim, offer_of
+from hvlaunch.hosts.parse import host_set
+from hvlaunch.job import JobSpec, LeaseOptions
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["JobLeases", "Looks", "holders", "units_noun"]
+
+_NO_LIMITS = Limits(seconds=None, memory=None, output=None)
+_LONGEST_LINE = 1 << 20
+_FIRST_LOOK = 60.0
+"""Seconds for the first look at a host's GPUs: NVIDIA's library may hang."""
+_TOLD_EVERY = 20.0
+"""Seconds between words to the engine that the host still waits, less than its patience."""
+_AGAIN = 0.2
+_ATTEMPTS = 3
+"""Tries without --wait: another job may be giving its leases back, since it got too few."""
+_CLAIMS_EVERY = 1.0
+"""Seconds between looks at claims, which begin with time alone."""
+_HINT = "hvlaunch hosts -H HOSTS, or --lease-slots N for hosts without GPUs"
+_SHOWN = 6
+"""Holders in a message."""
+
+
+class Looks:
+    """States of a host from its errand `leases`. `changed` is notified of each new state, and of the end."""
+
+    def __init__(self, link: "HostLink", arguments: Mapping[str, Any], changed: threading.Condition) -> None:
+        """Raises ErrandFailed."""
+        self.state: Mapping[str, Any] | None = None
+        self.problem: HostError | None = None
+        self._host = link.host.name
+        self._data = b""
+        self._changed = changed
+        self.errand = link.errands.start("leases", arguments, _NO_LIMITS, on_data=self._add, on_end=self._end)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the host can't be used."""
+        return self.problem is not None or (self.state is not None and self.state["cause"] is not None)
+
+    def wait_after(self, shown: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Wait for another state than this, and return it; None at the end of the errand. Raises HostError."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.state is not shown or self.problem is not None or self.errand.has_ended
+            )
+            if self.problem is not None:
+                raise self.problem
+            if self.state is not None and self.state["cause"] is not None:
+                raise HostError(self.state["cause"], host=self._host)
+            return None if self.state is shown else self.state
+
+    def _add(self, data: bytes) -> None:
+        *lines, self._data = (self._data + data).split(b"\n")
+        with self._changed:
+            for line in lines:
+                try:
+                    state = loads(line.decode("ascii"))
+                except (ValueError, RecursionError):
+                    state = None
+                if not STATE(state):
+                    self.problem = HostError("its list of leases makes no sense", host=self._host)
+                else:
+                    self.state = state
+            if len(self._data) > _LONGEST_LINE:
+                self.problem = HostError("its list of leases has no end", host=self._host)
+                self._data = b""
+            self._changed.notify_all()
+
+    def _end(self, errand: Errand) -> None:
+        with self._changed:
+            try:
+                errand.result()
+            except HostError as error:
+                self.problem = self.problem or error
+            self._changed.notify_all()
+
+
+class _Host:
+    """A host whose agent is there."""
+
+    def __init__(
+        self, link: "HostLink", facts: "HostFacts", looks: Looks, changed: threading.Condition
+    ) -> None:
+        self.name = link.host.name
+        self.most = link.host.slots
+        self.looks = looks
+        # The same for all users, whatever names they have for it.
+        self.order = facts.boot_id or "", self.name
+        self._link = link
+        self._changed = changed
+        self.tickets: list[str] = []
+        """The job's ticket, while it has one here."""
+        self.cause: str | None = None
+        self._answers: list[Mapping[str, Any]] = []
+        link.held = self._answer
+
+    def _answer(self, header: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._answers.append(header)
+            self._changed.notify_all()
+
+    def hold(self, directory: str, names: Sequence[str], note: Mapping[str, Any]) -> bool:
+        """Have the agent hold exactly these; return False if it can't, or is lost. `cause` then has its words, if any."""
+        with self._changed:
+            self._answers.clear()
+            self._link.send(
+                {"type": "hold", "directory": directory, "names": [*names], "note": dumps(dict(note))}
+            )
+            self._changed.wait_for(lambda: self._answers or self.looks.problem is not None)
+            self.cause = self._answers[0]["cause"] if self._answers else None
+            return bool(self._answers) and self._answers[0]["names"] == sorted(names)
+
+
+class JobLeases:
+    """The leases of a job. `about` has its id, and when it began; `say` prints a message.
+
+    `is_successor`: the leases of a killed driver may last as long as its agents.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        options: LeaseOptions,
+        about: Mapping[str, Any],
+        say: Callable[[str], None],
+        *,
+        is_successor: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._options = options._replace(wait=options.wait or is_successor)
+        self._job: str = about["id"]
+        self._since: float = about["began"]
+        self._say = (lambda _: None) if spec.console.quiet else say
+        self._changed = threading.Condition()
+        self._hosts: dict[str, _Host] = {}
+        self._gone: set[str] = set()
+        self._outcome: Mapping[str, tuple[str, ...]] | HostError | None = None
+        self._speaker = ""
+        """The host whose thread raises a problem of all hosts."""
+        self._is_begun = False
+        self._stage = "leases"
+        self._warned: set[str] = set()
+        self._per_worker = spec.gpus_per_worker or 1
+        self._workers = spec.np or sum(host.slots or 0 for host in spec.hosts)
+
+    def lease_host(self, link: "HostLink", facts: "HostFacts", ready: "Callable[[HostFacts], None]") -> None:
+        """Wait for the leases of all hosts, and call `ready` with this host's. For a thread of each host. Raises HostError."""
+        name = link.host.name
+        try:
+            ready(facts._replace(leased=self._leases_of(link, facts)))
+        except HostError:
+            self.drop(name)
+            raise
+
+    def drop(self, name: str) -> None:
+        """Do without a host that has failed."""
+        with self._changed:
+            self._gone.add(name)
+            self._changed.notify_all()
+
+    def watch(self, event: on.Event, actions: "Sequence[do.Action]", _now: float) -> None:
+        """Note hosts that fail before they come here; for the loop's thread."""
+        if isinstance(event, on.HostFailed | on.HostGone):
+            self.drop(event.host)
+        for action in actions:
+            if isinstance(action, do.Abandon):
+                self.drop(action.host)
+
+    def _leases_of(self, link: "HostLink", facts: "HostFacts") -> tuple[str, ...]:
+        options = self._options
+        arguments = {"directory": options.directory, "slots": options.slots, "watch": True, "every": None}
+        looks = Looks(link, arguments, self._changed)
+        try:
+            with self._changed:
+                self._hosts[link.host.name] = _Host(link, facts, looks, self._changed)
+                self._changed.notify_all()
+                if not self._is_begun:
+                    self._is_begun = True
+                    threading.Thread(target=self._run, name="leases", daemon=True).start()
+            self._wait(link, looks)
+        finally:
+            looks.errand.stop()
+        if isinstance(self._outcome, HostError):
+            # A problem of all hosts is told once.
+            if link.host.name == self._speaker:
+                raise self._outcome
+            return ()
+        return (self._outcome or {}).get(link.host.name, ())
+
+    def _wait(self, link: "HostLink", looks: Looks) -> None:
+        """Wait for the outcome. Raises HostError."""
+        limit = time.monotonic() + _FIRST_LOOK
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._outcome is not None or looks.is_over, _TOLD_EVERY)
+                if looks.problem is not None:
+                    raise looks.problem
+                if self._outcome is not None:
+                    return
+                if looks.state is not None and looks.state["cause"] is not None:
+                    raise HostError(looks.state["cause"], host=link.host.name, hint=_HINT)
+            if looks.state is None and time.monotonic() > limit:
+                raise HostError(f"its GPUs have not answered for {_FIRST_LOOK:.0f} s", host=link.host.name)
+            link.tell_preparing(self._stage)
+
+    def _run(self) -> None:
+        outcome: Mapping[str, tuple[str, ...]] | HostError
+        try:
+            outcome = self._lease()
+        except HostError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001 (the hosts' threads wait for the outcome)
+            outcome = HostFault(f"internal error: {type(error).__name__}: {error}", host="leases")
+        with self._changed:
+            self._speaker = next(
+                (host.name for host in self._spec.hosts if host.name not in self._gone), self._speaker
+            )
+            self._outcome = outcome
+            self._changed.notify_all()
+
+    def _lease(self) -> Mapping[str, tuple[str, ...]]:
+        """Take the leases. Without --wait, a few attempts allow for jobs that give theirs back. Raises HostError."""
+        attempts, is_queued = 0, False
+        while True:
+            offers, now = self._offers(), time.time()
+            total = sum(offer.room(len(offer.units), per_worker=self._per_worker) for offer in offers)
+            if total < self._workers:
+                raise LeaseImpossible(
+                    f"{self._wanted()} were asked for, and the hosts have room for {total} of {self._workers} workers"
+                )
+            since = self._since if is_queued else inf
+            claims = [first_claim(offer, self._job, since, self._options.fair_wait, now) for offer in offers]
+            open_to_us = [offer for offer, claim in zip(offers, claims, strict=True) if claim is None]
+            chosen = choose(open_to_us, self._workers, self._per_worker)
+            if chosen is not None and self._hold(chosen):
+                self._say(f"leases {self._wanted()}: {_counts(chosen)}")
+                return chosen
+            attempts += 1
+            first = next((claim for claim in claims if claim is not None), None)
+            shortage = self._shortage(offers, first, now)
+            if not self._options.wait and attempts >= _ATTEMPTS:
+                raise LeasesTaken(f"{self._wanted()} were asked for; {shortage}")
+            if self._options.wait and not is_queued:
+                is_queued = True
+                self._say(f"waits for {self._wanted()}; {shortage}")
+                self._stage = f"wait for {self._wanted()}"
+                self._place_tickets()
+            with self._changed:
+                self._changed.wait(_AGAIN if chosen is not None or not self._options.wait else _CLAIMS_EVERY)
+
+    def _wanted(self) -> str:
+        return units_noun(self._workers * self._per_worker, are_slots=self._options.slots is not None)
+
+    def _shortage(self, offers: Sequence[HostOffer], claim: Ticket | None, now: float) -> str:
+        free = sum(len(offer.free) for offer in offers)
+        total = sum(len(offer.units) for offer in offers)
+        words = holders(offers, now, are_slots=self._options.slots is not None)
+        first = f"; first claim: {claim.user}, job {claim.job}" if claim is not None else ""
+        return f"free: {free} of {total}{first}{f'; {words}' if words else ''}"
+
+    def _offers(self) -> list[HostOffer]:
+        """Wait until each host has shown what it has, or has failed."""
+        with self._changed:
+            names = [host.name for host in self._spec.hosts]
+            self._changed.wait_for(lambda: all(name in self._gone or self._has_shown(name) for name in names))
+            hosts = [self._hosts[name] for name in names if name not in self._gone]
+            return [offer_of(host.name, host.most, host.looks.state or {}) for host in hosts]
+
+    def _has_shown(self, name: str) -> bool:
+        host = self._hosts.get(name)
+        return host is not None and host.looks.state is not None
+
+    def _in_order(self) -> list[_Host]:
+        """Return the hosts in the order of all jobs: of two jobs, the first at a common host gets its leases."""
+        with self._changed:
+            hosts = [host for host in self._hosts.values() if host.name not in self._gone]
+        return sorted(hosts, key=lambda host: host.order)
+
+    def _hold(self, chosen: Mapping[str, tuple[str, ...]]) -> bool:
+        """Take these leases; give all back if a lease is missing."""
+        hosts = [host for host in self._in_order() if host.name in chosen]
+        if len(hosts) < len(chosen):
+            return False  # one has just failed
+        note = {"job": self._spec.name or self._job, "since": time.time()}
+        for index, host in enumerate(hosts):
+            if not host.hold(self._options.directory, [*chosen[host.name], *host.tickets], note):
+                cause = host.cause
+                for earlier in hosts[: index + 1]:
+                    earlier.hold(self._options.directory, earlier.tickets, note)
+                self._warn(host, cause)
+                return False
+        for host in self._in_order():
+            if host.tickets:
+                host.tickets = []
+                host.hold(self._options.directory, chosen.get(host.name, ()), note)
+        return True
+
+    def _place_tickets(self) -> None:
+        """Queue up on all hosts, in the order of leases. A host may refuse the ticket; the job waits without."""
+        note = {"job": self._job, "since": self._since}
+        for host in self._in_order():
+            tickets = [TICKET + self._job]
+            if host.hold(self._options.directory, tickets, note):
+                host.tickets = tickets
+            else:
+                self._warn(host, host.cause)
+
+    def _warn(self, host: _Host, cause: str | None) -> None:
+        """Tell once why leases of a host can't be had, other than for another job."""
+        if cause not in (None, TAKEN) and cause not in self._warned:
+            self._warned.add(str(cause))
+            self._say(f"warning: host {host.name}: leases: {cause}")
+
+
+def _counts(chosen: Mapping[str, tuple[str, ...]]) -> str:
+    return ", ".join(f"{len(names)} on {name}" for name, names in chosen.items())
+
+
+def units_noun(count: int, *, are_slots: bool) -> str:
+    """Return a number with its noun."""
+    noun = "slot" if are_slots else "GPU"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def holders(offers: Iterable[HostOffer], now: float, *, are_slots: bool) -> str:
+    """Return the holders of busy units in words."""
+    by_holder: dict[Holder, dict[str, int]] = {}
+    for offer in offers:
+        for unit in offer.units:
+            if unit.holder is not None:
+                counts = by_holder.setdefault(unit.holder, {})
+                counts[offer.host] = counts.get(offer.host, 0) + 1
+    words = [_words(holder, counts, now, are_slots=are_slots) for holder, counts in by_holder.items()]
+    more = f"; {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return "; ".join(words[:_SHOWN]) + more
+
+
+def _words(holder: Holder, counts: Mapping[str, int], now: float, *, are_slots: bool) -> str:
+    units = f"{units_noun(sum(counts.values()), are_slots=are_slots)} on {host_set(list(counts))}"
+    if holder.is_outside:
+        return f"{units}: outside hvlaunch, {holder.job} of {holder.user}"
+    since = "" if holder.since is None else f" for {duration(max(0.0, now - holder.since))}"
+    return f"{units}: {holder.user}, job {holder.job or '?'}{since}"

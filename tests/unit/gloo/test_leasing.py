@@ -1,0 +1,439 @@
+"""Leases of jobs of several users at once: the locks, the agents' processes and the jobs' threads are real, the connections are not."""
+
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from hvlaunch.agent.errands import leases as errand_module
+from hvlaunch.agent.leases import AgentLeases
+from hvlaunch.errors import HostError, HostLost, LeaseImpossible, LeasesTaken
+from hvlaunch.gloo.leasing import JobLeases
+from hvlaunch.job import Host, JobSpec, LeaseOptions
+
+PATIENCE = 60.0
+USERS = (3001, 3002, 3003, 3004) if os.geteuid() == 0 else (os.geteuid(),)
+
+
+class Facts(NamedTuple):
+    """As much of HostFacts as leases need."""
+
+    boot_id: str
+    leased: tuple[str, ...] | None = None
+
+
+class LeaseAgent:
+    """An agent's process, of some user: it holds what it is told, until it is killed or its driver is gone."""
+
+    def __init__(self, uid: int) -> None:
+        theirs, self._orders = os.pipe()
+        self._answers, answers = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            os.close(self._orders)
+            os.close(self._answers)
+            _be_agent(uid, theirs, answers)
+        os.close(theirs)
+        os.close(answers)
+        self._from = os.fdopen(self._answers)
+        self.is_dead = False
+
+    def ask(self, order: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        try:
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
+            line = self._from.readline()
+        except (OSError, ValueError):
+            return None
+        return dict(json.loads(line)) if line else None
+
+    def end(self, *, gently: bool) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        if not gently:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self._orders)
+        os.waitpid(self.pid, 0)
+
+
+def _be_agent(uid: int, orders: int, answers: int) -> None:
+    try:
+        # The pipes of agents that were forked before keep no descriptor of theirs open.
+        for path in Path("/proc/self/fd").iterdir():
+            if (fd := int(path.name)) > 2 and fd not in (orders, answers):
+                with suppress(OSError):
+                    os.close(fd)
+        if os.geteuid() == 0:
+            os.setgid(uid)
+            os.setuid(uid)
+        held = AgentLeases()
+        with os.fdopen(orders) as lines:
+            for line in lines:
+                os.write(answers, json.dumps(held.hold(json.loads(line))).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+class LookErrand:
+    """The errand `leases`, in a thread."""
+
+    def __init__(
+        self, arguments: Mapping[str, Any], on_data: Callable[[bytes], None], on_end: Callable[..., None]
+    ) -> None:
+        self._stop = threading.Event()
+        self.failure: HostError | None = None
+        self.has_ended = False
+        self._on_data, self._on_end = on_data, on_end
+        self._thread = threading.Thread(target=self._run, args=(arguments,), daemon=True)
+        self._thread.start()
+
+    def _run(self, arguments: Mapping[str, Any]) -> None:
+        stream = SimpleNamespace(
+            write=lambda data: None if self.has_ended else self._on_data(data),
+            wait=lambda _: self._stop.wait(0.02),
+        )
+        try:
+            errand_module.run(dict(arguments), stream)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 (as the runner of errands does)
+            self.fail(HostError(f"{type(error).__name__}: {error}", host="h"))
+        self.fail(None)
+
+    def fail(self, error: HostError | None) -> None:
+        if not self.has_ended:
+            self.has_ended, self.failure = True, error
+            self._stop.set()
+            self._on_end(self)
+
+    def result(self) -> object:
+        if self.failure is not None:
+            raise self.failure
+        return {}
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+class LeaseLink:
+    """A link to an agent, whose frames may be late."""
+
+    def __init__(self, host: Host, agent: LeaseAgent, rng: random.Random) -> None:
+        self.host = host
+        self.agent = agent
+        self.held: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self.errands = SimpleNamespace(start=self._start)
+        self.cut_until = 0.0
+        self.is_lost = False
+        self._rng = random.Random(rng.random())
+        self._errand: LookErrand | None = None
+        self.last: object = None
+        self._starting = threading.Lock()
+        self._frames: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        self._pump = threading.Thread(target=self._run, daemon=True)
+        self._pump.start()
+
+    def _start(
+        self, _name: str, arguments: Mapping[str, Any], _limits: object, *, on_data: Any, on_end: Any
+    ) -> LookErrand:
+        with self._starting:
+            if self.is_lost:
+                raise HostLost("lost", host=self.host.name)
+            self._errand = LookErrand(arguments, on_data, on_end)
+        return self._errand
+
+    def send(self, header: Mapping[str, Any]) -> None:
+        self._frames.put(header)
+
+    def tell_preparing(self, _stage: str) -> None:
+        pass
+
+    def lose(self) -> None:
+        """The driver gives the host up, or is killed."""
+        with self._starting:
+            self.is_lost = True
+        self._frames.put(None)
+        if self._errand is not None:
+            self._errand.fail(HostLost("lost", host=self.host.name))
+
+    def _run(self) -> None:
+        while (frame := self._frames.get()) is not None:
+            self._delay()
+            answer = None if self.is_lost else self.agent.ask(frame)
+            self._delay()
+            self.last = answer
+            if answer is None:
+                self.lose()
+                return
+            if not self.is_lost:
+                self.held(answer)
+
+    def _delay(self) -> None:
+        time.sleep(self._rng.random() * 0.003 + max(0.0, self.cut_until - time.monotonic()))
+
+
+class LeaseJob:
+    """A job: its leases, its agents, and what becomes of it."""
+
+    def __init__(
+        self, world: "SharedHosts", name: str, workers: int, uid: int, *, wait: bool, fair_wait: float = 600.0
+    ) -> None:
+        self.name = name
+        self.world = world
+        self.outcome: str = ""
+        self.leased: dict[str, tuple[str, ...]] = {}
+        self.took = 0.0
+        self.is_killed = False
+        self.spec = JobSpec(
+            command=("true",), hosts=tuple(Host(host) for host in world.hosts), cwd="/", np=workers
+        )
+        self.options = LeaseOptions(slots=world.slots, wait=wait, fair_wait=fair_wait)
+        self.links = [LeaseLink(host, LeaseAgent(uid), world.rng) for host in self.spec.hosts]
+        self._lock = threading.Lock()
+        self._left = len(self.links)
+        self._done = threading.Event()
+        self.said: list[str] = []
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        leases = JobLeases(self.spec, self.options, {"id": self.name, "began": time.time()}, self.said.append)
+        for link in self.links:
+            # Each host has a directory of its own, as a real one would.
+            single = _InDirectory(leases, self.world.hosts[link.host.name])
+            threading.Thread(target=self._take, args=(single, link), daemon=True).start()
+
+    def _take(self, leases: Any, link: LeaseLink) -> None:
+        def ready(facts: Facts) -> None:
+            with self._lock:
+                self.leased[link.host.name] = facts.leased or ()
+                self._left -= 1
+                if not self._left and not self.outcome:
+                    self._grant()
+
+        try:
+            leases.lease_host(link, Facts("boot"), ready)
+        except HostError as error:
+            with self._lock:
+                self._end(type(error).__name__)
+
+    def _grant(self) -> None:
+        """The lock is held."""
+        assert sum(map(len, self.leased.values())) == self.spec.np
+        # Workers of a killed agent have ended.
+        living = [link.host.name for link in self.links if not link.agent.is_dead]
+        units = [(host, unit) for host in living for unit in self.leased[host]]
+        self.took = time.monotonic() - self._began
+        self.outcome = "granted"
+        self.world.grant(self, units)
+        threading.Timer(self.world.rng.random() * 0.05, self.end).start()
+
+    def end(self, *, gently: bool = True) -> None:
+        with self._lock:
+            self._end(self.outcome or "killed", gently=gently)
+
+    def lose_host(self, link: LeaseLink) -> None:
+        """Kill a host's agent; the workers end with it."""
+        with self._lock:
+            self.world.release(self)
+            link.agent.end(gently=False)
+        link.lose()
+
+    def _end(self, outcome: str, *, gently: bool = True) -> None:
+        if self._done.is_set():
+            return
+        self.outcome = outcome
+        self.world.release(self)
+        for link in self.links:
+            link.lose()
+        # Each agent learns of it in its own time.
+        for link in self.world.rng.sample(self.links, len(self.links)):
+            time.sleep(self.world.rng.random() * 0.005)
+            link.agent.end(gently=gently)
+        self._done.set()
+
+    def wait(self) -> None:
+        is_over = self._done.wait(PATIENCE)
+        assert is_over, (
+            f"{self.name} has no end; {self.outcome!r} {self.said} {[link.last for link in self.links]}"
+        )
+
+
+class _InDirectory:
+    """Leases as one host has them: its agent and its errand see the host's own directory."""
+
+    def __init__(self, leases: JobLeases, directory: str) -> None:
+        self._leases = leases
+        self._directory = directory
+
+    def lease_host(self, link: LeaseLink, facts: Any, ready: Any) -> None:
+        start, ask = link.errands.start, link.agent.ask
+        link.errands.start = lambda name, arguments, limits, **calls: start(
+            name, {**arguments, "directory": self._directory}, limits, **calls
+        )
+        link.agent.ask = lambda order: ask({**order, "directory": self._directory})  # type: ignore[method-assign]
+        self._leases.lease_host(link, facts, ready)  # type: ignore[arg-type]
+
+
+class SharedHosts:
+    """Hosts that users share."""
+
+    def __init__(self, place: Path, seed: int, hosts: int, slots: int) -> None:
+        self.rng = random.Random(seed)
+        self.slots = slots
+        self.hosts = {f"h{number}": str(place / f"h{number}") for number in range(hosts)}
+        for path in map(Path, self.hosts.values()):
+            path.mkdir(parents=True)
+            path.chmod(0o1777)  # here, since threads share a umask
+        self._lock = threading.Lock()
+        self._granted: dict[tuple[str, str], str] = {}
+        self.double: list[str] = []
+
+    def grant(self, job: LeaseJob, units: list[tuple[str, str]]) -> None:
+        with self._lock:
+            for unit in units:
+                if unit in self._granted:
+                    self.double.append(f"{unit} of {self._granted[unit]} was granted to {job.name}")
+                self._granted[unit] = job.name
+
+    def release(self, job: LeaseJob) -> None:
+        with self._lock:
+            self._granted = {unit: name for unit, name in self._granted.items() if name != job.name}
+
+    def leaked(self) -> list[str]:
+        """Return locks and tickets that somebody still holds."""
+        states = {
+            host: errand_module._LeaseLook(place, self.slots).state() for host, place in self.hosts.items()
+        }
+        return [
+            f"{host}: {unit['name']} of {unit['holder']}"
+            for host, state in states.items()
+            for unit in state["units"]
+            if not unit["is_free"]
+        ] + [f"{host}: {ticket}" for host, state in states.items() for ticket in state["tickets"]]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that other users can get to: those of pytest are closed now and then."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+def play(place: Path, seed: int) -> Counter[str]:
+    """Play a random schedule of jobs, kills and cuts; return how the jobs have ended."""
+    world = SharedHosts(place, seed, hosts=4, slots=3)
+    rng = world.rng
+    jobs = [
+        LeaseJob(
+            world,
+            f"job{seed}-{number}",
+            rng.choice([1, 2, 3, 5, 8, 12, 13]),
+            rng.choice(USERS),
+            wait=rng.random() < 0.7,
+            fair_wait=rng.choice([0.05, 600.0]),
+        )
+        for number in range(rng.randrange(2, 6))
+    ]
+    for job in jobs:
+        time.sleep(rng.random() * 0.03)
+        job.start()
+        if rng.random() < 0.3:
+            rng.choice(job.links).cut_until = time.monotonic() + rng.random() * 0.2
+        victim = rng.choice(jobs)
+        if victim.outcome == "" and rng.random() < 0.25 and hasattr(victim, "_began"):
+            victim.is_killed = True
+            if rng.random() < 0.5:
+                victim.end(gently=rng.random() < 0.5)
+            else:
+                victim.lose_host(rng.choice(victim.links))
+    for job in jobs:
+        job.wait()
+    assert world.double == []
+    assert world.leaked() == []
+    for job in jobs:
+        expected = {"granted"} if job.options.wait else {"granted", LeasesTaken.__name__}
+        if job.spec.np == 13:
+            expected = {LeaseImpossible.__name__}
+        if job.is_killed:
+            expected |= {
+                "granted",
+                "killed",
+                HostLost.__name__,
+                LeaseImpossible.__name__,
+                LeasesTaken.__name__,
+            }
+        assert job.outcome in expected, (job.name, job.outcome, job.said)
+    return Counter(job.outcome for job in jobs)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_schedules_give_no_unit_twice_and_leak_no_lock(place: Path, seed: int) -> None:
+    play(place / "hosts", seed)
+
+
+@pytest.mark.long
+def test_a_thousand_random_schedules(place: Path) -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in range(1000, 2000):
+        outcomes += play(place / str(seed), seed)
+    assert outcomes["granted"] > 1000
+    assert all(outcomes[name] > 30 for name in ("killed", "LeasesTaken", "LeaseImpossible", "HostLost"))
+
+
+def test_a_large_job_is_not_starved_by_small_ones(place: Path) -> None:
+    """Small jobs follow each other so closely that the hosts are never free at once; after its wait the large one is next."""
+    world = SharedHosts(place / "hosts", 1, hosts=2, slots=2)
+    count = 24
+    small = [
+        LeaseJob(world, f"small{number}", 1, USERS[0], wait=True, fair_wait=0.5) for number in range(count)
+    ]
+    large = LeaseJob(world, "large", 4, USERS[-1], wait=True, fair_wait=0.5)
+    for job in small[:6]:
+        job.start()
+    large.start()
+    for job in small[6:]:
+        time.sleep(0.08)
+        job.start()
+    large.wait()
+    assert large.outcome == "granted"
+    after = sum(not job.outcome for job in small)
+    for job in small:
+        job.wait()
+    assert world.double == []
+    assert 0.0 < large.took < 5.0
+    assert after > 0
+
+
+def test_a_waiting_job_names_the_holders_and_its_leases(place: Path) -> None:
+    world = SharedHosts(place, 2, hosts=2, slots=2)
+    first = LeaseJob(world, "first", 3, USERS[0], wait=False)
+    second = LeaseJob(world, "second", 2, USERS[-1], wait=True)
+    third = LeaseJob(world, "third", 2, USERS[-1], wait=False)
+    world.rng.random = lambda: 10.0  # type: ignore[method-assign] # the first job runs until it is told to end
+    first.start()
+    while first.outcome != "granted":
+        time.sleep(0.01)
+    second.start()
+    third.start()
+    third.wait()
+    while not second.said:
+        time.sleep(0.01)
+    world.rng.random = lambda: 0.0  # type: ignore[method-assign]
+    first.end()
+    second.wait()
+    assert (first.outcome, second.outcome, third.outcome) == ("granted", "granted", "LeasesTaken")
+    assert first.said == ["leases 3 slots: 2 on h0, 1 on h1"]
+    assert second.said[0].startswith("waits for 2 slots; free: 1 of 4; ")
+    assert "job first for" in second.said[0]
+    assert second.said[1:] == ["leases 2 slots: 2 on h0"]
