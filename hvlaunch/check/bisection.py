@@ -94,7 +94,7 @@ class Bisection:
             return self._conclude("nothing", (), 1 - 0.5**runs)
         if self._rounds == 1:
             if len(self._hosts) == 1:
-                return self._conclude("host", self._hosts, 1 - _OTHER)
+                return self._conclude("everything", self._hosts, 1 - _OTHER)
             return tuple((host,) for host in self._hosts)
         if not self._bad and (bad := [host for host in self._left if self._failed({host})]):
             self._bad = bad

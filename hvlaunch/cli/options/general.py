@@ -215,8 +215,13 @@ JOB_WORDS = {
         ),
         JobWord(
             "check",
-            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [OPTIONS] [COMMAND]",
+            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [--deep] [OPTIONS] [COMMAND]",
             "compare hosts before a job, and name what would stop or slow it; starts nothing",
+        ),
+        JobWord(
+            "bisect",
+            "[-H HOSTS | --hostfile FILE] [--repeat N] [--seconds S] [--json] [OPTIONS] -- COMMAND",
+            "run a failing command on sets of hosts, until one host or one link explains all results",
         ),
         JobWord(
             "practise",

@@ -77,6 +77,7 @@ def test_nothing_wrong_and_everything_wrong() -> None:
     nothing = search(names(16), lambda _: False, repeats=5)
     assert nothing[:2] == ("nothing", ())
     assert nothing.confidence == pytest.approx(1 - 0.5**5)
+    assert search(["a"], lambda _: True).cause == "everything"
     everything = search(names(16), lambda _: True)
     assert everything[:2] == ("everything", tuple(names(16)))
 
