@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Examination", "Gathering"]
+__all__ = ["Examination", "Gathering", "python_of"]
 
 _LIMITS = Limits(seconds=40.0, memory=None, output=1 << 20)
 _PATIENCE = 20.0
@@ -103,7 +103,7 @@ class Examination:
         return {
             "directory": facts.directory or spec.cwd,
             "scratch": facts.scratch,
-            "program": _python_of(spec),
+            "program": python_of(spec),
             "script": _script_of(spec),
             "address": facts.peer_address,
             "env": dict(spec.env),
@@ -149,7 +149,7 @@ class JobCheck:
                     self._say(f"warning: {host_set(hosts)}: {finding.subject}: {visible_line(finding.text)}")
 
 
-def _python_of(spec: JobSpec) -> str | None:
+def python_of(spec: JobSpec) -> str | None:
     """Return the command's Python: the command itself, or the one that a script or torchrun would start."""
     first, *_ = spec.command
     return first if "python" in PurePath(first).name else workers_python(spec)

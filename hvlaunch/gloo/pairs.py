@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Pairs"]
+__all__ = ["Pairs", "read_answer"]
 
 _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _LONGEST_LINE = 1 << 20
@@ -86,7 +86,7 @@ class Pairs:
 
     def _measure(self, name: str, facts: "HostFacts", errand: Errand) -> None:
         lines = chain.from_iterable(lines_of(errand, 1.0, _LONGEST_LINE))
-        listening = _read(errand, lines, PORTS)
+        listening = read_answer(errand, lines, PORTS)
         low, high = self._ephemeral
         self._ephemeral = min(low, listening["low"]), max(high, listening["high"])
         self._places[name] = {
@@ -116,7 +116,7 @@ class Pairs:
             return {}
         dials = [{"name": target, **self._places[target], **how} for target in targets]
         errand.write(dumps(dials).encode("ascii") + b"\n")
-        answers = _read(errand, lines, MEASURES)
+        answers = read_answer(errand, lines, MEASURES)
         return {
             (name, target): Measure(
                 frozenset(self._places[target]["ports"]),
@@ -127,8 +127,8 @@ class Pairs:
         }
 
 
-def _read(errand: Errand, lines: Iterable[str], shape: Callable[[Any], bool]) -> Any:
-    """Return the next line. Raises ErrandFailed."""
+def read_answer(errand: Errand, lines: Iterable[str], shape: Callable[[Any], bool]) -> Any:
+    """Return the next line of an errand, if it has this shape. Raises ErrandFailed."""
     for line in lines:
         value = loads(line)
         if shape(value):

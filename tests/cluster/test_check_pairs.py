@@ -95,3 +95,15 @@ def test_fault_of_the_network_is_named(
 
 def test_good_network_has_no_finding(cluster: TestHosts) -> None:
     assert check(cluster) == (0, [])
+
+
+@pytest.mark.long
+def test_deep_check_names_a_slow_host(cluster: TestHosts) -> None:
+    """Three hosts, so three rounds: an odd number leaves one without a partner in each."""
+    slow(cluster)
+    words = ["check", "--json", "--deep", "-H", "a,b,c", sys.executable]
+    result = cluster.driver.run([sys.executable, "-m", "hvlaunch", *words], timeout=300)
+    findings = json.loads(result.stdout)["findings"]
+    [finding] = [finding for finding in findings if finding["subject"] in ("all_reduce", "matmul")]
+    assert (finding["host"], finding["level"], finding["subject"]) == ("c", "warning", "all_reduce")
+    assert "for the fastest pairs" in finding["text"]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["run_check_command"]
 
 _USAGE = """\
-usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE]
+usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [--deep]
                       [options of a job] [COMMAND [ARG ...]]
 
 Compare hosts, and name each fault with its host and what to do about it: `check` before the line of a job is enough.
@@ -40,12 +40,14 @@ COMMAND is not started; its Python and its script are looked at. The exit code i
   --html FILE             write a page with a column for each host
   --expect FILE           values that are good, as TOML: torch = "2.6.0", memory = { min = "500G" }
   --write-hostfile FILE   write a hostfile of the hosts without errors, with slots and addresses
+  --deep                  multiply matrices, and sum over pairs of hosts, by the job's Python with torch
 """
 _FILE = Value(("FILE",), completion="file")
 _OWN = OptionGroup(
     "check",
     (
         Option("json", ("--json",), "an object for programs", source="command line"),
+        Option("deep", ("--deep",), "run pieces of training", source="command line"),
         Option("html", ("--html",), "write a page", _FILE, source="command line"),
         Option("expect", ("--expect",), "values that are good", _FILE, source="command line"),
         Option("write_hostfile", ("--write-hostfile",), "write a hostfile", _FILE, source="command line"),
@@ -76,7 +78,7 @@ def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
     expectations = _expectations(options.given.get("expect"))
-    comparison = _examined(spec)
+    comparison = _examined(spec, is_deep="deep" in options.given)
     findings = [*comparison.findings, *unexpected(expectations, comparison.values)]
     return _report(comparison._replace(findings=findings), options)
 
@@ -94,32 +96,37 @@ def _expectations(path: str | None) -> list[Expectation]:
         raise BadUsage(f"{path}: {error}", hint='lines such as torch = "2.6.0"') from None
 
 
-def _examined(spec: JobSpec) -> Comparison:
-    from hvlaunch.gloo.examination import Examination  # noqa: PLC0415 (errors come first)
+def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
+    from hvlaunch.gloo.deep import Deep  # noqa: PLC0415 (as below)
+    from hvlaunch.gloo.examination import Examination, python_of  # noqa: PLC0415 (errors come first)
     from hvlaunch.gloo.pairs import Pairs  # noqa: PLC0415 (as above)
     from hvlaunch.gloo.visit import visit_hosts  # noqa: PLC0415 (as above)
 
     examination = Examination(spec)
-    pairs = Pairs([host.name for host in spec.hosts], spec.worker_ports or ())
+    names = [host.name for host in spec.hosts]
+    pairs = Pairs(names, spec.worker_ports or ())
+    deep = Deep(names, python_of(spec) or "python3", dict(spec.env), spec.cwd) if is_deep else None
+    gatherings = [examination.gathering, pairs.gathering, *([deep.gathering] if deep is not None else [])]
 
     def work(link: "HostLink", facts: "HostFacts") -> None:
         try:
             examination.examine(link, facts)
+            pairs.measure(link, facts)
+            if deep is not None:
+                deep.measure(link, facts)
         except HostError:
-            pairs.gathering.leave(link.host.name)
+            gone(link.host.name)
             raise
-        pairs.measure(link, facts)
 
     def gone(name: str) -> None:
-        examination.gathering.leave(name)
-        pairs.gathering.leave(name)
+        for gathering in gatherings:
+            gathering.leave(name)
 
     with closing(Printer(sys.stderr.buffer, sys.stderr.buffer, options=spec.console)) as printer:
         problems = visit_hosts(spec, printer, work, gone)
     findings = [_finding(name, problem) for name, problem in problems.items()]
-    return Comparison(
-        spec.hosts, CHECKS, examination.values, [*findings, *examination.findings(), *pairs.findings()]
-    )
+    findings += [*examination.findings(), *pairs.findings(), *(deep.findings() if deep is not None else ())]
+    return Comparison(spec.hosts, CHECKS, examination.values, findings)
 
 
 def _finding(host: str, problem: Problem) -> Finding:
