@@ -57,6 +57,7 @@ EXIT_NOT_WRITTEN = 74
 """EX_IOERR of sysexits.h."""
 EXIT_TOO_FEW = 75
 EXIT_HUNG = 76
+EXIT_NO_PROGRESS = 77
 
 _SHOWN = 100
 """Maximum number of characters of a quoted word."""
@@ -200,17 +201,19 @@ class JobHung(HvlaunchError):
 class GaveUp(HvlaunchError):
     """The rounds of an elastic job fail, and no worker is known as the cause.
 
-    All `restarts` are used up, or the workers failed `times` in a row without progress.
+    All `restarts` are used up, or the workers failed `times` in a row without progress, mostly those of a `suspect`.
     """
 
     exit_code = 1
-    """1: the workers failed."""
+    """1: the workers failed; 77 if they did so again and again without progress."""
 
-    def __init__(self, *, restarts: int | None = None, times: int = 0) -> None:
+    def __init__(self, *, restarts: int | None = None, times: int = 0, suspect: str | None = None) -> None:
         if restarts is not None:
             super().__init__(f"no restart is left (--max-restarts {restarts})")
         else:
-            super().__init__(f"the workers failed {times} times in a row without progress")
+            first = "" if suspect is None else f", mostly those on host {suspect}"
+            super().__init__(f"the workers failed {times} times in a row without progress{first}")
+            self.exit_code = EXIT_NO_PROGRESS
 
 
 class BadEnvironment(BadUsage):

@@ -145,6 +145,8 @@ class NoProgress(NamedTuple):
     """So many rounds in a row failed before their workers made progress."""
 
     times: int
+    suspect: str | None = None
+    """The host with most of the first failures; None if no host has two."""
 
 
 class StartsFailed(NamedTuple):

@@ -209,6 +209,8 @@ class Engine:
                 if isinstance(event, on.DriverReplaced):
                     # A successor opens these connections itself, from the beginning.
                     self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
+            case on.StepReached(number):
+                self._rounds.note_step(number)
             case on.MasterPort(name, port, more):
                 host = self._pool.get(name)
                 if host is not None and host.facts is not None:

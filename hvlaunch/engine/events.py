@@ -40,6 +40,7 @@ __all__ = [
     "RendezvousReached",
     "Sign",
     "StacksTaken",
+    "StepReached",
     "ThreadFailed",
     "Tick",
     "UserSignal",
@@ -352,6 +353,16 @@ class WorkerBeat(NamedTuple):
     """True if its training is done."""
 
 
+class StepReached(NamedTuple):
+    """A worker has reported a step beyond those of all rounds before, or has begun its steps anew within the round.
+
+    Only the first of each round is an event: more would fill the journal.
+    """
+
+    round: int
+    step: int
+
+
 class Interrupted(NamedTuple):
     """The user or the environment ends the job: SIGINT, SIGTERM, SIGHUP, or SIGPIPE of the console."""
 
@@ -439,6 +450,7 @@ Event = (
     | WorkerAlone
     | WorkerAsked
     | WorkerBeat
+    | StepReached
     | Interrupted
     | UserSignal
     | JobHangs

@@ -14,7 +14,7 @@ from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import AT_ONCE, InvalidTransition, WorkerState, gently, passing_on
-from hvlaunch.errors import GaveUp, Problem
+from hvlaunch.errors import EXIT_NO_PROGRESS, GaveUp, Problem
 from hvlaunch.job import JobResult, JobSpec, WorkerExit
 
 __all__ = ["AT_WORK", "WITH_WORKERS", "Ending", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
@@ -58,6 +58,9 @@ def outcome(
         code, failure = failed.exit_code if failed is not None else 0, failed
         if failed is not None and failed.stopped and first is not None:
             code = first.exit_code  # the signal was ours
+        # A scheduler may start the job again for other codes.
+        if isinstance(ending.cause, NoProgress | StartsFailed) and code != 0:
+            code = EXIT_NO_PROGRESS
     return JobResult(
         exit_code=code,
         elapsed=elapsed,
@@ -74,8 +77,8 @@ def _gave_up(ending: Ending) -> Problem | None:
     match ending.cause:
         case RestartsUsedUp(limit):
             return GaveUp(restarts=limit).problem
-        case NoProgress(times):
-            return GaveUp(times=times).problem
+        case NoProgress(times, suspect):
+            return GaveUp(times=times, suspect=suspect).problem
         case _:
             return None
 

@@ -16,7 +16,7 @@ from hvlaunch.engine.forming import in_order
 from hvlaunch.engine.health import Health
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Ending, Lifecycle, Phase
 from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
-from hvlaunch.engine.round import FRUITLESS_IN_A_ROW, Round, RoundState, may_be_consequence
+from hvlaunch.engine.round import STARTS_IN_A_ROW, Round, RoundState, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerTrigger, gently
@@ -32,6 +32,8 @@ _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
 _QUOTED = 200
 """Longest quotation of a worker's own words, in characters."""
+_WITHOUT_PROGRESS = (why.NoCommit, why.JobHung, why.NotMet, why.WorkerHangs)
+"""Causes with seconds in which nothing was done."""
 _CONNECT_COOLDOWN = (5.0, 300.0)
 """Bounds for discovered hosts, which may still boot."""
 
@@ -229,8 +231,8 @@ class Policy:
             return []
         current.convict(cause)
         actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
-        if actions:
-            self._restarts.gained()
+        if actions and self._is_first_exclusion(cause.host):
+            self._restarts.remedied()
         return actions
 
     def _finish(self, elastic: ElasticOptions, now: float) -> Decision:
@@ -264,7 +266,7 @@ class Policy:
             return Decision(self.exclude(host, why.WorkersFail(_ended(exit_)), now))
         # A running round does not need this slot, so the job may wait for it without end.
         is_needed = self._round is None or self._round.state is RoundState.BROKEN
-        if is_needed and cooldown.count >= FRUITLESS_IN_A_ROW:
+        if is_needed and cooldown.count >= STARTS_IN_A_ROW:
             return Decision(failed, Ending(failure=exit_, cause=why.StartsFailed(cooldown.count)))
         return Decision(failed)
 
@@ -394,15 +396,22 @@ class Policy:
             return Decision()
         is_news = current.state is not RoundState.BROKEN
         # A lost host says nothing about the workers, so its round counts neither way.
-        fruitful = current.is_fruitful(now) or (None if problem is not None else False)
+        fruitful = current.is_fruitful(now)
+        has_progressed = self._has_progressed(current, cause, now, is_own=host is not None)
         excluded: list[Action] = []
         is_culprit = current.fail(cause, host=host, is_host_lost=problem is not None)
         if is_culprit and host is not None and isinstance(cause, why.WorkerEnded | why.WorkerHangs):
-            excluded = self._strike(host, cause, now, fruitful=bool(fruitful))
+            excluded = self._strike(host, cause, now, fruitful=fruitful)
         if not is_news:
             return Decision(excluded)
-        # An exclusion is progress in itself: the next round runs without the bad host.
-        limit = self._restarts.failed(now, fruitful=bool(excluded) or fruitful)
+        # A lost host says nothing about the workers, so its round counts neither way. The same holds for an exclusion: the
+        # next round runs without the bad host. A host that comes back and is excluded again is no news.
+        is_neutral = problem is not None or (bool(excluded) and self._is_first_exclusion(host))
+        if host is None and isinstance(cause, why.NotMet) and len(cause.hosts) == 1:
+            host = cause.hosts[0]
+        limit = self._restarts.failed(
+            now, fruitful=has_progressed or (None if is_neutral else False), host=host
+        )
         if limit is not None:
             if self._elastic is None:
                 return Decision((), Ending(error=problem))
@@ -410,6 +419,19 @@ class Policy:
                 excluded[1:], Ending(error=problem, cause=limit)
             )  # its stops, which are under way
         return Decision([*self._rounds.break_off(cause, now), *excluded])
+
+    def _has_progressed(self, current: Round, cause: why.Cause, now: float, *, is_own: bool) -> bool:
+        """True if the failed round brought the job on. `is_own`: a worker failed by itself, and not for its peers."""
+        reports = self._rounds.forming.sees_commits or self._rounds.reports_steps
+        # Workers that report neither commits nor steps have only the time: a crash at the start comes early.
+        if reports and (is_own or isinstance(cause, why.NoCommit | why.JobHung)):
+            return current.has_progressed
+        idle = cause.seconds if isinstance(cause, _WITHOUT_PROGRESS) else None
+        return current.is_fruitful(now, lost=idle or 0.0)
+
+    def _is_first_exclusion(self, host: str | None) -> bool:
+        excluded = None if host is None else self._pool.get(host)
+        return excluded is not None and excluded.cooldown.count <= 1
 
     # Hosts
 

@@ -5,7 +5,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.lifecycle import Ending
 from hvlaunch.engine.pool import Pool, gone_unasked
-from hvlaunch.engine.round import FRUITFUL, Restarts
+from hvlaunch.engine.round import FRUITFUL, STARTS_IN_A_ROW, Restarts
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker, gently
@@ -57,7 +57,7 @@ class RolePolicies:
 
     def _failed(self, unit: range, exit_: WorkerExit, now: float) -> list[Action] | Ending:
         """Stop the other workers of the unit, to start all of them again; or end the job after too many failures."""
-        counts = self._counts.setdefault(unit, Restarts(self._spec.role_limit))
+        counts = self._counts.setdefault(unit, Restarts(self._spec.role_limit, STARTS_IN_A_ROW))
         began = self._began.get(unit, self._workers.began_at or now)
         limit = counts.failed(now, fruitful=now - began >= FRUITFUL)
         if limit is not None:

@@ -22,6 +22,7 @@ __all__ = [
     "FRUITFUL",
     "FRUITLESS_IN_A_ROW",
     "ROUND_TRANSITIONS",
+    "STARTS_IN_A_ROW",
     "Hold",
     "Restarts",
     "Round",
@@ -75,40 +76,60 @@ def _weight(end: WorkerExit) -> int:
 
 FRUITFUL = 15.0
 """Seconds after which a round counts as fruitful even without a commit."""
-FRUITLESS_IN_A_ROW = 5
+FRUITLESS_IN_A_ROW = 3
+STARTS_IN_A_ROW = 5
+"""Failures of a slot's workers before they ask for a place, and of a role's restarts, which begin after a delay."""
 
 
 class Restarts:
     """Counts failures that led to another round, within --restart-window. In a static job none does."""
 
-    def __init__(self, options: ElasticOptions | RestartLimit | None) -> None:
+    def __init__(
+        self, options: ElasticOptions | RestartLimit | None, most_fruitless: int = FRUITLESS_IN_A_ROW
+    ) -> None:
+        self._most_fruitless = most_fruitless
         self._limit = 0 if options is None else options.max_restarts
         self._window = 0.0 if options is None else options.restart_window
         self._failed: deque[float] = deque()
-        self._fruitless = 0
+        self._suspects: list[str | None] = []
+        """Host of the first failure of each fruitless round in a row, if known."""
 
     @property
     def fruitless(self) -> int:
         """Number of failures in a row before which there was no progress."""
-        return self._fruitless
+        return len(self._suspects)
 
     def gained(self) -> None:
-        """Note a fruitful round, or a late remedy for the last failure."""
-        self._fruitless = 0
+        """Note a fruitful round."""
+        self._suspects.clear()
 
-    def failed(self, now: float, *, fruitful: bool | None) -> RestartsUsedUp | NoProgress | None:
-        """Count a failure, and return why the job ends, if it does. `fruitful` is None if unknown."""
+    def remedied(self) -> None:
+        """Note a late remedy for the last failure: the next round runs without its host."""
+        del self._suspects[-1:]
+
+    def failed(
+        self, now: float, *, fruitful: bool | None, host: str | None = None
+    ) -> RestartsUsedUp | NoProgress | None:
+        """Count a failure, which began at `host`, and return why the job ends, if it does.
+
+        `fruitful` is None if the failure says nothing about progress.
+        """
         # The oldest failure is at the left.
         while self._failed and now - self._failed[0] > self._window:
             self._failed.popleft()
         self._failed.append(now)
-        if fruitful is not None:
-            self._fruitless = 0 if fruitful else self._fruitless + 1
+        if fruitful:
+            self.gained()
+        elif fruitful is not None:
+            self._suspects.append(host)
         if self._limit is not None and len(self._failed) > self._limit:
             return RestartsUsedUp(self._limit)
-        if self._fruitless >= FRUITLESS_IN_A_ROW:
-            return NoProgress(self._fruitless)
-        return None
+        times = len(self._suspects)
+        if times < self._most_fruitless:
+            return None
+        hosts = [name for name in self._suspects if name is not None]
+        suspect = max(hosts, key=hosts.count, default="")
+        return NoProgress(times, suspect if hosts.count(suspect) > 1 else None)
 
 
 class RoundState(Enum):
@@ -183,6 +204,8 @@ class Round:
         self.alone: dict[int, str] = {}
         """Library of each rank that never met others."""
         self._first_commit = self.commit = commit
+        self.has_stepped = False
+        """True if its workers have reported a new step."""
 
     @property
     def state(self) -> RoundState:
@@ -285,11 +308,16 @@ class Round:
         self.commit = max(self.commit, commit)
         return is_news
 
-    def is_fruitful(self, now: float) -> bool:
-        """True if the round made progress, as far as is known by now."""
+    @property
+    def has_progressed(self) -> bool:
+        """True if its workers have reported a new commit or step."""
+        return self.commit > self._first_commit or self.has_stepped
+
+    def is_fruitful(self, now: float, *, lost: float = 0.0) -> bool:
+        """True if the round made progress, as far as is known by now. `lost` seconds of it passed without any."""
         # Later commits belong to workers that had not heard of the break.
         until = now if self._broken_at is None else self._broken_at
-        return self.commit > self._first_commit or until - self.started_at >= FRUITFUL
+        return self.has_progressed or until - self.started_at - lost >= FRUITFUL
 
     @property
     def never_started(self) -> tuple[int, ...]:

@@ -56,6 +56,8 @@ class Rounds:
         self.forming: Forming = FreshWorkers(spec, pool, self.workers, self._starter, waits, self.stacks)
         self.round: Round | None = None
         self.restarts = Restarts(spec.elastic)
+        self.reports_steps = False
+        """True once a worker has reported a step."""
         self._number = 0
         self._plan: Plan | None = None
         self._is_short_told = False
@@ -151,6 +153,12 @@ class Rounds:
     def is_member(self, worker: Worker) -> bool:
         """True if the worker is in the current round, or was when it was stopped."""
         return self.round is not None and worker.round == self.round.number
+
+    def note_step(self, number: int) -> None:
+        """Note that workers of this round report new steps."""
+        self.reports_steps = True
+        if self.round is not None and self.round.number == number:
+            self.round.has_stepped = True
 
     # The next round
 
@@ -251,11 +259,13 @@ class Rounds:
             self._waits.begin(Wait.COMMIT, None, now, self._elastic.commit_timeout or inf)
             self._waits.begin(Wait.HOLD, None, now + self._hold.seconds)
         if before is not None:
+            has_failed = before.state is RoundState.BROKEN
             before.leave(now)
             self.round.inherit(before)
             # A worker that asked may report the commit before its beat did.
             before.committed(commit)  # who has asked may have told of it before its beat did
-            if before.is_fruitful(now):
+            # A failure was judged when it came, by all but a commit that nobody had reported yet.
+            if before.has_progressed if has_failed else before.is_fruitful(now):
                 self.restarts.gained()
         self._number += 1
         return self.round

@@ -10,7 +10,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
-from hvlaunch.errors import GaveUp, JobHung
+from hvlaunch.errors import EXIT_NO_PROGRESS, GaveUp, JobHung
 from hvlaunch.hosts.parse import fold_hosts
 from hvlaunch.report.text import signal_name
 from hvlaunch.watch.milestones import assumed, starting
@@ -52,6 +52,8 @@ def sentence(fact: tell.Fact) -> str:
             return JobHung(seconds, text).cause
         case tell.JobGoingOn():
             return "the job is no longer hung, and continues"
+        case tell.JobEnding(why.NoProgress() | why.StartsFailed() as cause):
+            return f"the job ends: {because(cause)}; do not start it again unchanged (exit code {EXIT_NO_PROGRESS})"
         case tell.JobEnding(cause):
             return f"the job ends: {because(cause)}"
         case _:
@@ -203,8 +205,8 @@ def because(cause: why.Cause) -> str:
             return f"{workers} more worker" if workers == 1 else f"{workers} more workers"
         case why.RestartsUsedUp(limit):
             return GaveUp(restarts=limit).cause
-        case why.NoProgress(times):
-            return GaveUp(times=times).cause
+        case why.NoProgress(times, suspect):
+            return GaveUp(times=times, suspect=suspect).cause
         case why.StartsFailed(times):
             return f"the worker of a slot failed {times} times in a row before it got a rank"
 

@@ -15,7 +15,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.waits import Wait
-from hvlaunch.errors import ConnectFailed, HostFault, HostLost
+from hvlaunch.errors import EXIT_NO_PROGRESS, ConnectFailed, HostFault, HostLost
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 
@@ -249,6 +249,7 @@ class HostileGame:
                 host, slot, start, rng.randint(-1, 9), rng.random() < 0.2, round_, rng.random() < 0.2
             ),
             lambda: on.UserSignal(10),
+            lambda: on.StepReached(round_, rng.randint(0, 99)),
             lambda: on.JobHangs(60.0, (rng.randint(0, 9),), "x"),
             on.JobGoesOn,
             on.Tick,
@@ -379,4 +380,5 @@ class HostileGame:
             failure = result.failure
             assert failure is not None, f"code {result.exit_code} has no cause"
             assert (failure.code, failure.signal) in self._ends, f"no worker ended so: {failure}"
-            assert result.exit_code == (failure.code if failure.signal is None else 128 + failure.signal)
+            code = failure.code if failure.signal is None else 128 + failure.signal
+            assert result.exit_code in (code, EXIT_NO_PROGRESS)

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine.lifecycle import AT_WORK, Phase
+from hvlaunch.engine.round import FRUITLESS_IN_A_ROW
 from hvlaunch.engine.waits import Wait
 from hvlaunch.engine.workers import WorkerState
+from hvlaunch.errors import EXIT_NO_PROGRESS
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import JobResult
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Invariants"]
 
 _DRAIN_MARGIN = 6.0
-_MOST_EXCUSED = 4
+_MOST_EXCUSED = FRUITLESS_IN_A_ROW - 1
 
 
 class Invariants:
@@ -165,7 +167,7 @@ class Invariants:
             assert world.workers.ended_well, "it ended well, and no worker did"
         else:
             assert result.failure is not None
-            assert result.exit_code in world.workers.codes, "no worker ended so"
+            assert result.exit_code in world.workers.codes | {EXIT_NO_PROGRESS}, "no worker ended so"
             assert self.may_fail, "failures are to be made up for"
 
     @property

@@ -19,7 +19,7 @@ from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
 from hvlaunch.engine.pool import Pool, PoolHost
-from hvlaunch.engine.round import FRUITFUL, Hold, Restarts, Round
+from hvlaunch.engine.round import Hold, Restarts, Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import (
@@ -422,11 +422,8 @@ def old_failures_are_never_forgotten(patch: Patch) -> None:
     afterwards(patch, Restarts, "__init__", lambda _, self, _options: setattr(self, "_window", inf))
 
 
-def a_broken_round_goes_on_counting_its_time(patch: Patch) -> None:
-    def wrong(self, now):
-        return self.commit > self._first_commit or now - self.started_at >= FRUITFUL
-
-    patch.setattr(Round, "is_fruitful", wrong)
+def a_worker_that_ends_is_progress(patch: Patch) -> None:
+    patch.setattr(Round, "has_progressed", property(lambda self: bool(self.exits)))
 
 
 def a_victim_is_as_good_a_cause_as_any(patch: Patch) -> None:
@@ -599,7 +596,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("pool", a_new_order_of_the_list_is_ignored, "and listed as", 5),
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
-    ModuleBug("round", a_broken_round_goes_on_counting_its_time, "in a row made no progress", 108),
+    ModuleBug("round", a_worker_that_ends_is_progress, "in a row made no progress", 108),
     ModuleBug(
         "round", a_victim_is_as_good_a_cause_as_any, "a victim is named, and there was a cause", 14, "static"
     ),

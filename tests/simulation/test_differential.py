@@ -35,7 +35,7 @@ def a_cause_is_never_waited_for(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_restart_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restarts, "failed", lambda self, now, *, fruitful: None)
+    patch.setattr(Restarts, "failed", lambda self, now, *, fruitful, host=None: None)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,14 @@ class Observing:
         self._say = None if spec.elastic is None else say
         self._observers = Observers(lambda: links, ranks.rank_of, clock)
         self.clues = Clues(ranks.rank_of, tail, lambda: self.observation)
-        self.progress = Progress(rendezvous, lambda *worker: ranks.rank_of(*worker) is not None, clock)
+        self.progress = Progress(
+            rendezvous,
+            lambda *worker: ranks.rank_of(*worker) is not None,
+            clock,
+            # Only an elastic job has other rounds.
+            self._number_of_round if spec.elastic is not None else lambda: None,
+            lambda number, step: post(on.StepReached(number, step)),
+        )
         self.hang_watch = HangWatch(
             spec.hang_timeout,
             links,
@@ -274,6 +281,10 @@ class Observing:
         from hvlaunch.driver.observing.observation import Observation  # noqa: PLC0415 (for jobs that are watched)
 
         return Observation(self._observers, self._cwd, self._clock)
+
+    def _number_of_round(self) -> int | None:
+        current = self._engine.round
+        return None if current is None else current.number
 
     def take_stacks(self, request: StacksWanted) -> None:
         """Take the stacks of workers as requested, and pass them to its `answer`."""

@@ -48,6 +48,8 @@ class _Course:
     def __init__(self, report: Mapping[str, Any], now: float) -> None:
         self.step, self.total, self.metrics = _news(report)
         self.stepped_at = self.moved_at = now
+        self.round: int | None = None
+        """The newest round at its last report."""
         self.rate: float | None = None
         """Steps per second while the worker makes steps."""
 
@@ -75,17 +77,26 @@ class _Course:
 
 
 class Progress:
-    """Progress of all workers. For any thread; `exists` tells if a worker of this host, slot and start ever existed."""
+    """Progress of all workers. For any thread; `exists` tells if a worker of this host, slot and start ever existed.
+
+    `note_step` gets the newest round with its first new step; `round_of` returns that round's number.
+    """
 
     def __init__(
         self,
         server: RendezvousServer,
         exists: Callable[[str, int, int], bool],
         clock: Callable[[], float],
+        round_of: Callable[[], int | None] = lambda: None,
+        note_step: Callable[[int, int], None] = lambda _round, _step: None,
     ) -> None:
         self.server = server
         self.exists = exists
         self.clock = clock
+        self.round_of = round_of
+        self.note_step = note_step
+        self._best = self._noted = -1
+        """The highest step of all rounds, and the newest round with a new step."""
         self._courses: dict[_Worker, _Course] = {}
         self._lock = threading.Lock()
 
@@ -126,13 +137,24 @@ class Progress:
         # A worker can name any other in its key; unknown names would fill memory.
         if report is None or not self.exists(*worker):
             return
-        now = self.clock()
+        now, number, step = self.clock(), self.round_of(), report["step"]
         with self._lock:
             course = self._courses.get(worker)
+            # Steps that begin anew within a round are those of another epoch. In another round the worker has gone back.
+            is_new = step > self._best or (
+                course is not None and course.round == number and step < course.step
+            )
             if course is None:
-                self._courses[worker] = _Course(report, now)
+                course = self._courses[worker] = _Course(report, now)
             else:
                 course.go_on(report, now)
+            course.round = number
+            self._best = max(self._best, step)
+            is_first = is_new and number is not None and number > self._noted
+            if is_first and number is not None:
+                self._noted = number
+        if is_first and number is not None:
+            self.note_step(number, step)
 
 
 def _news(report: Mapping[str, Any]) -> tuple[int, int | None, Mapping[str, float | None]]:

@@ -79,8 +79,11 @@ class Restarts(Law):
     def _check_progress(self) -> None:
         """Check that no other round begins after too many in a row that failed without progress."""
         last = self.ledger.current
-        if last is not None and (self._has_excluded or last.is_fruitful(self.ledger.now)):
+        if last is not None and last.is_fruitful(self.ledger.now):
             self._fruitless = 0
+        # An exclusion counts neither way: the round after it may go better.
+        elif self._has_excluded:
+            pass
         elif last is not None and last.number in self._failed and last.number not in self._lost:
             self._fruitless += 1
         self._has_excluded = False

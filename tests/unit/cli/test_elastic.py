@@ -1,6 +1,7 @@
 """The flags of elastic jobs."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,38 @@ def test_a_dry_run_asks_the_script(tmp_path, capsys):
     script.write_text("#!/bin/sh\necho the cloud is closed >&2; exit 3\n")
     assert main([*flags, "--dry-run", "true"]) == 69
     assert "the cloud is closed" in capsys.readouterr().err
+
+
+def test_a_crash_loop_ends_with_the_suspect_and_a_code_of_its_own(tmp_path, capfd):
+    tries = tmp_path / "tries"
+    assert main(["--min-np", "1", "-np", "1", "sh", "-c", f"echo x >> {tries}; exit 3"]) == 77
+    assert tries.read_text() == "x\n" * 3
+    told = capfd.readouterr().err
+    assert (
+        "the job ends: the workers failed 3 times in a row without progress, mostly those on host localhost"
+        in told
+    )
+    assert "exit code 3" in told
+
+
+STEPS = """
+import os, pathlib, sys, time
+from hvlaunch.rendezvous import progress
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.telling import PROGRESS
+tries = pathlib.Path(sys.argv[1])
+tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+# Each try gets further than the one before.
+progress(len(tries.read_text()))
+client = Client.from_environment()
+while client.get(PROGRESS, os.environ["HVLAUNCH_WORKER"]) is None:
+    time.sleep(0.02)
+sys.exit(len(tries.read_text()) < 6)
+"""
+
+
+def test_a_job_with_new_steps_goes_further_than_three_failures(tmp_path):
+    script, tries = tmp_path / "train.py", tmp_path / "tries"
+    script.write_text(STEPS)
+    assert main(["--quiet", "--min-np", "1", "-np", "1", sys.executable, str(script), str(tries)]) == 0
+    assert tries.read_text() == "x" * 6

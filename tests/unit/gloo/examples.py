@@ -133,9 +133,9 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         {"kind": "restarts_used_up", "limit": 3},
     ),
     (
-        why.NoProgress(5),
-        "the workers failed 5 times in a row without progress",
-        {"kind": "no_progress", "times": 5},
+        why.NoProgress(3, "b"),
+        "the workers failed 3 times in a row without progress, mostly those on host b",
+        {"kind": "no_progress", "times": 3, "suspect": "b"},
     ),
     (
         why.StartsFailed(5),

@@ -72,10 +72,10 @@ def test_different_actions_are_reported() -> None:
 
 def test_an_action_of_another_class_is_different() -> None:
     """Named tuples are equal if their fields are."""
-    first, second = tell.JobEnding(why.NoProgress(5)), tell.JobEnding(why.StartsFailed(5))
+    first, second = tell.JobEnding(why.RestartsUsedUp(5)), tell.JobEnding(why.StartsFailed(5))
     assert first == second
     turn = journal.DecidedTurn(0.0, on.Tick(), (first,))
-    assert "the journal has JobEnding(cause=NoProgress(" in str(journal.Diverged(0, turn, [second]))
+    assert "the journal has JobEnding(cause=RestartsUsedUp(" in str(journal.Diverged(0, turn, [second]))
 
 
 @pytest.mark.parametrize(

@@ -194,3 +194,42 @@ def test_progress_does_nothing_outside_hvlaunch(monkeypatch: pytest.MonkeyPatch)
     before = threading.active_count()
     telling.progress(3, 10, loss=1.0)
     assert threading.active_count() == before
+
+
+def test_the_first_new_step_of_a_round_is_noted(server: RendezvousServer) -> None:
+    number: int | None = None
+    noted: list[tuple[int, int]] = []
+    progress = Progress(
+        server,
+        lambda *worker: worker in (A, B),
+        lambda: 100.0,
+        lambda: number,
+        lambda current, step: noted.append((current, step)),
+    )
+    progress.open()
+
+    def tell(step: int, worker: tuple[str, int, int] = A) -> None:
+        server.put(PROGRESS, "{}/{}/{}".format(*worker), json.dumps({"step": step}).encode())
+
+    tell(0)
+    assert noted == [], "no round has begun"
+    number = 0
+    for step in (1, 2, 50):
+        tell(step)
+    assert noted == [(0, 1)]
+    # The next round goes back to a checkpoint, and gets no further.
+    number = 1
+    for step in (40, 45, 50):
+        tell(step)
+        tell(step, B)
+    assert noted == [(0, 1)]
+    tell(51, B)
+    tell(52)
+    assert noted == [(0, 1), (1, 51)]
+    # Epochs that count from the beginning.
+    number = 2
+    tell(10)
+    assert noted == [(0, 1), (1, 51)], "a worker that goes back at the beginning of a round"
+    tell(30)
+    tell(3)
+    assert noted == [(0, 1), (1, 51), (2, 3)]

@@ -134,7 +134,7 @@ def test_workers_that_fail_at_every_start_wait_longer_and_then_end_the_job() -> 
     for host, slot in (("a", 0), ("b", 0), ("b", 1), ("c", 1)):
         history.exit(host, slot, None, 15)
     history.close()
-    assert history.result.exit_code == 3
+    assert history.result.exit_code == 77
 
 
 def test_a_worker_that_ran_for_a_while_starts_again_at_once() -> None:
