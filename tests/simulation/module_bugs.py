@@ -8,7 +8,18 @@ from typing import Any, Literal, NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
-from hvlaunch.engine import codec, engine, entries, forming, lifecycle, policy, rounds, workers
+from hvlaunch.engine import (
+    codec,
+    engine,
+    entries,
+    fabric,
+    forming,
+    lifecycle,
+    nccl,
+    policy,
+    rounds,
+    workers,
+)
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import round as round_module
@@ -194,6 +205,13 @@ def retry_and_continuation_change_places(patch: Patch) -> None:
     patch.setattr(tell, "HostNotUsable", _NotUsableWithoutRetry)
 
 
+# fabric
+
+
+def near_hosts_stay_apart(patch: Patch) -> None:
+    patch.setattr(fabric, "near_first", lambda hosts, _fabrics: list(hosts))
+
+
 # forming
 
 
@@ -304,6 +322,13 @@ def each_interrupt_begins_the_time_for_killing_anew(patch: Patch) -> None:
 
 def a_job_lasts_until_its_hosts_are_closed(patch: Patch) -> None:
     forgetting(patch, Lifecycle, "close", "_ended_at")
+
+
+# nccl
+
+
+def no_network_is_fast_enough(patch: Patch) -> None:
+    patch.setattr(nccl, "_FASTER", inf)
 
 
 # network
@@ -561,6 +586,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("events", a_beat_says_by_default_that_the_training_is_done, "the job never ends", 90),
     ModuleBug("facts", least_and_available_slots_change_places, "workers are not the least", 0),
     ModuleBug("facts", retry_and_continuation_change_places, "is no report of a host", 16),
+    ModuleBug("fabric", near_hosts_stay_apart, "near hosts have neighbouring ranks", 0, "stories"),
     ModuleBug("forming", the_oldest_commit_is_handed_over, "newest commit hands it over", 0, "stories"),
     ModuleBug("forming", the_root_has_the_oldest_commit, "the root has not the newest commit", 16),
     ModuleBug("forming", the_first_round_waits_for_nobody, "the first round does not wait for", 4),
@@ -581,6 +607,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
         0,
     ),
     ModuleBug("lifecycle", a_job_lasts_until_its_hosts_are_closed, "it lasted -", 2),
+    ModuleBug("nccl", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
     ModuleBug("network", answers_about_an_earlier_agent_count, "two agents of", 16),
     ModuleBug("network", findings_about_a_lost_host_stay, "nobody has reached", 44),
     ModuleBug("network", an_address_in_reach_of_one_host_is_enough, "and has not reached it", 0),

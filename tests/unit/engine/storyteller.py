@@ -109,6 +109,7 @@ def played(story: Story) -> Iterator[tuple[str, list[str]]]:
 def _namespace(teller: History | None) -> dict[str, Any]:
     names: dict[str, Any] = {**_NAMES, "signal": signal, "History": History, "spec": history.spec}
     names |= {"facts": history.facts, "ready": history.ready, "lost": history.lost, "hosts": history.hosts}
+    names["surveyed"] = history.surveyed
     for name in _MACROS:
         macro = getattr(elastic_history, name)
         first = (teller,) if name in ("arrive", "wire") else ()
@@ -191,6 +192,8 @@ def _facts(facts: events.HostFacts) -> str:
         for name in facts._fields
         if getattr(facts, name) != getattr(usual, name)
     ]
+    if facts.fabric is not None:
+        return f"surveyed({number})"
     return f"facts({', '.join([str(number), *changed])})"
 
 
@@ -208,6 +211,7 @@ def _network(network: actions.HostNetwork) -> str:
     words.append(
         "no rendezvous" if network.rendezvous is None else "rendezvous {}:{}".format(*network.rendezvous)
     )
+    words += [f"{name}={value}" for name, value in (network.variables or {}).items()]
     if network.hosts:
         words.append(
             "hosts " + " ".join(f"{host.name}={host.address}*{host.workers}" for host in network.hosts)

@@ -3,6 +3,7 @@
 After each test conftest.py replays the journals of its histories.
 """
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, TypeVar
@@ -45,6 +46,21 @@ def facts(number: int, **changes: object) -> on.HostFacts:
         "peer_address": f"10.0.0.{number}",
     }
     return on.HostFacts(**(values | changes))  # type: ignore[arg-type]
+
+
+def surveyed(number: int, nvlink: str | None = None) -> on.HostFacts:
+    """Return facts with the host's hardware: eth0 with 1 Gbit/s, and eth1 with 25 Gbit/s in 10.1.0.0/24."""
+    speeds = {"eth0": 1.0, "eth1": 25.0}
+    addresses = {name: f"10.{network}.0.{number}" for network, name in enumerate(speeds)}
+    usual = {"kind": "ethernet", "is_up": True, "mtu": 1500, "pci": ""}
+    interfaces = [
+        {**usual, "name": name, "speed": speed, "addresses": [f"{addresses[name]}/24"]}
+        for name, speed in speeds.items()
+    ]
+    fabric: dict[str, object] = {"adapters": [], "interfaces": interfaces, "variables": []}
+    survey: dict[str, object] = {"fabric": fabric, "nvlink": nvlink, "times": {}, "trials": []}
+    listed = {name: (address,) for name, address in addresses.items()}
+    return facts(number, addresses=listed, fabric=json.dumps(survey))
 
 
 def ready(name: str, number: int) -> list[on.Event]:

@@ -1,6 +1,5 @@
 """--nccl auto and --rank-order in the engine and on the way to the workers: variables, order, and what the user has set."""
 
-import json
 from typing import Any
 
 import pytest
@@ -12,39 +11,16 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.gloo.survey import Survey
-from tests.unit.gloo.elastic_history import elastic, wire
-from tests.unit.gloo.history import History, facts, spec
+from tests.unit.gloo.elastic_history import elastic
+from tests.unit.gloo.history import History, facts, spec, surveyed
 
 SOCKETS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-
-
-def survey(number: int, nvlink: str | None = None) -> str:
-    """The hardware of host 10.0.0.<number>: eth0 with 1 Gbit/s, and eth1 with 25 in 10.1.0.0/24."""
-    interfaces = [
-        {
-            "name": f"eth{network}",
-            "kind": "ethernet",
-            "is_up": True,
-            "mtu": 1500,
-            "speed": speed,
-            "pci": "",
-            "addresses": [f"10.{network}.0.{number}/24"],
-        }
-        for network, speed in ((0, 1.0), (1, 25.0))
-    ]
-    fabric = {"adapters": [], "interfaces": interfaces, "variables": []}
-    return json.dumps({"fabric": fabric, "nvlink": nvlink, "times": {}, "trials": []})
-
-
-def with_survey(number: int, nvlink: str | None = None) -> on.HostFacts:
-    addresses = {"eth0": (f"10.0.0.{number}",), "eth1": (f"10.1.0.{number}",)}
-    return facts(number, addresses=addresses, fabric=survey(number, nvlink))
 
 
 def start(job: History, nvlink: dict[str, str] | None = None) -> None:
     """Let the hosts get ready, and reach all addresses of each other."""
     for number, name in enumerate(job.names, 1):
-        arrive(job, name, with_survey(number, (nvlink or {}).get(name)))
+        arrive(job, name, surveyed(number, (nvlink or {}).get(name)))
 
 
 def arrive(job: History, name: str, its_facts: on.HostFacts) -> None:
@@ -58,41 +34,10 @@ def reach(job: History) -> None:
             job.play(on.HostProbed(probe.host, probe.target, address, probe.agent))
 
 
-def test_each_host_gets_the_variables_of_the_choice() -> None:
-    job = History(spec("a:1,b:1", nccl="auto"))
-    job.play(on.Began())
-    start(job)
-    assert [dict(order.network.variables or {}) for order in job.of(do.Start)] == [
-        dict.fromkeys(SOCKETS, "eth1")
-    ] * 2
-    (chosen,) = job.of(tell.NetworkChosen)
-    assert chosen.reasons[0] == "sockets use 10.1.0.0/24: 25 Gbit/s, and 1 in 10.0.0.0/24"
-    assert job.of(do.Start)[0].network.master_addr == "10.0.0.1"
-
-
-def test_other_addresses_are_awaited_for_a_moment() -> None:
-    job = History(spec("a:1,b:1", nccl="auto"))
-    job.play(on.Began())
-    for number, name in enumerate(job.names, 1):
-        its_facts = with_survey(number)
-        job.play(
-            on.HostConnected(name), on.HostReady(name, its_facts), on.RendezvousReached(name, "10.0.0.100")
-        )
-    wire(job)
-    assert not job.of(do.Start)
-    before = job.now
-    job.wait()
-    assert job.now - before <= 0.5
-    # Nothing is proven of eth1.
-    assert [dict(order.network.variables or {}) for order in job.of(do.Start)] == [
-        dict.fromkeys(SOCKETS, "eth0")
-    ] * 2
-
-
 def test_without_the_survey_of_a_host_all_is_as_usual() -> None:
     job = History(spec("a:1,b:1", nccl="auto", rank_order="fabric"))
     job.play(on.Began())
-    arrive(job, "a", with_survey(1))
+    arrive(job, "a", surveyed(1))
     arrive(job, "b", facts(2))
     if not job.of(do.Start):
         job.wait()
@@ -123,8 +68,8 @@ def test_an_elastic_job_keeps_the_order_and_a_new_host_joins_its_group() -> None
         job.beat(name, 0, 5)
     # e and d come, and c leaves: the others stay in their order.
     job.play(on.HostsDiscovered(spec("a:1,b:1,e:1,d:1").hosts))
-    arrive(job, "e", with_survey(5, "x"))
-    arrive(job, "d", with_survey(4, "y"))
+    arrive(job, "e", surveyed(5, "x"))
+    arrive(job, "d", surveyed(4, "y"))
     for name in "ed":
         job.ask(name, 0, -1)
     job.now += 10.0
