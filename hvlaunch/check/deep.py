@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from hvlaunch.check import Finding
+from hvlaunch.check import Check, Finding, Values
 
-__all__ = ["DeviceTimes", "SumOfGroup", "findings_of_groups", "findings_of_products", "next_groups"]
+__all__ = ["CHECKS", "DeviceTimes", "SumOfGroup", "findings_of_groups", "findings_of_products", "next_groups"]
 
 Group = tuple[str, ...]
 _SLOW_GPU, _SLOW_CPU = 1.4, 3.0
@@ -104,3 +104,16 @@ def findings_of_products(times: Mapping[str, DeviceTimes]) -> Iterator[Finding]:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
+
+
+def _slowest_product(values: Values) -> float | None:
+    return max(values["deep"]["matmul"], default=None)
+
+
+CHECKS = (
+    Check("matmul", _slowest_product, "a product of matrices on its slowest device in seconds", _ms),
+    Check(
+        "all_reduce", lambda values: values["deep"]["sum"], "an all_reduce with another host in seconds", _ms
+    ),
+)
+"""Lines of the table."""

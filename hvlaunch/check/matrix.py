@@ -1,12 +1,22 @@
 """Faults of a network, from measures between pairs of hosts. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from hvlaunch.check import Finding
+from hvlaunch.check import Check, Finding, Values
 
-__all__ = ["Measure", "NetworkFault", "Pair", "attribute", "find_faults", "findings_of_pairs", "partners"]
+__all__ = [
+    "CHECKS",
+    "Measure",
+    "NetworkFault",
+    "Pair",
+    "attribute",
+    "find_faults",
+    "findings_of_pairs",
+    "partners",
+    "values_of_pairs",
+]
 
 Pair = tuple[str, str]
 """A host that dials, and a host that listens."""
@@ -192,6 +202,17 @@ def findings_of_pairs(
     ]
 
 
+def values_of_pairs(measures: Mapping[Pair, Measure], hosts: Iterable[str]) -> dict[str, Values]:
+    """Return the medians of each host's pairs, for the table."""
+    values: dict[str, Values] = {}
+    for host in hosts:
+        of_host = [measure for pair, measure in measures.items() if host in pair]
+        rtts = [measure.rtt for measure in of_host if measure.rtt is not None]
+        rates = [measure.rate for measure in of_host if measure.rate is not None]
+        values[host] = {"rtt": median(rtts) if rtts else None, "rate": median(rates) if rates else None}
+    return values
+
+
 def _words(
     fault: NetworkFault, good: Sequence[Measure], ephemeral: tuple[int, int]
 ) -> tuple[Literal["error", "warning"], str, str, str]:
@@ -246,3 +267,10 @@ def _ms(seconds: float) -> str:
 def _rate(bytes_per_second: float) -> str:
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"  # noqa: PLR2004
+
+
+CHECKS = (
+    Check("latency", lambda values: values["pairs"]["rtt"], "median of its round trips in seconds", _ms),
+    Check("bandwidth", lambda values: values["pairs"]["rate"], "median of its streams in bytes/s", _rate),
+)
+"""Lines of the table. Faults between hosts are found by pairs, and not by a comparison of these."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.deep import OUTCOMES, PORTS
 from hvlaunch.agent.quick import dumps
-from hvlaunch.check import Finding
+from hvlaunch.check import Finding, Values
 from hvlaunch.check.deep import (
     DeviceTimes,
     Group,
@@ -81,6 +81,23 @@ class Deep:
             for note in dict.fromkeys(note for outcome in outcomes for note in outcome["notes"]):
                 findings.append(Finding(host, "warning", "nccl", note, "see NCCL's page on diagnostics"))
         return findings
+
+    def values(self) -> dict[str, Values]:
+        """Return values for the table, by host."""
+        return {
+            host: {"matmul": outcome["matmul"], "sum": self._last_sum(host), "nccl": outcome["nccl"]}
+            for host, outcome in self._alone.items()
+            if not outcome["error"]
+        }
+
+    def _last_sum(self, host: str) -> float | None:
+        sums = [
+            outcome["sum"]
+            for (_, name), outcomes in self._sums.items()
+            if name == host
+            for outcome in outcomes
+        ]
+        return next((seconds for seconds in reversed(sums) if seconds is not None), None)
 
     def measure(self, link: "HostLink", facts: "HostFacts") -> None:
         """Take part with one host, in its thread. Raises ErrandFailed."""

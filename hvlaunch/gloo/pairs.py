@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.pairs import MEASURES, PORTS
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.check import Finding
-from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners
+from hvlaunch.check import Finding, Values
+from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
 from hvlaunch.driver.links.errands import Errand, Limits, lines_of
 from hvlaunch.engine.network import candidates
 from hvlaunch.gloo.examination import Gathering
@@ -24,6 +24,7 @@ _LONGEST_LINE = 1 << 20
 _MOST_ADDRESSES = 4
 _STEP = 60.0
 """Seconds for a step."""
+_LONG = 3600.0
 # Seconds for connections, and from the first success on; bytes at a slow pace, the pace, bytes at full speed, seconds and tries for them.
 _FIRST = {
     "patience": 1.3,
@@ -61,12 +62,19 @@ class Pairs:
 
     def findings(self) -> list[Finding]:
         """Return the faults between the measured hosts."""
+        return findings_of_pairs(self._measures(), self._names, self._ephemeral)
+
+    def values(self) -> dict[str, Values]:
+        """Return values for the table, by host."""
+        return values_of_pairs(self._measures(), self._names)
+
+    def _measures(self) -> dict[Pair, Measure]:
         again = {
             pair: _best(self._first[pair], measure)
             for pair, measure in self._again.items()
             if pair in self._first
         }
-        return findings_of_pairs({**self._first, **again}, self._names, self._ephemeral)
+        return {**self._first, **again}
 
     def measure(self, link: "HostLink", facts: "HostFacts") -> None:
         """Measure from one host, in its thread, while the threads of the others do so. Raises ErrandFailed."""
@@ -93,7 +101,8 @@ class Pairs:
             "addresses": candidates(facts)[:_MOST_ADDRESSES],
             "ports": listening["ports"],
         }
-        arrived = self.gathering.meet(name, "places", _STEP)
+        # A host that can't be reached leaves, so the wait for a slow one has an end.
+        arrived = self.gathering.meet(name, "places", _LONG)
         hosts = [host for host in self._names if host in arrived]
         position = hosts.index(name)
         targets = [hosts[(position + distance) % len(hosts)] for distance in partners(len(hosts))]
@@ -170,5 +179,5 @@ def _best(first: Measure, second: Measure) -> Measure:
         # The second is the longer one.
         first.loss if second.loss is None else second.loss,
         max((rate for rate in (first.rate, second.rate) if rate is not None), default=None),
-        second.mtu,
+        first.mtu if second.rtt is None else second.mtu,
     )

@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hvlaunch.check import Finding
+from hvlaunch.check import Finding, matrix
+from hvlaunch.check import deep as trial
 from hvlaunch.check.expectations import Expectation, expectations_of, unexpected
 from hvlaunch.check.report import Comparison, as_hostfile, as_html, as_json, as_text
 from hvlaunch.check.table import CHECKS
@@ -126,7 +127,12 @@ def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
         problems = visit_hosts(spec, printer, work, gone)
     findings = [_finding(name, problem) for name, problem in problems.items()]
     findings += [*examination.findings(), *pairs.findings(), *(deep.findings() if deep is not None else ())]
-    return Comparison(spec.hosts, CHECKS, examination.values, findings)
+    between, trials = pairs.values(), deep.values() if deep is not None else {}
+    values = {
+        host: {**of_host, "pairs": between.get(host), "deep": trials.get(host)}
+        for host, of_host in examination.values.items()
+    }
+    return Comparison(spec.hosts, (*CHECKS, *matrix.CHECKS, *trial.CHECKS), values, findings)
 
 
 def _finding(host: str, problem: Problem) -> Finding:
