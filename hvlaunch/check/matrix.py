@@ -30,8 +30,6 @@ _FAR_FACTOR, _FAR_LEAST, _FAR = 5.0, 0.005, 0.025
 _SLOW_PART, _SLOW = 0.25, 6e6
 """Slow rates: below this part of the fastest quarter, or below this many bytes/s."""
 _LOSSY = 0.005
-_CROWDED = 3e6
-"""Bytes/s."""
 _ENOUGH = 0.8
 """Least part of bad pairs for a host to be their cause."""
 _KINDS: tuple[Kind, ...] = ("reach", "ports", "mtu", "loss", "latency", "rate")
@@ -92,6 +90,9 @@ def find_faults(
         bad = set(_bad(kind, left, lossy))
         for scope, names, pairs in attribute(bad, left, hosts):
             faults.append(NetworkFault(kind, scope, names, {pair: left[pair] for pair in pairs}))
+            if scope in ("host", "to", "from"):
+                # A bad link is slow too, in each of its pairs.
+                bad.update(pair for pair in left if names[0] in pair)
         if kind != "ports":
             left = {pair: measure for pair, measure in left.items() if pair not in bad}
     return faults
@@ -109,12 +110,7 @@ def _bad(kind: Kind, measures: Mapping[Pair, Measure], lossy: float) -> Iterator
             case "mtu":
                 is_bad = measure.mtu is not None
             case "loss":
-                # A link far slower than the paced stream loses segments for that reason alone.
-                is_bad = (
-                    measure.loss is not None
-                    and measure.loss > lossy
-                    and (measure.rate is None or measure.rate > _CROWDED)
-                )
+                is_bad = measure.loss is not None and measure.loss > lossy
             case "latency":
                 is_bad = measure.rtt is not None and (
                     measure.rtt > _FAR

@@ -150,7 +150,7 @@ class Deep:
         addresses = [candidates(self._facts[host])[:1] or (LOOPBACK,) for host in group]
         address = addresses[0][0] if len(group) > 1 else LOOPBACK
         interface = interface_of(facts, addresses[position][0] if len(group) > 1 else LOOPBACK)
-        env = {"MASTER_ADDR": address, "MASTER_PORT": str(self._ports[group[0]][number % 2])}
+        env = {"MASTER_ADDR": address, "MASTER_PORT": str(self._ports[group[0]][number])}
         if interface is not None:
             env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = interface
         versions = [self._alone[host]["nccl"] for host in group]

@@ -45,8 +45,8 @@ ARGUMENTS = record(
     }
 )
 RESULT = record({})
-PORTS = exactly(PORT, 2)
-"""Free ports for the stores of two rounds."""
+PORTS = exactly(PORT, 3)
+"""Free ports for the stores of three rounds."""
 _MOST_DEVICES = 64
 _SECONDS = number(0, 1 << 20)
 OUTCOMES = several(
@@ -131,7 +131,7 @@ os._exit(0)
 
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Carry out runs until the driver ends the input."""
-    reserved = [free_port(), free_port()]
+    reserved = [free_port() for _ in range(3)]
     ports = [bound.getsockname()[1] for bound in reserved]
     for bound in reserved:
         bound.close()

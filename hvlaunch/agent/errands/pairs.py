@@ -78,7 +78,6 @@ _TURN = 15.0
 """Seconds for the streams of other hosts to the same one."""
 _CHUNK = memoryview(bytes(1 << 16))
 _SO_MAX_PACING_RATE = 47
-_ANY_PACE = struct.pack("=I", 0xFFFFFFFF)
 
 
 def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
@@ -281,29 +280,30 @@ def _measure(
             measure["mtu"] = None if mtu == _MTUS[0] else mtu
             return
         with turn:
-            before = _segments(connection)
-            # Slow enough for no queue to overflow, so whatever is lost has been lost by the link.
-            connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, dial["pace"])
-            size = dial["paced"]
-            count, seconds = _send(connection, size, dial["seconds"])
-            after = _segments(connection)
-            if before is not None and after is not None:
-                sent = max(1, after[1] - before[1])
-                measure["loss"] = min(1.0, max(0.0, (after[0] - before[0]) / sent))
-            tries, rates = dial["tries"], []
-            # A link that keeps the pace may be faster by far.
-            keeps_pace = count == size and seconds < 2 * size / dial["pace"]
-            while True:
+            rates = []
+            for _ in range(dial["tries"]):
+                count, seconds = _send(connection, dial["size"], dial["seconds"])
                 # A stream that ends while the kernel still raises its speed says nothing.
-                if seconds > 4 * measure["rtt"] and not keeps_pace:
+                if seconds > 4 * measure["rtt"]:
                     rates.append(count / seconds)
-                keeps_pace = False
-                if count < size or not tries:
-                    break
-                connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _ANY_PACE)
-                size, tries = dial["size"], tries - 1
-                count, seconds = _send(connection, size, dial["seconds"])
+                if count < dial["size"]:
+                    break  # the listener reads no more
             measure["rate"] = max(rates, default=None)
+    with turn, _connect(key, dial["name"], target) as connection:
+        measure["loss"] = _loss(connection, dial, measure["rate"])
+
+
+def _loss(connection: socket.socket, dial: Dict[str, Any], rate: Optional[float]) -> Optional[float]:
+    """Return the part of segments that a slow stream has lost; None if the kernel does not say. Raises OSError, EOFError."""
+    # So slow that no queue overflows: the link itself has lost the segments.
+    pace = max(20000, int(min(dial["pace"], (rate or dial["pace"] * 4) / 4)))
+    before = _segments(connection)
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
+    _send(connection, min(dial["paced"], int(pace * dial["seconds"])), 3 * dial["seconds"])
+    after = _segments(connection)
+    if before is None or after is None:
+        return None
+    return min(1.0, max(0.0, (after[0] - before[0]) / max(1, after[1] - before[1])))
 
 
 def _connect(
