@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.browser import take  # noqa: E402
+from tests.cluster.host_faults import FAULTS, WORK, make_fault, make_libraries, prepare_host  # noqa: E402
 from tests.testhosts.hosts import TestHosts, wait_until  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -109,6 +110,31 @@ def copying(terminal: Terminal, folder: str, pictures: Path) -> None:
     terminal.picture(pictures / "sync.svg", "copying a project")
 
 
+def comparing(pictures: Path) -> None:
+    """Make the picture of hvlaunch check; the hosts' GPUs are recorded ones."""
+    names = ["gpu1", "gpu2", "gpu3", "gpu4"]
+    faults = {fault.name: fault for fault in FAULTS}
+    libraries = Path("/tmp/demo-libraries")  # noqa: S108 (it is no secret)
+    shutil.rmtree(libraries, ignore_errors=True)
+    libraries.mkdir()
+    make_libraries(libraries)
+    with TestHosts(names, share=[str(libraries)]) as hosts:
+        for name in ("gpu1", "gpu4"):
+            prepare_host(hosts, name, libraries)
+        make_fault(hosts, "gpu2", libraries, faults["another torch"])
+        make_fault(hosts, "gpu3", libraries, faults["low clock"])
+        terminal = Terminal(hosts, str(libraries), height=50)
+        try:
+            terminal.type(
+                f"hvlaunch check -H 'gpu[1-4]:2' --cwd {WORK} -x PYTHONPATH=/run/home/lib ./python train.py"
+            )
+            terminal.shows("error +gpu2: torch")
+            terminal.waits()
+            terminal.picture(pictures / "check.svg", "comparing hosts")
+        finally:
+            tmux("kill-session", "-t", SESSION)
+
+
 def main(pictures: Path, *, has_copy: bool) -> None:
     """Make them in that folder; `has_copy` for that of 400 MB on their way to hosts too."""
     names = ["gpu1", "gpu2", "gpu3", "gpu4"]
@@ -137,6 +163,7 @@ def main(pictures: Path, *, has_copy: bool) -> None:
                 copying(terminal, folder, pictures)
         finally:
             tmux("kill-session", "-t", SESSION)
+    comparing(pictures)
 
 
 if __name__ == "__main__":

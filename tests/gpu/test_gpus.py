@@ -204,3 +204,35 @@ def test_a_failure_on_a_gpu_is_told(cluster: TestHosts, kind: str, told: str) ->
     report = job.stderr.partition("failed first")
     assert "rank 1 of 2 on host b" in report[0].splitlines()[-1]
     assert told in report[2]
+
+
+def test_check_agrees_with_nvidia_smi(cluster: TestHosts) -> None:
+    """Also on a GPU in use: it is an error, which names a process or its memory."""
+    fields = "name,memory.total,pcie.link.width.current,pcie.link.width.max,ecc.mode.current"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    words = [*HVLAUNCH, "check", "--json", "-H", "a", sys.executable, "train.py"]
+    answer = json.loads(cluster.driver.run(words, cwd=CHECKOUT).stdout)["hosts"]["a"]["details"]
+    assert answer["software"]["torch"] == torch.__version__
+    assert answer["software"]["cuda"] == torch.version.cuda
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer["software"]["driver"] in (None, driver.stdout.split()[0])
+    assert len(answer["gpus"]["gpus"]) == len(lines)
+    for gpu, line in zip(answer["gpus"]["gpus"], lines, strict=True):
+        name, memory, width, widest, ecc = (word.strip() for word in line.split(","))
+        assert gpu["name"] == name
+        assert gpu["memory"] == pytest.approx(int(memory) << 20, rel=0.02)
+        assert [str(gpu["pcie_width"]), str(gpu["pcie_width_max"])] == [width, widest]
+        assert gpu["ecc"] == {"Enabled": True, "Disabled": False}.get(ecc)
+    job = Job(cluster, ["-H", "a:1", *script("computes.py")]).saw("computes")
+    try:
+        answer = json.loads(cluster.driver.run(words, cwd=CHECKOUT).stdout)
+    finally:
+        job.process.terminate()
+        job.code(LIMIT)
+    assert [finding for finding in answer["findings"] if finding["subject"] == "gpu-use"] != []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["run_check_command"]
+__all__ = ["check_options", "run_check_command"]
 
 _USAGE = """\
 usage: hvlaunch check [-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [--deep]
@@ -59,18 +59,8 @@ _DEFAULT_COMMAND = ("--", "python3")
 
 def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `check`; return the exit code. Raises HvlaunchError."""
-    groups = (*GROUPS, _OWN)
     try:
-        _, command = split(argv, by_name(groups), lambda _name: True)
-    except UnknownOption as error:
-        command = error.words  # parse() has the words for it
-    own_words = argv[: len(argv) - len(command)]
-    if {"-h", "--help"} & {*own_words}:
-        return print_answer(_USAGE)
-    try:
-        options = parse(
-            [*argv, *(() if command else _DEFAULT_COMMAND)], groups, environ=environ, warn=complain
-        )
+        options = check_options(argv, environ)
     except Answered as answer:
         return print_answer(answer.text)
     spec, warnings = job_spec(options, environ)
@@ -82,6 +72,18 @@ def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     comparison = _examined(spec, is_deep="deep" in options.given)
     findings = [*comparison.findings, *unexpected(expectations, comparison.values)]
     return _report(comparison._replace(findings=findings), options)
+
+
+def check_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Return the options of the words behind `check`. Raises BadUsage, and Answered for a question."""
+    groups = (*GROUPS, _OWN)
+    try:
+        _, command = split(argv, by_name(groups), lambda _name: True)
+    except UnknownOption as error:
+        command = error.words  # parse() has the words for it
+    if {"-h", "--help"} & {*argv[: len(argv) - len(command)]}:
+        raise Answered(_USAGE)
+    return parse([*argv, *(() if command else _DEFAULT_COMMAND)], groups, environ=environ, warn=complain)
 
 
 def _expectations(path: str | None) -> list[Expectation]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.check.table import CHECKS
+
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 LIMIT = 100.0
 
@@ -87,3 +89,11 @@ def test_a_job_is_refused_at_an_error_and_runs_without_one() -> None:
 @pytest.mark.parametrize("words", [["--html"], ["--no-such"], ["--expect"]])
 def test_wrong_words_are_refused(words: list[str]) -> None:
     assert check(*words).returncode == 2
+
+
+def test_the_page_for_programs_has_all_values() -> None:
+    page = Path(__file__).parents[3] / "docs/interfaces/check.md"
+    rows = [f"| `{check.name}` | {check.about} |" for check in CHECKS]
+    assert [
+        line for line in page.read_text().partition("| name | value |")[2].splitlines() if "`" in line
+    ] == rows
