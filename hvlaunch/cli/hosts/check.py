@@ -2,8 +2,9 @@
 
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,8 @@ from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.printer import Printer
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HostError, Problem
 from hvlaunch.job import JobSpec
+from hvlaunch.outside import NoJobDirectory
+from hvlaunch.outside.ledger import Ledger, ledger_directory
 from hvlaunch.owners import reason
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ def run_check_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         complain(f"warning: {warning}")
     expectations = _expectations(options.given.get("expect"))
     comparison = _examined(spec, is_deep="deep" in options.given)
+    _remember(comparison, environ)
     findings = [*comparison.findings, *unexpected(expectations, comparison.values)]
     return _report(comparison._replace(findings=findings), options)
 
@@ -140,6 +144,21 @@ def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
 def _finding(host: str, problem: Problem) -> Finding:
     """Return a host's problem as a finding."""
     return Finding(host, "error", "ssh", problem.cause, problem.hint or "")
+
+
+def _remember(comparison: Comparison, environ: Mapping[str, str]) -> None:
+    """Write faulty hosts to the ledger of hosts, and clear the good ones."""
+    errors = [finding for finding in comparison.findings if finding.level == "error"]
+    # A host that did not answer was not checked: the user may have no access.
+    faults = {finding.host: finding for finding in errors if finding.host in comparison.values}
+    good = [host for host in comparison.values if comparison.level(host) in (None, "note")]
+    with suppress(NoJobDirectory):
+        ledger, now = Ledger(ledger_directory(environ), complain), time.time()
+        ledger.clear(good, "", now)
+        # A fault of most hosts is a mistake in the line, or the cluster's own way.
+        if 2 * len(faults) <= len(comparison.values):
+            for host, fault in faults.items():
+                ledger.record("", host, "check failed", "", now, f"{fault.subject}: {fault.text}")
 
 
 def _report(comparison: Comparison, options: Options) -> int:

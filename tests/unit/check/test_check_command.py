@@ -3,11 +3,17 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hvlaunch.check import Finding, Level, Values
+from hvlaunch.check.report import Comparison
 from hvlaunch.check.table import CHECKS
+from hvlaunch.cli.hosts.check import _remember
+from hvlaunch.job import Host
+from hvlaunch.outside.ledger import Ledger, ledger_directory
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 LIMIT = 100.0
@@ -97,3 +103,31 @@ def test_the_page_for_programs_has_all_values() -> None:
     assert [
         line for line in page.read_text().partition("| name | value |")[2].splitlines() if "`" in line
     ] == rows
+
+
+def compared(levels: dict[str, Level | None], *, silent: str = "") -> Comparison:
+    """Return a comparison with a finding of this level for each host; the silent host did not answer."""
+    findings = [
+        Finding(host, level, "gpu ecc", "a row of its memory could not be remapped")
+        for host, level in levels.items()
+        if level is not None
+    ]
+    values: dict[str, Values] = {host: {} for host in levels if host != silent}
+    return Comparison([Host(host) for host in levels], [], values, findings)
+
+
+def test_a_failed_check_is_remembered_and_a_good_one_clears(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    ledger = Ledger(ledger_directory(environ), print)
+    for host in ("a", "b", "d"):
+        ledger.record("", host, "gpu fault", "1", time.time())
+    _remember(compared({"a": None, "b": "warning", "c": "error", "d": "error"}, silent="d"), environ)
+    # A warning clears nothing, and no answer says nothing.
+    assert {*ledger.suspects(time.time())} == {"b", "c", "d"}
+    assert ledger.suspects(time.time())["c"].why == (
+        "check failed: gpu ecc: a row of its memory could not be remapped"
+    )
+    _remember(compared({"b": "note", "c": None, "d": None}), environ)
+    assert ledger.suspects(time.time()) == {}
+    _remember(compared({"b": "error", "c": "error", "d": None}), environ)
+    assert ledger.suspects(time.time()) == {}, "what most hosts have is no fault of one"
