@@ -265,13 +265,15 @@ def test_a_killed_driver_leaves_what_came_and_the_next_call_brings_the_others(
 def test_a_copy_is_whole_or_not_there_whatever_is_killed(
     cluster: TestHosts, model: Path, victim: str, number: int
 ) -> None:
-    copy = Copy(cluster, "-H", "a,b,c", model, f"{PLACE}/model")
+    copy = Copy(cluster, "--lease", 5, "-H", "a,b,c", model, f"{PLACE}/model")
     time.sleep(0.3 + 0.1 * number)
     if victim == "driver":
         os.kill(copy.process.pid, signal.SIGKILL)
     else:
         cluster["b"].kill()
     copy.end()
+    if victim == "receiver":
+        cluster["b"].restore()
     wait_until(lambda: not any(host.user_processes() for host in cluster), "nothing runs", LIMIT)
     for host in "abc":
         names = on_host(cluster, host, f"ls {PLACE} 2>/dev/null || true").split()
