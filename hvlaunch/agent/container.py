@@ -150,12 +150,17 @@ class _Container:
         script = ["/bin/sh", "-c", self._options["script"]]
         if self._image is None:
             return [self._runtime, "exec", "-i", "-e", self._mark, self._name, *script]
+        is_rootless, is_bound = _is_rootless(self._runtime), bool(self._options["is_bound"])
         return container_command(
             self._runtime,
             self._image,
             self._name,
             _mounts(self._options, self._scratch),
-            [*_identity(self._runtime), *_devices(self._runtime), *_limits(self._runtime, self._options)],
+            [
+                *_identity(self._runtime, is_rootless=is_rootless),
+                *_devices(self._runtime),
+                *_limits(self._runtime, is_rootless=is_rootless, is_bound=is_bound),
+            ],
             {"HVL_CONTAINER": self._scratch, **_home_variables()},
             script,
         )
@@ -389,17 +394,23 @@ def _make_target(path: str, source: str) -> None:
             pass
 
 
-def _identity(runtime: str) -> List[str]:
+def _is_rootless(runtime: str) -> bool:
+    """True if the runtime has no more rights than this user."""
+    if runtime != "docker":
+        return os.getuid() != 0
+    code, output = _ask(["docker", "info", "--format", "{{.SecurityOptions}}"])
+    return code == 0 and "rootless" in output
+
+
+def _identity(runtime: str, *, is_rootless: bool) -> List[str]:
     """Return the words that make the container's processes this user's on the host."""
     if runtime in _WITHOUT_DAEMON:
         return []
     uid, gid = os.getuid(), os.getgid()
-    if runtime == "podman" and uid != 0:
+    if is_rootless and runtime == "podman":
         return ["--userns", "keep-id", "--user", "%d:%d" % (uid, gid), "--group-add", "keep-groups"]
-    if runtime == "docker" and uid != 0:
-        code, output = _ask(["docker", "info", "--format", "{{.SecurityOptions}}"])
-        if code == 0 and "rootless" in output:
-            return ["--user", "0:0"]  # which is this user outside
+    if is_rootless:
+        return ["--user", "0:0"]  # which is this user outside
     groups = [str(group) for group in os.getgroups() if group != gid]
     return ["--user", "%d:%d" % (uid, gid), *(word for group in groups for word in ("--group-add", group))]
 
@@ -416,23 +427,24 @@ def _devices(runtime: str, exists: Callable[[str], bool] = os.path.exists) -> Li
     return words + [word for path in paths if exists(path) for word in ("--device", path)]
 
 
-def _limits(runtime: str, options: Dict[str, Any]) -> List[str]:
+def _limits(runtime: str, *, is_rootless: bool, is_bound: bool) -> List[str]:
     if runtime in _WITHOUT_DAEMON:
         return []
     words = ["--pids-limit", "-1"] if runtime == "podman" else []
-    if runtime == "docker" or _may_lock_memory():
+    # Docker's daemon is root. If the runtime has no more rights than this process, the limit may be fixed.
+    if (os.getuid() != 0 and not is_rootless) or _may_lock_memory():
         words += ["--ulimit", "memlock=-1:-1"]
-    # Without it, Docker's filter of system calls refuses memory policies.
-    return words + (["--cap-add", "SYS_NICE"] if options["is_bound"] else [])
+    # Without it, the runtimes' filter of system calls refuses memory policies.
+    return words + (["--cap-add", "SYS_NICE"] if is_bound else [])
 
 
 def _may_lock_memory() -> bool:
-    """True if this process may raise the limit: podman, without a daemon, has no more rights."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    """True if this process may raise its limit of locked memory."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     try:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit[0], resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, resource.RLIM_INFINITY))
     except (OSError, ValueError):
-        return False
+        return hard == resource.RLIM_INFINITY
     return True
 
 

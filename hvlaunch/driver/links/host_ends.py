@@ -104,6 +104,9 @@ def never_began(
         )
     # Most shells say on stderr what is wrong; a login script may say it on stdout.
     lines = (stderr or noise.decode("utf-8", "replace").strip()).splitlines() or [broken or "nothing"]
+    if image is not None:
+        # Docker's last line says where its help is.
+        lines = [line for line in lines if line.strip() and not line.startswith(("Run '", "See '"))] or lines
     last = plain(lines[-1], _LONGEST_LINE)
     ended = f"status {status}" if status is not None else "no status"
     by_hand = f"on that host, docker (or podman) run --rm {image} python3 --version"
