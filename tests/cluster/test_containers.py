@@ -1,5 +1,6 @@
 """Workers in containers of podman, on real hosts: the promises of a job hold inside, and nothing is left outside."""
 
+import os
 import resource
 import shutil
 import signal
@@ -11,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.cluster.jobs import PROGRAMS, Job
+from tests.cluster.test_detached import User
 from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 LIMIT = 60.0
@@ -169,7 +171,13 @@ def outer_guardian_dies(hosts: TestHosts) -> None:
     kill(hosts["b"], [str(outer)])
 
 
-@pytest.mark.parametrize("harm", [agent_dies, client_dies, outer_guardian_dies])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        client_dies,
+        *(pytest.param(harm, marks=pytest.mark.long) for harm in (agent_dies, outer_guardian_dies)),
+    ],
+)
 def test_killing_one_part_leaves_nothing(hosts: TestHosts, harm: Callable[[TestHosts], None]) -> None:
     job = detaching(hosts).saw("ready", 4)
     harm(hosts)
@@ -177,6 +185,7 @@ def test_killing_one_part_leaves_nothing(hosts: TestHosts, harm: Callable[[TestH
     assert "host b" in job.stderr
 
 
+@pytest.mark.long
 def test_job_survives_the_monitor_of_a_container(hosts: TestHosts) -> None:
     """It held the agent's pipes: the driver connects again."""
     job = detaching(hosts).saw("ready", 4)
@@ -185,12 +194,14 @@ def test_job_survives_the_monitor_of_a_container(hosts: TestHosts) -> None:
     assert job.interrupt().code() == 130
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_if_the_driver_ends(hosts: TestHosts, number: int) -> None:
     job = detaching(hosts, "--ignore-term").saw("ready", 4).send(number)
     assert job.code() == (130 if number == signal.SIGINT else -number)
 
 
+@pytest.mark.long
 def test_nothing_is_left_of_a_cut_host(hosts: TestHosts) -> None:
     job = detaching(hosts).saw("ready", 4)
     hosts["b"].cut()
@@ -199,6 +210,7 @@ def test_nothing_is_left_of_a_cut_host(hosts: TestHosts) -> None:
     hosts["b"].heal()
 
 
+@pytest.mark.long
 def test_guardian_ends_a_paused_container(hosts: TestHosts) -> None:
     """The agent can't act on its lease."""
     job = detaching(hosts).saw("ready", 4)
@@ -207,14 +219,43 @@ def test_guardian_ends_a_paused_container(hosts: TestHosts) -> None:
     assert job.send(signal.SIGKILL).code() == -signal.SIGKILL
 
 
-def test_session_outlives_its_connection(hosts: TestHosts) -> None:
-    lines = "import time\nfor number in range(100): print('line', number, flush=True); time.sleep(0.05)"
-    job = Job(hosts, ["-H", "b:1", *RUN, "python3", "-c", lines]).saw("line 10\n")
-    sessions = [str(one.pid) for one in hosts["b"].processes() if one.comm.startswith("sshd")]
-    kill(hosts["b"], sessions)
+LINES = "import time\nfor number in range(100): print('line', number, flush=True); time.sleep(0.05)"
+
+
+def outlives(hosts: TestHosts, *options: str) -> None:
+    """Run a job whose connection is lost."""
+    job = Job(hosts, ["-H", "b:1", *options, "python3", "-c", LINES]).saw("line 10\n")
+    kill(hosts["b"], [str(one.pid) for one in hosts["b"].processes() if one.comm.startswith("sshd")])
     job.saw("host b: connected again after", 1)
     assert job.code() == 0, job.stderr
     assert [line.split()[-1] for line in job.stdout.splitlines()] == [str(number) for number in range(100)]
+
+
+def test_session_outlives_its_connection(hosts: TestHosts) -> None:
+    outlives(hosts, *RUN)
+
+
+@pytest.mark.long
+def test_detached_job_has_stacks_and_a_successor(hosts: TestHosts, tmp_path: Path) -> None:
+    user = User(hosts, tmp_path)
+    done = user.do("--detach", "-H", "a:1,b:1", "--grace", GRACE, *RUN, "python3", PROGRAMS / "detach.py")
+    assert done.returncode == 0, done.stderr
+    job, driver = done.stdout.strip(), user.driver
+    assert user.do("stacks", job).stdout.count("detach.py") >= 2
+    os.kill(driver, signal.SIGKILL)
+    wait_until(lambda: user.driver != driver, "a successor has the job", LIMIT)
+    wait_until(lambda: user.do("stacks", job).stdout.count("detach.py") >= 2, "its hosts answer", LIMIT)
+    assert user.do("stop", job).returncode == 0
+
+
+@pytest.mark.long
+def test_elastic_job_has_a_copy_and_a_setup_of_its_container(hosts: TestHosts, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text("import os\nprint(open('built').read(), os.environ['container'])\n")
+    setup = 'test "$container" = podman && echo in-$container > built'
+    options = ["--min-np", 2, "-H", "a:1,b:1", "--sync-dir", tmp_path, "--setup", setup, *RUN]
+    job = Job(hosts, [*options, "python3", "code.py"])
+    assert job.code() == 0, job.stderr
+    assert job.stdout.count("in-podman") == 2
 
 
 @pytest.fixture
@@ -258,7 +299,13 @@ def both_inner_processes_die(hosts: TestHosts) -> None:
     kill(hosts["b"], [*map(str, inner), *pids_of(hosts["b"], "hvl-agent")])
 
 
-@pytest.mark.parametrize("harm", [exec_client_dies, agent_dies, both_inner_processes_die])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        both_inner_processes_die,
+        *(pytest.param(harm, marks=pytest.mark.long) for harm in (exec_client_dies, agent_dies)),
+    ],
+)
 def test_running_container_survives_the_job(
     hosts: TestHosts, box: str, harm: Callable[[TestHosts], None]
 ) -> None:
@@ -267,9 +314,15 @@ def test_running_container_survives_the_job(
     assert job.code() == 69, job.stderr
 
 
+@pytest.mark.long
 def test_running_container_survives_the_driver(hosts: TestHosts, box: str) -> None:
     job = in_box(hosts, "--ignore-term").saw("ready", 4).send(signal.SIGKILL)
     assert job.code() == -signal.SIGKILL
+
+
+@pytest.mark.long
+def test_session_in_a_running_container_outlives_its_connection(hosts: TestHosts, box: str) -> None:
+    outlives(hosts, "--in-container", box, "--cwd", "/tmp")
 
 
 def test_missing_image_is_an_error_of_the_host(hosts: TestHosts) -> None:

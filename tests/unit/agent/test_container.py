@@ -76,6 +76,15 @@ def test_image_is_pulled_once_and_secrets_stay_off_the_command_line(run: Run, tm
     assert not list(tmp_path.glob("hvlaunch-*"))
 
 
+def test_progress_of_the_image_is_told_by_layers(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    container._bring_image("docker", "small")
+    assert f"{container.PROGRESS}image: 1 of 2 layers\n" in capfd.readouterr().out
+
+
 def test_failed_pull_has_cause_and_next_step(run: Run) -> None:
     done = run("--container", "wrong", "true")
     assert done.returncode == 69
@@ -135,7 +144,7 @@ def test_commands_of_the_runtimes() -> None:
         ("apptainer", ["/dev/nvidiactl", "/dev/infiniband"], ["--nv"]),
     ],
 )
-def test_devices_are_those_of_the_host(runtime: str, paths: list[str], words: list[str]) -> None:
+def test_devices_of_the_host_are_passed_on(runtime: str, paths: list[str], words: list[str]) -> None:
     assert container._devices(runtime, paths.__contains__) == words
 
 
