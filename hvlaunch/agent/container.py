@@ -111,6 +111,8 @@ class _Container:
         self._patience = patience
         # The directory's name is random, and so it names the container too.
         self._scratch = scratch.make()
+        # Not below the first: the agent removes that one from within, where other directories may be mounted in this one.
+        self._home = self._scratch + "-home"
         self._name: str = options["name"] or os.path.basename(self._scratch)
         self._mark = "HVL_CONTAINER=%s" % (self._scratch if self._image else os.path.basename(self._scratch))
         self._life = 0.0
@@ -122,7 +124,7 @@ class _Container:
         try:
             argv = self._argv()
         except _CannotRun:
-            scratch.remove(self._scratch)
+            self._remove_directories()
             raise
         child = os.fork()
         if child == 0:
@@ -139,12 +141,16 @@ class _Container:
             self._end()
         self._let_monitor_end()
         left = len(reaper.kill_descendants(self._patience))
-        scratch.remove(self._scratch)
+        self._remove_directories()
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             _write(2, "hvlaunch agent: %s's client was killed by %s\n" % (self._runtime, signal_name(number)))
             os._exit(128 + number)
         os._exit(os.WEXITSTATUS(status) or int(left > 0))
+
+    def _remove_directories(self) -> None:
+        scratch.remove(self._scratch)
+        scratch.remove(self._home)
 
     def _argv(self) -> List[str]:
         script = ["/bin/sh", "-c", self._options["script"]]
@@ -155,7 +161,7 @@ class _Container:
             self._runtime,
             self._image,
             self._name,
-            _mounts(self._options, self._scratch),
+            _mounts(self._options, self._scratch, "" if self._runtime in _WITHOUT_DAEMON else self._home),
             [
                 *_identity(self._runtime, is_rootless=is_rootless),
                 *_devices(self._runtime),
@@ -352,8 +358,11 @@ def _home_variables() -> Dict[str, str]:
     return {"HOME": home, "USER": name, "LOGNAME": name}
 
 
-def _mounts(options: Dict[str, Any], directory: str) -> List[Mount]:
-    """Return the files of this host for the container: source, target, and whether read-only. Raises _CannotRun."""
+def _mounts(options: Dict[str, Any], directory: str, backing: str) -> List[Mount]:
+    """Return the files of this host for the container: source, target, and whether read-only. Raises _CannotRun.
+
+    `directory` is the agent's, `backing` is made as a home of the container; empty if the runtime mounts the user's.
+    """
     home = _user()[1]
     cache = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "hvlaunch")
     os.makedirs(cache, 0o700, exist_ok=True)
@@ -374,9 +383,8 @@ def _mounts(options: Dict[str, Any], directory: str) -> List[Mount]:
                 "--mount %s: no such file or directory" % source, "mkdir -p %s on that host" % source
             )
         places[target or here] = (here, target or here, is_readonly)
-    if not any((home + "/").startswith(target.rstrip("/") + "/") for target in places):
+    if backing and not any((home + "/").startswith(target.rstrip("/") + "/") for target in places):
         # A home of its own, in which programs can write their caches; it ends with the job.
-        backing = os.path.join(directory, "home")
         os.mkdir(backing, 0o700)
         for source, target, _ in list(places.values()):
             if target.startswith(home + "/"):

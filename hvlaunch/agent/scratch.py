@@ -13,6 +13,7 @@ SOCKET = "agent"
 CALL = "call"
 """The file with the function that the workers call."""
 
+_PREFIX = "hvlaunch-"
 _LONGEST = 4096
 _SHORT = 100
 """Length of a directory in which a socket's path still fits the kernel's limit of 108 bytes."""
@@ -21,11 +22,14 @@ _SHORT = 100
 def make() -> str:
     """Make a private directory and return its path; in a container, return the directory of the guardian outside."""
     # Removed from the environment: a worker may run hvlaunch itself. Without a path it marks the processes of a job.
-    if os.environ.get("HVL_CONTAINER", "").startswith("/"):
-        return os.environ.pop("HVL_CONTAINER")
+    path = os.environ.get("HVL_CONTAINER", "")
+    # The directory is removed in the end, so another one must not be named by mistake.
+    if path.startswith("/") and os.path.basename(path).startswith(_PREFIX):
+        del os.environ["HVL_CONTAINER"]
+        return path
     refusals = []
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
-        path = os.path.abspath(os.path.join(base or ".", "hvlaunch-" + os.urandom(8).hex()))
+        path = os.path.abspath(os.path.join(base or ".", _PREFIX + os.urandom(8).hex()))
         try:
             if base and path.isprintable() and len(path) <= _LONGEST:
                 # mkdir fails for an existing path, even a link: another user can't have prepared the directory.
