@@ -28,6 +28,7 @@ __all__ = ["HostMemory", "verdict_on_worker"]
 
 _OF_PROBLEMS: Mapping[str, str] = {
     "AgentFailed": "not started",
+    "CheckFailed": "check failed",
     "ConnectFailed": "not started",
     "StartTimeout": "not started",
     "HostLost": "lost",

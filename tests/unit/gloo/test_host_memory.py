@@ -13,7 +13,7 @@ import pytest
 
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.engine import events as on
-from hvlaunch.errors import ConnectFailed, HostError, HostLost, PermissionDenied, StartTimeout
+from hvlaunch.errors import CheckFailed, ConnectFailed, HostError, HostLost, PermissionDenied, StartTimeout
 from hvlaunch.gloo.controller import HostWays, run
 from hvlaunch.gloo.host_memory import HostMemory, verdict_on_worker
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec, WorkerExit
@@ -125,6 +125,7 @@ def test_hosts_with_one_id_are_told_apart_by_name(watch: Callable[[str], Remembe
     [
         (StartTimeout("no connection within 60 s", host="b"), "not started"),
         (ConnectFailed("refused", host="b"), "not started"),
+        (CheckFailed("gpu ecc: a row of its memory could not be remapped", host="b"), "check failed"),
         (PermissionDenied("no key fits", host="b", hint="", tried=()), None),
     ],
 )
