@@ -31,6 +31,7 @@ __all__ = [
     "open_directory",
     "open_lock",
     "read_note",
+    "write_note",
 ]
 
 TICKET = "ticket."
@@ -54,7 +55,7 @@ class NotShared(Exception):
 def open_directory(path: str) -> int:
     """Return a descriptor of the directory; make a missing directory. Raises NotShared."""
     try:
-        # Without a umask: the directory must never have a mode that another user's job would refuse.
+        # Without a umask: another user's job would refuse a directory of another mode.
         before = os.umask(0)
         try:
             os.mkdir(path, _SHARED)
@@ -175,7 +176,7 @@ class AgentLeases:
         if is_ticket:
             # The kernel's time of its last change tells how long its job has waited: the file must be new.
             self._remove(name)
-            _write(self._folder, name, note)
+            write_note(self._folder, name, note)
         fd = open_lock(self._folder, name)
         try:
             _lock(fd)
@@ -187,7 +188,7 @@ class AgentLeases:
         self._fds[name] = fd
         if not is_ticket:
             try:
-                _write(self._folder, note_name(name, os.geteuid()), note)
+                write_note(self._folder, note_name(name, os.geteuid()), note)
             except (NotShared, OSError):
                 pass  # others see the user, not the job
 
@@ -230,7 +231,7 @@ def _lock(fd: int) -> None:
     raise NotShared(TAKEN)
 
 
-def _write(folder: int, name: str, text: str) -> None:
+def write_note(folder: int, name: str, text: str) -> None:
     """Write a file of this user. Raises NotShared, OSError."""
     before = os.umask(0)
     try:
@@ -241,7 +242,7 @@ def _write(folder: int, name: str, text: str) -> None:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1 or facts.st_uid != os.geteuid():
             raise NotShared("%s: it is another user's, or no plain file" % name)
-        # Truncated only now: before, it could have been any file.
+        # Truncated only now: before the check the name could have led to any file.
         os.ftruncate(fd, 0)
         os.write(fd, text.encode("ascii", "replace")[:_LONGEST_NOTE])
     finally:

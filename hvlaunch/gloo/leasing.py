@@ -28,6 +28,8 @@ _NO_LIMITS = Limits(seconds=None, memory=None, output=None)
 _LONGEST_LINE = 1 << 20
 _FIRST_LOOK = 60.0
 """Seconds for the first look at a host's GPUs: NVIDIA's library may hang."""
+_KEEP_EVERY = 20.0
+"""Seconds between looks at the use of the job's own GPUs."""
 _TOLD_EVERY = 20.0
 """Seconds between words to the engine that the host still waits, less than its patience."""
 _AGAIN = 0.2
@@ -104,7 +106,7 @@ class _Host:
         self.name = link.host.name
         self.most = link.host.slots
         self.looks = looks
-        # The same for all users, whatever names they have for it.
+        # The same for every user, whatever the users call the host.
         self.order = facts.boot_id or "", self.name
         self._link = link
         self._changed = changed
@@ -188,7 +190,14 @@ class JobLeases:
 
     def _leases_of(self, link: "HostLink", facts: "HostFacts") -> tuple[str, ...]:
         options = self._options
-        arguments = {"directory": options.directory, "slots": options.slots, "watch": True, "every": None}
+        keep = _KEEP_EVERY if options.slots is None else None
+        arguments = {
+            "directory": options.directory,
+            "slots": options.slots,
+            "watch": True,
+            "every": None,
+            "keep": keep,
+        }
         looks = Looks(link, arguments, self._changed)
         try:
             with self._changed:
@@ -198,14 +207,16 @@ class JobLeases:
                     self._is_begun = True
                     threading.Thread(target=self._run, name="leases", daemon=True).start()
             self._wait(link, looks)
-        finally:
+        except BaseException:
             looks.errand.stop()
-        if isinstance(self._outcome, HostError):
-            # A problem of all hosts is told once.
-            if link.host.name == self._speaker:
-                raise self._outcome
-            return ()
-        return (self._outcome or {}).get(link.host.name, ())
+            raise
+        leased = () if isinstance(self._outcome, HostError) else (self._outcome or {}).get(link.host.name, ())
+        # On hosts with leases the errand goes on, and notes when their GPUs were at work.
+        (looks.errand.close_input if leased and keep else looks.errand.stop)()
+        # A common problem is told once.
+        if isinstance(self._outcome, HostError) and link.host.name == self._speaker:
+            raise self._outcome
+        return leased
 
     def _wait(self, link: "HostLink", looks: Looks) -> None:
         """Wait for the outcome. Raises HostError."""
@@ -300,7 +311,7 @@ class JobLeases:
         """Take these leases; give all back if a lease is missing."""
         hosts = [host for host in self._in_order() if host.name in chosen]
         if len(hosts) < len(chosen):
-            return False  # one has just failed
+            return False  # a host has just failed
         note = {"job": self._spec.name or self._job, "since": time.time()}
         for index, host in enumerate(hosts):
             if not host.hold(self._options.directory, [*chosen[host.name], *host.tickets], note):

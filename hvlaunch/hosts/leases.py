@@ -97,7 +97,7 @@ def choose(offers: Sequence[HostOffer], workers: int, per_worker: int) -> dict[s
     # Stable: equal hosts in the user's order.
     waiting = sorted(offers, key=lambda offer: -rooms[offer.host])
     while left > 0 and waiting and rooms[waiting[0].host]:
-        # The last host is the smallest that suffices, which leaves the largest gaps for others.
+        # The last host is the smallest sufficient host: larger gaps stay for others.
         enough = [offer for offer in waiting if rooms[offer.host] >= left]
         offer = min(enough, key=lambda offer: rooms[offer.host]) if enough else waiting[0]
         waiting.remove(offer)

@@ -17,6 +17,7 @@ from hvlaunch.agent.leases import (
     open_directory,
     open_lock,
     read_note,
+    write_note,
 )
 from hvlaunch.agent.wire.shapes import flag, number, or_null, plain, record, several, text, whole
 
@@ -33,7 +34,8 @@ ARGUMENTS = record(
         "directory": text(4096, raw=True),
         "slots": or_null(whole(1, MOST_NAMES)),  # of a host without GPUs
         "watch": flag,  # each change, until the input ends
-        "every": or_null(number(0.1, 3600)),  # and, at least so often, what changes all the time
+        "keep": or_null(number(0.05, 3600)),  # then note so often when the job's own GPUs were at work
+        "every": or_null(number(0.1, 3600)),  # and their use at least this often
     }
 )
 RESULT = record({})
@@ -42,7 +44,7 @@ _NAME, _TIME = text(256), number(0, 1 << 40)
 _HOLDER = record(
     {
         "user": _NAME,
-        "pid": or_null(whole(1, 1 << 22)),  # the agent, where the kernel shows it
+        "pid": or_null(whole(1, 1 << 22)),  # the agent's, where visible
         "job": _NAME,  # these two are the holder's own words
         "since": or_null(_TIME),
         "busy_at": or_null(_TIME),  # when the holder has seen its GPU at work
@@ -62,12 +64,15 @@ _UNIT = record(
         "is_free": flag,
     }
 )
+_NOTE = record(
+    {"job": _NAME, "since": _TIME, "busy_at": _TIME, "seen_at": _TIME}, optional=("busy_at", "seen_at")
+)
 _TICKET = record({"user": _NAME, "job": _NAME, "since": _TIME, "is_mine": flag})
 STATE = record(
     {
         "units": several(_UNIT, MOST_NAMES),
         "tickets": several(_TICKET, MOST_NAMES),
-        "cause": or_null(text(4096)),  # why there are no units
+        "cause": or_null(text(4096)),  # the reason for a lack of units
         "at": _TIME,
     }
 )
@@ -80,6 +85,8 @@ _IN_USE = 1 << 30
 _MOST_FILES = 4096
 _OLD = 3600.0
 """Seconds for which a ticket may be older than its file: more would be a claim without proof."""
+_FRESH = 120.0
+"""Seconds for which the holder's last look at its GPU counts."""
 _LEFT = 60.0
 """Seconds after which an unlocked ticket is a killed agent's."""
 _FORM = re.compile(r"[A-Za-z0-9-]{1,100}")
@@ -101,7 +108,11 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
             shown, shown_at = essence, time.monotonic()
             stream.write(json.dumps(state).encode("ascii") + b"\n")
         if not arguments["watch"] or stream.wait(_EVERY):
-            return {}
+            break
+    while arguments["keep"] is not None:
+        look.keep_notes()
+        time.sleep(arguments["keep"])
+    return {}
 
 
 def _name_of(holder: Optional[Dict[str, Any]]) -> Any:
@@ -115,6 +126,23 @@ class _LeaseLook:
         self._directory = directory
         self._slots = slots
         self._nvml: Any = None
+        self._busy_at: Dict[str, float] = {}
+
+    def keep_notes(self) -> None:
+        """Write into the notes of this job's leases when their GPUs were last at work. Raises NotShared, OSError, NvmlError."""
+        folder, now = open_directory(self._directory), time.time()
+        try:
+            for unit in [self._unit(folder, unit) for unit in self._units()]:
+                holder, name = unit["holder"], unit["name"]
+                if holder is None or holder["pid"] != os.getppid():
+                    continue
+                if unit["utilization"] > 0:
+                    self._busy_at[name] = now
+                words = {"job": holder["job"], "since": holder["since"], "seen_at": now}
+                note = dict(words, busy_at=self._busy_at.setdefault(name, now))
+                write_note(folder, note_name(name, os.geteuid()), json.dumps(note))
+        finally:
+            os.close(folder)
 
     def state(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {"units": [], "tickets": [], "cause": None, "at": time.time()}
@@ -184,7 +212,7 @@ def _holder(folder: int, name: str) -> Optional[Dict[str, Any]]:
     try:
         fd = open_lock(folder, name, make=False)
     except FileNotFoundError:
-        return None  # nobody has ever had the lock
+        return None  # a lock without a first holder
     except (NotShared, OSError) as error:
         try:
             owner = os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid
@@ -202,22 +230,23 @@ def _holder(folder: int, name: str) -> Optional[Dict[str, Any]]:
         uid = _newest_note(folder, name)
     if uid is not None:
         note = note_name(name, uid)
-        holder.update(_words(read_note(folder, note, uid)), user=_user(uid))
-        try:
-            holder["busy_at"] = os.stat(note, dir_fd=folder, follow_symlinks=False).st_mtime
-        except OSError:
-            pass
+        words = _words(read_note(folder, note, uid))
+        # An old look is worthless: the job may have another driver by now, without looks.
+        if words.get("seen_at", 0.0) < time.time() - _FRESH:
+            words["busy_at"] = None
+        for key in ("job", "since", "busy_at"):
+            holder[key] = words.get(key, holder[key])
+        holder["user"] = _user(uid)
     return holder
 
 
 def _words(note: str) -> Dict[str, Any]:
-    """Return the job and the time in a note, as far as they are a text and a time."""
+    """Return the words of a note, if their types are right."""
     try:
         words = json.loads(note)
-        job, since = words["job"], words["since"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
-    return {"job": job, "since": since} if _NAME(job) and _TIME(since) else {}
+    return words if _NOTE(words) else {}
 
 
 def _locker(inode: int) -> Tuple[Optional[int], Optional[int]]:

@@ -74,6 +74,7 @@ class _Screen:
             "directory": leases.directory,
             "slots": leases.slots,
             "every": _EVERY if self._is_watching else None,
+            "keep": None,
             "watch": self._is_watching,
         }
         self._states: dict[str, Mapping[str, Any]] = {}

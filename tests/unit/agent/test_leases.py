@@ -10,6 +10,7 @@ import pytest
 
 from hvlaunch.agent.errands import leases
 from hvlaunch.agent.errands.leases import STATE
+from hvlaunch.agent.errands.observer import nvml
 from hvlaunch.agent.leases import TICKET, AgentLeases, is_locked, open_directory, open_lock
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.links.errands import Limits
@@ -150,7 +151,7 @@ def test_a_killed_agents_ticket_has_no_claim_and_is_removed(place: str, mine: Ag
 
 def test_a_watching_errand_tells_changes_alone(agent: AgentProcess, place: str, mine: AgentLeases) -> None:
     rig = ErrandRig(agent)
-    arguments = {"directory": place, "slots": 2, "watch": True, "every": None}
+    arguments = {"directory": place, "slots": 2, "watch": True, "every": None, "keep": None}
     data = bytearray()
     errand = rig.errands.start("leases", arguments, Limits(None, None, None), on_data=data.extend)
     rig.until(lambda: data.count(b"\n") == 1, "the first state")
@@ -166,8 +167,6 @@ def test_a_watching_errand_tells_changes_alone(agent: AgentProcess, place: str, 
 def test_gpus_with_processes_or_memory_in_use_are_not_free(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hvlaunch.agent.errands.observer import nvml
-
     path = library(tmp_path)
     monkeypatch.setattr(nvml, "_LIBRARY", path)
     monkeypatch.setattr(nvml.Library.__init__, "__defaults__", (path,))
@@ -179,6 +178,35 @@ def test_gpus_with_processes_or_memory_in_use_are_not_free(
     for unit in state["units"]:
         unit["processes"] = []
     assert STATE(state)
+
+
+def test_a_holder_notes_when_its_gpus_were_at_work(
+    launch: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the two GPUs of the stand-in the first is always at work, the other never."""
+    path = library(tmp_path)
+    agent = launch(env={"LD_LIBRARY_PATH": str(tmp_path), "PATH": os.environ["PATH"]})
+    agent.hello()
+    assert hold(agent, place, "GPU-0", "GPU-1") == ["GPU-0", "GPU-1"]
+    monkeypatch.setattr(nvml.Library.__init__, "__defaults__", (path,))
+
+    def busy() -> list[float | None]:
+        units = leases._LeaseLook(place, None).state()["units"]
+        return [unit["holder"]["busy_at"] for unit in units]
+
+    assert busy() == [None, None]
+    rig = ErrandRig(agent)
+    arguments = {"directory": place, "slots": None, "watch": True, "every": None, "keep": 0.05}
+    errand = rig.errands.start("leases", arguments, Limits(None, None, None), on_data=lambda _: None)
+    errand.close_input()
+    first = rig.until(lambda: all(busy()) and busy(), "the first notes")
+    rig.until(lambda: busy()[0] > first[0] + 0.2, "a later time of the first GPU")
+    assert busy()[1] == first[1]
+    assert look(place, 1)["cause"] is None
+    note = Path(place, f"GPU-0.{os.geteuid()}")
+    monkeypatch.setattr(leases, "_FRESH", -100.0)
+    assert busy() == [None, None]  # an old look says nothing
+    assert '"job": "mine"' in note.read_text()
 
 
 def test_a_host_without_gpus_says_so(place: str) -> None:

@@ -124,6 +124,8 @@ class LookErrand:
     def stop(self) -> None:
         self._stop.set()
 
+    close_input = stop
+
 
 class LeaseLink:
     """A link to an agent, whose frames may be late."""

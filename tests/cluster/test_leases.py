@@ -1,0 +1,178 @@
+"""Leases of GPUs on real hosts, by two users: NVML is a stand-in that reads files, the locks are real."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.jobs import HVLAUNCH, Job
+from tests.testhosts.hosts import TestHosts, wait_until
+
+# Four GPUs: a file `pid-N` has the process on GPU N, and `busy-N` puts it to work.
+NVML = r"""
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <unistd.h>
+typedef struct { int number; } *nvmlDevice_t;
+typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
+typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int gpu, compute; } nvmlProcessInfo_t;
+static struct { int number; } gpus[4] = {{0}, {1}, {2}, {3}};
+static int number_in(const char *kind, int number) {
+    char path[99]; int value = 0; FILE *file;
+    snprintf(path, sizeof path, "/run/gpus/%s-%d", kind, number);
+    if (!(file = fopen(path, "r"))) return 0;
+    if (fscanf(file, "%d", &value) != 1) value = 0;
+    fclose(file); return value;
+}
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) { *count = 4; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device) { *device = (nvmlDevice_t)&gpus[index]; return 0; }
+int nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length) { snprintf(name, length, "H100"); return 0; }
+int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) {
+    char host[64]; gethostname(host, sizeof host); snprintf(uuid, length, "GPU-%s-%d", host, device->number); return 0;
+}
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+    memory->total = 80ull << 30; memory->used = number_in("pid", device->number) ? 9ull << 30 : 1 << 20; return 0;
+}
+int nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) { rates->gpu = number_in("busy", device->number); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *processes) {
+    int pid = number_in("pid", device->number); *count = pid ? 1 : 0; if (pid) processes[0].pid = pid; return 0;
+}
+"""
+HOSTS = ["a", "b"]
+LEASE = ("--lease-gpus", "--lease-directory", "/tmp/leases")
+SHOW = "import os, sys, time; print('at', time.time(), os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+STAY = f"{SHOW}; time.sleep(600)"
+
+
+@pytest.fixture
+def lab(new_hosts: Callable[..., TestHosts]) -> Iterator[TestHosts]:
+    """Two hosts with four GPUs each, for users ann and bob."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    hosts = new_hosts(HOSTS, users=["ann", "bob"])
+    source = hosts.state / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(source)]
+    subprocess.run(command, input=NVML.encode(), check=True)
+    library = b64encode(source.read_bytes()).decode()
+    for host in hosts:
+        put = "mkdir -m 755 /run/gpus; base64 -d > /run/gpus/libnvidia-ml.so.1; cd /run/gpus; chmod 755 *"
+        host.run(["sh", "-c", put], input=library, check=True)
+        # The loader's list of libraries, with one more.
+        lines = "printf '/run/gpus\\ninclude /etc/ld.so.conf\\n' > /run/gpus/conf && ldconfig -X -f /run/gpus/conf -C /run/gpus/cache"
+        host.run(["sh", "-c", f"{lines} && mount --bind /run/gpus/cache /etc/ld.so.cache"], check=True)
+    yield hosts
+
+
+LATEST = 10.0
+"""Seconds from one job's end to the next one's start on a machine with other work; 1 s on a quiet one."""
+
+
+def job(lab: TestHosts, user: str, *words: object) -> Job:
+    return Job(lab, [*LEASE, "--ssh-user", user, "-H", ",".join(HOSTS), *words])
+
+
+def table(lab: TestHosts, *words: str) -> str:
+    command = [*HVLAUNCH, "hosts", "-H", ",".join(HOSTS), "--ssh-user", "bob", *LEASE[1:], *words]
+    return str(lab.driver.run(command, check=True).stdout)
+
+
+def times(job: Job) -> list[float]:
+    return [float(text) for text in re.findall(r"at (\S+) ", job.stdout)]
+
+
+def test_two_users_share_gpus_by_whole_jobs_in_turn(lab: TestHosts) -> None:
+    first = job(lab, "ann", "-np", 6, "--job-name", "big", "python3", "-c", STAY).saw("at ", 6)
+    assert "leases 6 GPUs: 4 on a, 2 on b" in first.stderr
+    assert first.stdout.count("GPU-a-0,GPU-a-1,GPU-a-2,GPU-a-3") == 4
+    assert first.stdout.count("GPU-b-0,GPU-b-1\n") == 2
+    # A program without a lease.
+    lab["b"].run(["sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $! > /run/gpus/pid-3"], check=True)
+    refused = job(lab, "bob", "-np", 2, "true")
+    assert refused.code() == 75
+    assert "2 GPUs were asked for; free: 1 of 8; " in refused.stderr
+    assert "6 GPUs on a,b: ann, job big for " in refused.stderr
+    assert "1 GPU on b: outside hvlaunch, sleep of root" in refused.stderr
+    too_many = job(lab, "bob", "--wait", "-np", 9, "true")
+    assert too_many.code() == 2
+    shown = table(lab)
+    assert len(re.findall(r"^[ab] +\d +ann +big +", shown, re.MULTILINE)) == 6
+    assert re.search(r"^b +3 +outside hvlaunch +sleep \(pid \d+\) of root", shown, re.MULTILINE)
+    assert "free: 1 of 8\n" in shown
+    second = job(lab, "bob", "--wait", "-np", 3, "--gpus-per-worker", 2, "python3", "-c", SHOW)
+    second.saw("waits for 6 GPUs; free: 1 of 8")
+    wait_until(lambda: "waits for" in table(lab), "its ticket", 20.0)
+    states = [json.loads(line) for line in table(lab, "--json").splitlines()]
+    assert [len(state["tickets"]) for state in states] == [1, 1]
+    # Killed, so that the driver can tell nobody: agents and workers end by themselves.
+    lab["b"].run(["sh", "-c", "kill $(cat /run/gpus/pid-3); rm /run/gpus/pid-3"], check=True)
+    first.send(signal.SIGKILL).process.wait()
+    assert second.code(60.0) == 0, second.stderr
+    assert "leases 6 GPUs: 4 on a, 2 on b" in second.stderr
+    assert {line.split(" ")[-1] for line in second.stdout.splitlines()} == {
+        "GPU-a-0,GPU-a-1",
+        "GPU-a-2,GPU-a-3",
+        "GPU-b-0,GPU-b-1",
+    }
+    assert "free: 8 of 8\n" in table(lab)
+
+
+@pytest.mark.long
+def test_a_waiting_job_starts_when_the_last_gpu_is_free(lab: TestHosts) -> None:
+    # The first job works for as long as the second one takes to queue up.
+    work = f"{SHOW}; time.sleep(6); print('end', time.time(), '')"
+    first = job(lab, "ann", "-np", 8, "python3", "-c", work)
+    first.saw("at ", 8)
+    second = job(lab, "bob", "--wait", "-np", 8, "python3", "-c", SHOW).saw("waits for 8 GPUs")
+    assert first.code() == 0
+    assert second.code() == 0, second.stderr
+    ended = max(float(text) for text in re.findall(r"end (\S+) ", first.stdout))
+    assert max(times(second)) - ended < LATEST
+
+
+@pytest.mark.long
+def test_thirty_random_schedules_on_real_hosts(lab: TestHosts) -> None:
+    """Jobs of both users start, end, lose their driver or agent, or their link; at the end every GPU is free again."""
+    rng = random.Random(7)
+    for _ in range(30):
+        jobs = []
+        for _ in range(rng.randrange(2, 5)):
+            words = [
+                "-np",
+                rng.randrange(1, 9),
+                "--lease",
+                3,
+                "python3",
+                "-c",
+                f"{SHOW}; time.sleep({rng.random():.2f})",
+            ]
+            jobs.append(job(lab, rng.choice(["ann", "bob"]), "--wait", *words))
+            time.sleep(rng.random())
+            act = rng.randrange(4)
+            host = lab[rng.choice(HOSTS)]
+            if act == 0 and jobs[-1].process.poll() is None:
+                jobs[-1].send(signal.SIGKILL)
+            elif act == 1:
+                host.run(["pkill", "-9", "-n", "hvl-agent"])
+            elif act == 2:
+                host.cut()
+                time.sleep(rng.random() * 2)
+                host.heal()
+        for one in jobs:
+            one.process.wait(120.0)
+        wait_until(lambda: "free: 8 of 8\n" in table(lab), "all GPUs are free", 30.0)
+
+
+def test_hosts_without_the_library_say_so(cluster: TestHosts, tmp_path: Path) -> None:
+    refused = Job(cluster, [*LEASE, "-np", 2, "-H", "a,b", "true"])
+    assert refused.code() == 69
+    assert "no GPUs: libnvidia-ml.so.1" in refused.stderr
