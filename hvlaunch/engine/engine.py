@@ -491,7 +491,7 @@ class Engine:
             decision = decision.also(self._discovery_failed(no_list()))
         if self.phase is Phase.RUNNING and self.waits.is_over(Wait.SETTLING, now):
             decision = decision.also(self._policy.settle(now))
-        if self.phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING and decision.ending is None:
             decision = decision.also(self._policy.restart(now))
         decision = decision.also(self._policy.watch(now))
         return decision.also(Decision(self._give_up_stuck(now)))

@@ -116,6 +116,8 @@ class Policy:
             return Decision(then=Then.NOTHING)
         if self._lifecycle.phase is not Phase.RUNNING:
             self._record_end(worker, event, now)
+            if self._roles is not None and isinstance(self._lifecycle.ending.cause, why.RoleDone):
+                self._roles.ended_after(worker)
             return Decision()
         decision = self._ended_at_work(worker, event, now)
         if decision.is_empty and self._rounds.awaits_ends:

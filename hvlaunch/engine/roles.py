@@ -45,6 +45,13 @@ class RolePolicies:
             return self._ended_well(role.name, ranks)
         return None if role.policy == "end" else self._failed(unit, exit_, now)
 
+    def ended_after(self, worker: Worker) -> None:
+        """Note the end of a worker after that of the role which ends the job; it may have failed just before."""
+        place = worker.launch.role
+        # With time it would have started again.
+        if place is not None and self._spec.roles[place.number].policy != "end" and self._rounds.round:
+            self._rounds.round.forgive([worker.rank])
+
     def _ended_well(self, name: str, ranks: range) -> list[Action] | Ending:
         """End the job after the role that it ends with."""
         current = self._rounds.round

@@ -8,7 +8,6 @@ from hvlaunch.engine.pool import HostState
 from hvlaunch.errors import HostLost
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.links import Link
-from tests.simulation.play import facts
 from tests.simulation.wired import Wired
 from tests.simulation.wires import Agent
 from tests.simulation.world import World, WorldHost
@@ -42,7 +41,7 @@ class WiredStaticWorld(Wired, World):
             self._count_agents += 1
             self._agent_of[host.name] = self._count_agents
             self.greeted(host.name, self._count_agents)
-            self.send(host.name, on.HostReady(host.name, facts(host.number)))
+            self.send(host.name, on.HostReady(host.name, self.facts_of(host)))
             self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
 
     def interrupt(self) -> None:

@@ -54,19 +54,7 @@ class World(Play):
         self.failures = faults if failures is None else failures
         names = "abcdef"[: self.random.randint(1, 6)]
         self.hosts = {name: WorldHost(name, number) for number, name in enumerate(names, 1)}
-        hosts = tuple(Host(name, slots=self.random.randint(1, 3)) for name in names)
-        size = self.random.randint(1, sum(host.slots or 0 for host in hosts))
-        self.spec = JobSpec(
-            command=("train",),
-            hosts=hosts,
-            np=self.random.choice([None, size]),
-            skip_bad_hosts=self.random.random() < 0.3,
-            end_with_rank=self.random.choice([None, None, 0, size - 1]),
-            cwd="/",
-            grace=5.0,
-            start_timeout=20.0,
-            settle=self.random.choice((0.0, 0.2, 2.0)),
-        )
+        self.spec = self.make_spec(names)
         self.engine = Engine(self.spec, 4711)
         self.interrupts = 0
         self.most_interrupts = random.Random(f"interrupts {seed}").choice((0, 3, 3))
@@ -84,6 +72,25 @@ class World(Play):
         self.stopped_at: float | None = None
         """Time of the engine's first order to stop workers, or of the last worker's end."""
 
+    def make_spec(self, names: str) -> JobSpec:
+        """Return a job on these hosts."""
+        hosts = tuple(Host(name, slots=self.random.randint(1, 3)) for name in names)
+        size = self.random.randint(1, sum(host.slots or 0 for host in hosts))
+        return JobSpec(
+            command=("train",),
+            hosts=hosts,
+            np=self.random.choice([None, size]),
+            skip_bad_hosts=self.random.random() < 0.3,
+            end_with_rank=self.random.choice([None, None, 0, size - 1]),
+            cwd="/",
+            grace=5.0,
+            start_timeout=20.0,
+            settle=self.random.choice((0.0, 0.2, 2.0)),
+        )
+
+    def facts_of(self, host: WorldHost) -> on.HostFacts:
+        return facts(host.number)
+
     def begin(self) -> None:
         self.tell(on.Began())
 
@@ -93,6 +100,7 @@ class World(Play):
         choices = [] if is_due else self.choices()
         if choices:
             self.random.choice(choices)()
+            self._ticks = 0
             self.now += self.random.random() * 0.1
         else:
             super().step()
@@ -183,7 +191,7 @@ class World(Play):
 
     def greet(self, host: WorldHost) -> None:
         host.link = "ready"
-        self.send(host.name, on.HostReady(host.name, facts(host.number)))
+        self.send(host.name, on.HostReady(host.name, self.facts_of(host)))
         self.send(host.name, on.RendezvousReached(host.name, "10.0.0.100"))
 
     def start(self, start: do.Start) -> None:

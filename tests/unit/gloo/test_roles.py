@@ -219,6 +219,20 @@ def test_the_role_that_ends_the_job_ends_it_while_another_waits_for_its_restart(
     assert history.result.exit_code == 0
 
 
+@pytest.mark.parametrize(("gen", "code"), [("restart", 0), ("end", 3)])
+def test_a_service_that_failed_just_before_the_end_counts_if_it_would_have_ended_the_job(
+    gen: RolePolicy, code: int
+) -> None:
+    history = job(gen=gen, end_with_role="train")
+    history.exit("a", 0, after=1.0)
+    history.exit("b", 0, after=1.0)
+    history.exit("b", 1, 3, look="cause")
+    for slot in (0, 1):
+        history.exit("c", slot, None, 15, after=2.0)
+    history.close()
+    assert history.result.exit_code == code
+
+
 def test_a_lost_host_ends_the_job() -> None:
     history = job()
     done = history.play(lost("c"))
@@ -227,6 +241,15 @@ def test_a_lost_host_ends_the_job() -> None:
         history.exit(host, slot, None, 15)
     history.close()
     assert (history.result.exit_code, history.problem.host) == (69, "c")
+
+
+def test_no_worker_starts_again_in_the_turn_in_which_the_job_ends() -> None:
+    history = job()
+    history.exit("a", 0, 7, look="consequence")
+    history.now += 2.5
+    done = history.exit("c", 0, 3)
+    assert {stop.host for stop in history.of(do.Stop, done)} == {"b", "c"}
+    assert not history.of(do.Start, done)
 
 
 def test_a_host_that_is_lost_while_its_workers_wait_for_their_restart_ends_the_job() -> None:
