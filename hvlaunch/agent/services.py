@@ -101,7 +101,9 @@ def _listens(host: str, port: int) -> bool:
 def _write_files(files: Dict[str, str]) -> None:
     """Write the files, and set the variable of that name to each path."""
     for name, text in files.items():
-        path = os.path.join(os.environ["HVLAUNCH_SCRATCH"], name + "." + os.environ["HVLAUNCH_RANK"])
+        # Slot and start: two roles may have the same rank on one host.
+        worker = os.environ["HVLAUNCH_WORKER"].partition("/")[2].replace("/", ".")
+        path = os.path.join(os.environ["HVLAUNCH_SCRATCH"], name + "." + worker)
         with open(path, "w") as file:
             file.write(text)
         os.environ[name] = path

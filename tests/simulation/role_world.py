@@ -72,7 +72,11 @@ class RoleWorld(World):
     # The hosts
 
     def choices(self) -> list[Callable[[], None]]:
-        pause = [self.let_time_pass] if self.engine.phase is Phase.RUNNING else []
+        # A message that takes half a minute would be that of a lost host.
+        is_quiet = self.engine.phase is Phase.RUNNING and not any(
+            host.pending for host in self.hosts.values()
+        )
+        pause = [self.let_time_pass] if is_quiet else []
         return [*super().choices(), *pause]
 
     def let_time_pass(self) -> None:

@@ -41,9 +41,7 @@ class Rerun:
                 f"{self._job.label} called {self._run['call']}(), a function of a Python program",
                 hint="run that program again",
             )
-        # The options of a job with roles have the commands.
-        has_roles = any(words[0] == "--role" for words in self._run["options"])
-        self._command = [] if has_roles else [str(word) for word in self._job.about["command"]]
+        self._command = [str(word) for word in self._job.about["command"]]
         typed = self._parsed(argv[1:])
         earlier = self._parsed(["--cwd", str(self._run["cwd"]), *self._kept_words(typed)]).settings.items()
         before = [setting for name, settings in earlier if name not in _OWN for setting in settings]
@@ -52,9 +50,12 @@ class Rerun:
         self._has_tree = self._run["sync"] is not None and _TREE.isdisjoint(typed.given)
         self._place = merged.sync_to
         left_out = {*_TREE, "sync_to"} if self._has_tree else set[str]()
+        # The options of a job with roles have the commands.
+        has_roles = "role" in merged.given
+        left_out |= {COMMAND.name} if has_roles else set()
         settings = {name: group for name, group in merged.settings.items() if name not in left_out}
         self.options = Options(settings, GROUPS, is_marked=True)
-        self.line = [*chain.from_iterable(self._words), "--", *self._command]
+        self.line = [*chain.from_iterable(self._words), *([] if has_roles else ["--", *self._command])]
 
     def spec(self) -> tuple[JobSpec, list[str]]:
         """Return the new job and warnings. Raises BadUsage."""

@@ -103,3 +103,9 @@ def test_invalid_templates(template, part):
     assert part in str(caught.value)
     assert repr(template) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_roles_are_shown_in_place_of_ranks():
+    labelled = Prefix(labels=["train:0", "gen:0", "gen:1"])
+    assert labelled.text_for((2,), "stdout") == b"[gen:1]<stdout>: "
+    assert labelled.text_for((0, 2), "stderr") == b"[train:0,gen:1]<stderr>: "

@@ -233,6 +233,16 @@ def test_a_job_without_sync_runs_the_files_of_now(machine: Machine) -> None:
     assert "had no --sync: it runs the files that are there now" in done.stderr
 
 
+def test_a_job_with_roles_runs_again(machine: Machine) -> None:
+    roles = ["--role", "a=1: sh -c 'exit $CODE'", "--role", "b=1: true", "--role-env", "a:CODE=3"]
+    machine.run(*roles, "--role-env", "b:API_TOKEN=hidden", code=3)
+    job = machine.newest
+    assert "its --role-env had a secret, which was not kept" in machine.run("rerun", job.id, code=2).stderr
+    done = machine.run("rerun", job.id, "--role-env", "a:CODE=4", code=4)
+    assert "a:0 (rank 0 of 2) on host localhost failed first" in done.stderr
+    assert machine.newest.about["command"] == job.about["command"]
+
+
 def test_diff_names_ten_differences_of_ten(machine: Machine, tmp_path: Path) -> None:
     """Each is seeded alone between the two jobs; versions come from packages that the worker's Python finds."""
     site = tmp_path / "site"

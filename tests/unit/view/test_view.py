@@ -171,6 +171,12 @@ def test_a_plain_table_has_the_columns_that_are_known():
     assert "CPU" in plain(shown([worker(0)], [host("a")], [sample("a", [worker_sample(0)])]), 200)
 
 
+def test_workers_of_roles_are_named_by_them():
+    workers = [worker(0, role="train:0"), worker(1, role="gen:0")]
+    lines = plain(shown(workers, [host("a")]), 80).splitlines()
+    assert [line.split()[0] for line in lines if "working" in line][-2:] == ["train:0", "gen:0"]
+
+
 def test_thousand_ranks_are_folded_by_host_with_the_worst_ranks():
     workers = [worker(rank, f"h{rank // 8}", "hanging" if rank == 777 else "working") for rank in range(1000)]
     text = plain(shown(workers, [host(f"h{number}") for number in range(125)]), 120)
