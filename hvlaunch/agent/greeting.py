@@ -109,6 +109,9 @@ class Greeting:
         """Lend rank 0's port, and the ports for places in the command, to the workers that start now."""
         # A port stays bound here. A program with SO_REUSEADDR, such as torch, may listen on it, since the agent does
         # not; for other programs, and for the kernel's choice of ports, it is taken.
+        # In a job with roles, other orders of the same round follow the first, and restarts.
+        if not self._kept:
+            return
         for lent in self._lent:
             lent.close()
         self._lent, self._kept = self._kept, []

@@ -1,6 +1,7 @@
 """Whole jobs on this machine, through the command line: output, stdin, signals, ends."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -483,3 +484,15 @@ def test_workers_see_gpus_by_slot_within_the_hosts_own_choice() -> None:
     done = run("-np", 3, "--gpus-per-worker", 2, "sh", "-c", script, env=env)
     assert done.returncode == 126
     assert "--gpus-per-worker 2: slot 2 is to have GPU 4-5; visible GPUs: 4" in done.stderr
+
+
+TAKE_PORT = "import socket, sys; socket.socket().bind(('', int(sys.argv[1].rpartition(':')[2])))"
+
+
+def test_a_port_of_a_role_stays_taken_when_the_next_role_starts() -> None:
+    """Programs other than the role's own, which reuses the address as servers do."""
+    taker = shlex.join([sys.executable, "-c", TAKE_PORT])
+    done = run("--role", "a=1: sleep 60 {own_port:x}", "--role", f"b=1: {taker} {{role:a:0:x}}")
+    assert done.returncode == 1
+    assert "b:0 (rank 1 of 2) on host localhost failed first" in done.stderr
+    assert "Address already in use" in done.stderr
