@@ -384,6 +384,7 @@ def test_the_page_for_users_has_every_variable():
     names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()
     names |= elastic_env(ElasticOptions(min_np=1)).keys() | gpu_env(1).keys()
     names |= environment_env("/env").keys()
+    names |= {"HVLAUNCH_ROLE_GEN_HOSTS"}
     table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(names)
