@@ -220,9 +220,7 @@ def test_the_role_that_ends_the_job_ends_it_while_another_waits_for_its_restart(
 
 
 @pytest.mark.parametrize(("gen", "code"), [("restart", 0), ("end", 3)])
-def test_a_service_that_failed_just_before_the_end_counts_if_it_would_have_ended_the_job(
-    gen: RolePolicy, code: int
-) -> None:
+def test_a_service_that_failed_just_before_the_end_counts_by_its_policy(gen: RolePolicy, code: int) -> None:
     history = job(gen=gen, end_with_role="train")
     history.exit("a", 0, after=1.0)
     history.exit("b", 0, after=1.0)
