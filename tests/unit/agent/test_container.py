@@ -148,6 +148,20 @@ def test_devices_of_the_host_are_passed_on(runtime: str, paths: list[str], words
     assert container._devices(runtime, paths.__contains__) == words
 
 
+def test_user_and_limits_depend_on_the_rights_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getgid", lambda: 100)
+    monkeypatch.setattr(os, "getgroups", lambda: [100, 44])
+    monkeypatch.setattr(container, "_may_lock_memory", lambda: False)
+    assert container._identity("docker", is_rootless=False) == ["--user", "1000:100", "--group-add", "44"]
+    assert container._identity("docker", is_rootless=True) == ["--user", "0:0"]
+    assert container._identity("podman", is_rootless=True)[:2] == ["--userns", "keep-id"]
+    unlimited = ["--ulimit", "memlock=-1:-1"]
+    assert container._limits("docker", is_rootless=False, is_bound=False) == unlimited
+    assert container._limits("docker", is_rootless=True, is_bound=True) == ["--cap-add", "SYS_NICE"]
+    assert container._limits("podman", is_rootless=True, is_bound=False) == ["--pids-limit", "-1"]
+
+
 def test_last_words_of_a_container_without_an_agent() -> None:
     failed = never_began(
         "a", 69, f"noise\n{container.CAUSE}it broke\n{container.HINT}mend it", None, b"", "small"
