@@ -137,9 +137,11 @@ class _Container:
                 os._exit(126)
         silence, _keep = os.pipe()
         status = wait_for(child, silence, self._patience, self._shows_life)
-        if status != 0:
-            self._end()
-        self._let_monitor_end()
+        # In a running container the agent sees the end of its client as a lost connection, and ends what is its own.
+        if not (os.WIFSIGNALED(status) and self._image is None):
+            if status != 0:
+                self._end()
+            self._let_monitor_end()
         left = len(reaper.kill_descendants(self._patience))
         self._remove_directories()
         if os.WIFSIGNALED(status):
