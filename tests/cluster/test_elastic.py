@@ -124,9 +124,11 @@ def test_workers_fail_one_by_one(start: Starter) -> None:
     job.signal("KILL", "b")
     assert job.event("worker_exited", host="b", signal="SIGKILL")
     number = job.goes_on_with("a:1,b:1,c:1", after=number)
-    job.order("c.0", "step raise")
-    assert job.event("worker_exited", host="c", code=1)
-    number = job.goes_on_with("a:1,b:1,c:1", after=number)
+    # By restarts nothing is reported: a third failure within seconds would end the job.
+    if not job.work.restarts:
+        job.order("c.0", "step raise")
+        assert job.event("worker_exited", host="c", code=1)
+        number = job.goes_on_with("a:1,b:1,c:1", after=number)
     job.signal("STOP", "a")  # rank 0
     assert job.event("worker_killed")["reason"]["how"] in ("stopped", "silent")
     job.goes_on_with("a:1,b:1,c:1", after=number)
