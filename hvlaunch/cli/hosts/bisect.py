@@ -9,10 +9,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.check.bisection import Bisection, Conclusion, most_rounds
+from hvlaunch.children import Sweeper
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.options import Option, OptionGroup, Typed, Value, by_name, split
 from hvlaunch.cli.options.table import GROUPS
@@ -92,7 +94,8 @@ def run_bisect_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             seconds=options.given.get("seconds") or _SECONDS_OF_RUN,
             repeats=options.given.get("repeat") or 1,
         )
-        conclusion = _search(runner, [host.name for host in spec.hosts], is_quiet=bool(options.quiet))
+        with closing(runner):
+            conclusion = _search(runner, [host.name for host in spec.hosts], is_quiet=bool(options.quiet))
     _remember(conclusion, environ)
     return _report(conclusion, runner, is_json="json" in options.given)
 
@@ -124,17 +127,31 @@ class _Runner:
         self._seconds = seconds
         self.repeats = repeats
         self.failures: list[_Run] = []
+        self._is_stopped = False
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._sweeper = Sweeper()
+
+    def close(self) -> None:
+        """Kill what may be left of the jobs."""
+        self._sweeper.close()
 
     def run(self, sets: Sequence[tuple[str, ...]]) -> list[_Run]:
         """Run on all sets at the same time; a set that succeeds runs again, `repeats` times in all."""
         with ThreadPoolExecutor(len(sets)) as pool:
-            runs = [run for part in pool.map(self._repeat, sets) for run in part]
+            try:
+                runs = [run for part in pool.map(self._repeat, sets) for run in part]
+            except BaseException:
+                # Otherwise the pool would wait for the ends of the jobs.
+                self._is_stopped = True
+                for process in list(self._running):
+                    process.send_signal(signal.SIGTERM)
+                raise
         self.failures += [run for run in runs if run.failed]
         return runs
 
     def _repeat(self, hosts: tuple[str, ...]) -> list[_Run]:
         runs: list[_Run] = []
-        while len(runs) < self.repeats and not any(run.failed for run in runs):
+        while len(runs) < self.repeats and not self._is_stopped and not any(run.failed for run in runs):
             runs.append(self._run_once(hosts))
         return runs
 
@@ -149,7 +166,13 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                # Ctrl-C reaches this process alone, which ends the jobs; the sweeper does if it is killed.
+                start_new_session=True,
             )
+            self._sweeper.add(process.pid)
+            self._running.add(process)
+            if self._is_stopped:  # since it was about to start
+                process.send_signal(signal.SIGTERM)
             end = ""
             try:
                 process.wait(self._seconds)
@@ -157,6 +180,8 @@ class _Runner:
                 end = f"it was stopped after {duration(self._seconds)}\n"
             finally:
                 _end(process)
+                self._running.discard(process)
+                self._sweeper.forget(process.pid)
             output.seek(0)
             text = output.read().decode(errors="replace")
         return _Run(hosts, process.returncode != 0 or bool(end), text + end)

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.testhosts.hosts import wait_until
 
 
 def bisect(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
@@ -56,6 +59,28 @@ def test_usage(tmp_path: Path, words: list[str], message: str) -> None:
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_jobs_end_with_the_search(tmp_path: Path, number: signal.Signals) -> None:
+    file = tmp_path / "pid"
+    words = [
+        "-H",
+        "localhost:1",
+        "--",
+        "sh",
+        "-c",
+        f"echo $$ > {file}.new; mv {file}.new {file}; exec sleep 1000",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvlaunch", "bisect", *words],
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+    )
+    wait_until(file.exists, "the worker runs")
+    pid = int(file.read_text())
+    process.send_signal(number)
+    assert process.wait(60) == (130 if number == signal.SIGINT else -number)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the worker has ended")
 
 
 def test_help(tmp_path: Path) -> None:
