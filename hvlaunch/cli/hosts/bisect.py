@@ -17,6 +17,7 @@ from hvlaunch.check.bisection import Bisection, Conclusion, most_rounds
 from hvlaunch.children import Sweeper
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.options import Option, OptionGroup, Typed, Value, by_name, split
+from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.options.values import SECONDS, positive
 from hvlaunch.cli.process import complain, print_answer
@@ -27,7 +28,7 @@ from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host
 from hvlaunch.outside.ledger import Ledger, ledger_directory
 
-__all__ = ["run_bisect_command"]
+__all__ = ["bisect_options", "run_bisect_command"]
 
 _USAGE = """\
 usage: hvlaunch bisect [-H HOSTS | --hostfile FILE] [--repeat N] [--seconds S] [--json] [options of a job] -- COMMAND [ARG ...]
@@ -64,24 +65,16 @@ class _Run(NamedTuple):
 
 def run_bisect_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `bisect`; return the exit code. Raises HvlaunchError."""
-    groups = (*GROUPS, _OWN)
-    own_words = argv[: argv.index("--")] if "--" in argv else argv
-    if {"-h", "--help"} & {*own_words}:
-        return print_answer(_USAGE)
-    if own_words == argv or not argv[len(own_words) + 1 :]:
-        raise BadUsage("bisect: a command behind -- is needed", hint=_HINT)
     try:
-        options = parse(argv, groups, environ=environ, warn=complain)
+        options = bisect_options(argv, environ)
     except Answered as answer:
         return print_answer(answer.text)
     spec, warnings = job_spec(options, environ)
-    if "np" in options.given:
-        raise BadUsage("bisect: the sets have all slots of their hosts, so -np has no meaning", hint=_HINT)
     if not spec.hosts:
         raise BadUsage("bisect: no hosts are named", hint=_HINT)
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
-    names = by_name(groups)
+    names = by_name((*GROUPS, _OWN))
     typed, command = split(argv, names, lambda _name: False)
     taken = _HOSTS | {option.name for option in _OWN.options}
     words = [word for option in typed if names[option.name].name not in taken for word in _words(option)]
@@ -98,6 +91,19 @@ def run_bisect_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             conclusion = _search(runner, [host.name for host in spec.hosts], is_quiet=bool(options.quiet))
     _remember(conclusion, environ)
     return _report(conclusion, runner, is_json="json" in options.given)
+
+
+def bisect_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Return the options of the words behind `bisect`. Raises BadUsage, and Answered for --help."""
+    own_words = argv[: argv.index("--")] if "--" in argv else argv
+    if {"-h", "--help"} & {*own_words}:
+        raise Answered(_USAGE)
+    if own_words == argv or not argv[len(own_words) + 1 :]:
+        raise BadUsage("bisect: a command behind -- is needed", hint=_HINT)
+    options = parse(argv, (*GROUPS, _OWN), environ=environ, warn=complain)
+    if "np" in options.given:
+        raise BadUsage("bisect: the sets have all slots of their hosts, so -np has no meaning", hint=_HINT)
+    return options
 
 
 def _words(option: Typed) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import pytest
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
+from hvlaunch.cli.hosts.bisect import bisect_options
 from hvlaunch.cli.hosts.check import check_options
 from hvlaunch.cli.hosts.gpus import GPU_OPTIONS
 from hvlaunch.cli.hosts.hosts import hosts_parser
@@ -122,6 +123,8 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             parse([*words[1:], "--", "true"], (*GROUPS, GPU_OPTIONS), environ=environ)
         elif words[0] == "check":
             check_options(words[1:], environ)
+        elif words[0] == "bisect":
+            bisect_options(words[1:], environ)
         elif words[0] == "hosts":
             hosts_parser().parse_args(words[1:])
         elif words[0] == "rerun" and len(words) > 1:  # options of a job follow
