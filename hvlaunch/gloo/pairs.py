@@ -101,7 +101,7 @@ class Pairs:
             "addresses": candidates(facts)[:_MOST_ADDRESSES],
             "ports": listening["ports"],
         }
-        # A host that can't be reached leaves, so the wait for a slow one has an end.
+        # Unreachable hosts leave, hence the wait for a slow host has an end.
         arrived = self.gathering.meet(name, "places", _LONG)
         hosts = [host for host in self._names if host in arrived]
         position = hosts.index(name)

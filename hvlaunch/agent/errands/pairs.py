@@ -250,7 +250,7 @@ def _reach_ports(key: str, dial: Dict[str, Any]) -> Tuple[Optional[str], List[in
         return [targets[index] for index in sorted(indexes)]
 
     addresses, (first, *others) = dial["addresses"], dial["ports"]
-    # Few connections as long as all is well: on busy hosts each costs time.
+    # Few connections for a good network: on busy hosts each costs time.
     answers = proven(addresses, [first], 0.1) or proven(addresses, others, dial["settle"])
     if not answers:
         return None, []
@@ -276,7 +276,7 @@ def _measure(
             _send(connection, _LARGE, 0.5)
         except socket.timeout:
             mtu = _passing_mtu(key, dial["name"], target)
-            # If all sizes pass now, it was no matter of size.
+            # Every size passes now: size was not the matter.
             measure["mtu"] = None if mtu == _MTUS[0] else mtu
             return
         with turn:
@@ -295,7 +295,7 @@ def _measure(
 
 def _loss(connection: socket.socket, dial: Dict[str, Any], rate: Optional[float]) -> Optional[float]:
     """Return the part of segments that a slow stream has lost; None if the kernel does not say. Raises OSError, EOFError."""
-    # So slow that no queue overflows: the link itself has lost the segments.
+    # Too slow for an overflow of queues: the link itself has lost the segments.
     pace = max(20000, int(min(dial["pace"], (rate or dial["pace"] * 4) / 4)))
     before = _segments(connection)
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
@@ -380,7 +380,7 @@ def _segments(connection: socket.socket) -> Optional[Tuple[int, int]]:
     (again,) = struct.unpack_from("=I", info, _AGAIN_AT)
     (sent,) = struct.unpack_from("=I", info, _SENT_AT)
     if len(info) >= _UNNEEDED_AT + 4:
-        # A busy host answers late, and what was sent again then had arrived.
+        # A busy host answers late: segments were sent again after their arrival.
         again -= min(again, *struct.unpack_from("=I", info, _UNNEEDED_AT))
     return again, sent
 

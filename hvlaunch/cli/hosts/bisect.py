@@ -172,7 +172,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # Ctrl-C reaches this process alone, which ends the jobs; the sweeper does if it is killed.
+                # Ctrl-C reaches this process alone, and ends the jobs; the sweeper ends them after SIGKILL.
                 start_new_session=True,
             )
             self._sweeper.add(process.pid)

@@ -93,6 +93,20 @@ def test_two_bad_hosts_are_both_named(count: int, seed: int) -> None:
     assert {scope for scope, _, _ in causes} == {"host"}
 
 
+def test_rates_of_busy_hosts_are_no_fault_of_links() -> None:
+    """Single pairs are far below the others, and far above a slow link; a host with all its pairs there is named."""
+    hosts, measures = matrix(32)
+    dice = random.Random(1)
+    for pair in dice.sample(sorted(measures), 40):
+        measures[pair] = measures[pair]._replace(rate=6e7)
+    assert find_faults(measures, hosts) == []
+    for pair in measures:
+        if "h5" in pair:
+            measures[pair] = measures[pair]._replace(rate=1e8)
+    [fault] = find_faults(measures, hosts)
+    assert (fault.kind, fault.scope, fault.hosts) == ("rate", "host", ("h5",))
+
+
 def test_whole_network_is_one_fault() -> None:
     hosts, measures = matrix(5)
     slow = {pair: measure._replace(rate=1e6) for pair, measure in measures.items()}
