@@ -6,7 +6,7 @@ from functools import partial
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.lifecycle import Phase
-from hvlaunch.engine.round import FRUITFUL, FRUITLESS_IN_A_ROW
+from hvlaunch.engine.round import FRUITFUL, STARTS_IN_A_ROW
 from hvlaunch.hosts.roles import place_roles, ports_by_host, ranks_of
 from hvlaunch.job import Host, JobResult, JobSpec, RestartLimit, Role, Templates
 from tests.simulation.play import facts
@@ -172,7 +172,7 @@ class RoleWorld(World):
         """True if the unit's last failure was one too many."""
         limit, failures = self.spec.role_limit.max_restarts, self.failed.get(unit, {})
         lives = [when - self.began[unit][start] for start, when in sorted(failures.items())]
-        fruitless = len(lives) >= FRUITLESS_IN_A_ROW and max(lives[-FRUITLESS_IN_A_ROW:]) < FRUITFUL
+        fruitless = len(lives) >= STARTS_IN_A_ROW and max(lives[-STARTS_IN_A_ROW:]) < FRUITFUL
         return fruitless or (limit is not None and len(lives) > limit)
 
     def check(self, result: JobResult) -> None:
