@@ -15,7 +15,8 @@ from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.driver.links.links import workers_python
 from hvlaunch.errors import CheckFailed
 from hvlaunch.hosts.parse import host_set
-from hvlaunch.job import JobSpec
+from hvlaunch.hosts.placement import needed
+from hvlaunch.job import Host, JobSpec
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -31,6 +32,10 @@ _SAMPLES = 5
 _NUMBER = or_null(number(0, 1 << 40))
 _GATHERING = 10.0
 """Seconds that a host waits for the others, to open the script at the same time."""
+
+
+_JOB_GATHERING = 3.0
+"""The same in a job, which does not wait for a host that may never come."""
 
 
 class Gathering:
@@ -60,10 +65,14 @@ class Gathering:
 class Examination:
     """Reads the values of hosts. `examine` is called for each host, in a thread of its own."""
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(
+        self, spec: JobSpec, names: Iterable[str] | None = None, patience: float = _GATHERING
+    ) -> None:
+        """`names` are the hosts to wait for; None for all."""
         self._spec = spec
+        self._patience = patience
         self._begin = time.monotonic()
-        self.gathering = Gathering(host.name for host in spec.hosts)
+        self.gathering = Gathering([host.name for host in spec.hosts] if names is None else names)
         self.values: dict[str, Values] = {}
         """Values of the examined hosts."""
 
@@ -74,7 +83,7 @@ class Examination:
         errand = link.errands.start("check", self._arguments(facts), _LIMITS)
         try:
             offset, error = _clock_of(errand, name)
-            self.gathering.meet(name, "open", _GATHERING)
+            self.gathering.meet(name, "open", self._patience)
             opened = _ask(errand, b"open\n", name)
             errand.close_input()
             errand.wait(_PATIENCE)
@@ -111,11 +120,19 @@ class Examination:
         }
 
 
+def expected_hosts(spec: JobSpec) -> list[str]:
+    """Return the hosts that a job connects to at its start: a static job leaves out those that it does not need."""
+    hosts: Sequence[Host] = spec.hosts
+    if spec.elastic is None and not spec.skip_bad_hosts and spec.leases is None:
+        hosts = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
+    return [host.name for host in hosts]
+
+
 class JobCheck:
     """Examines the hosts of a job before they get workers, and hosts that join later against all before them."""
 
     def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
-        self._examination = Examination(spec)
+        self._examination = Examination(spec, expected_hosts(spec), _JOB_GATHERING)
         self._say = (lambda _: None) if spec.console.quiet else say
         self._lock = threading.Lock()
         self._said: set[tuple[str, Finding]] = set()
@@ -130,7 +147,7 @@ class JobCheck:
             self._say(f"warning: host {name} could not be checked: {error.detail}")
             ready(facts)
             return
-        self._examination.gathering.meet(name, "compare", _GATHERING)
+        self._examination.gathering.meet(name, "compare", _JOB_GATHERING)
         findings = self._examination.findings()
         self._warn(findings)
         errors = [finding for finding in findings if finding.host == name and finding.level == "error"]

@@ -199,8 +199,8 @@ def test_an_empty_word_is_a_command():
             "unknown option '--num', and options can't be cut short; try: --num-proc, --num-nccl-streams, or hvlaunch --help",
         ),
         (
-            "--check true",
-            "unknown option '--check', and options can't be cut short; try: hvlaunch --check-build true, or ",
+            "--check-b true",
+            "unknown option '--check-b', and options can't be cut short; try: hvlaunch --check-build true, or ",
         ),
         (
             "-hostf f true",

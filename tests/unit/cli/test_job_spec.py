@@ -127,6 +127,7 @@ def test_everything_said_arrives(here):
             "ready_url",
             "skip_bad_hosts",
             "map_by",
+            "check",
             "visible_gpus",
             "bind",
             "gpus_per_worker",
@@ -431,6 +432,7 @@ def test_an_argument_with_a_nul(here):
         ("--min-np 1 --end-with-rank 0 true", "--end-with-rank is for static jobs"),
         ("--min-np 1 --skip-bad-hosts true", "--skip-bad-hosts is for static jobs"),
         ("--mpi --skip-bad-hosts true", "--skip-bad-hosts needs ssh"),
+        ("--mpi --check true", "--check needs hvlaunch's own agents"),
     ],
 )
 def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
