@@ -112,7 +112,7 @@ def same(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
 
 
 def same_if_any(values: Mapping[str, Any], show: Show) -> Iterator[Outlier]:
-    """Compare values for equality, of the hosts that have one."""
+    """Compare known values for equality."""
     values = {host: value for host, value in values.items() if value is not None}
     return same(values, show) if values else iter(())
 
@@ -174,7 +174,7 @@ _NEEDED = ("files", "software")
 
 
 def _unread(values: Mapping[str, Values]) -> Iterator[Finding]:
-    """Yield a finding for each part that a host could not read, with the cause."""
+    """Yield a finding for each unread part of a host, with the cause."""
     for host, of_host in values.items():
         for part, cause in of_host.get("problems", {}).items():
             level: Level = "error" if part in _NEEDED else "warning"

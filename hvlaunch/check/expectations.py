@@ -1,4 +1,4 @@
-"""Values that a user knows to be good, from the file of --expect: for each check a value, or the least and the most."""
+"""Good values, from the file of --expect: for each check a value, or the least and the most."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,7 +53,7 @@ def _amount(text: str) -> float | None:
 
 
 def unexpected(expectations: Iterable[Expectation], values: Mapping[str, Values]) -> Iterator[Finding]:
-    """Yield an error for each value that is not as expected; a host without the value is one too."""
+    """Yield an error for each unexpected or missing value."""
     for check, text, least, most in expectations:
         for host, of_host in values.items():
             value = check.value(of_host)

@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
         return levels
 
     def cells(self, check: Check) -> dict[str, str]:
-        """Return the value of each host that has one, as text."""
+        """Return the known values as text, by host."""
         by_host = {host: check.value(values) for host, values in self.values.items()}
         return {
             host: visible_line(check.show(value))[:_WIDEST]

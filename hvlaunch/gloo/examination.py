@@ -31,15 +31,15 @@ _SAMPLES = 5
 """Questions for the host's time; the quickest answer counts."""
 _NUMBER = or_null(number(0, 1 << 40))
 _GATHERING = 10.0
-"""Seconds that a host waits for the others, to open the script at the same time."""
+"""Seconds for the other hosts to come, before all open the script."""
 
 
 _JOB_GATHERING = 3.0
-"""The same in a job, which does not wait for a host that may never come."""
+"""The same in a job: a host may never come."""
 
 
 class Gathering:
-    """Hosts that take steps at the same time, each in its own thread."""
+    """Hosts in step with each other, each in its own thread."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._changed = threading.Condition()
@@ -53,7 +53,7 @@ class Gathering:
             self._changed.notify_all()
 
     def meet(self, name: str, step: str, seconds: float) -> frozenset[str]:
-        """Wait until all hosts have come to the step, or for so many seconds; return the hosts that came."""
+        """Wait for the other hosts at a step, at most for some seconds; return the hosts at the step."""
         with self._changed:
             arrived = self._arrived.setdefault(step, set())
             arrived.add(name)
@@ -68,7 +68,7 @@ class Examination:
     def __init__(
         self, spec: JobSpec, names: Iterable[str] | None = None, patience: float = _GATHERING
     ) -> None:
-        """`names` are the hosts to wait for; None for all."""
+        """`names` are the expected hosts; by default the job's."""
         self._spec = spec
         self._patience = patience
         self._begin = time.monotonic()
@@ -103,7 +103,7 @@ class Examination:
         self.values[name] = {**values, "session": session}
 
     def findings(self) -> list[Finding]:
-        """Compare the hosts that were examined so far, in the user's order."""
+        """Compare the examined hosts, in the user's order."""
         names = [host.name for host in self._spec.hosts if host.name in self.values]
         return findings_of(CHECKS, {name: self.values[name] for name in names})
 
@@ -121,7 +121,7 @@ class Examination:
 
 
 def expected_hosts(spec: JobSpec) -> list[str]:
-    """Return the hosts that a job connects to at its start: a static job leaves out those that it does not need."""
+    """Return the hosts for a job's first connections: a static job leaves out unneeded hosts."""
     hosts: Sequence[Host] = spec.hosts
     if spec.elastic is None and not spec.skip_bad_hosts and spec.leases is None:
         hosts = needed(spec.hosts, spec.np, spec.slots_per_host, spec.map_by)
@@ -129,7 +129,7 @@ def expected_hosts(spec: JobSpec) -> list[str]:
 
 
 class JobCheck:
-    """Examines the hosts of a job before they get workers, and hosts that join later against all before them."""
+    """Examines the hosts of a job before their workers start, and joining hosts against earlier ones."""
 
     def __init__(self, spec: JobSpec, say: Callable[[str], None]) -> None:
         self._examination = Examination(spec, expected_hosts(spec), _JOB_GATHERING)
@@ -167,7 +167,7 @@ class JobCheck:
 
 
 def python_of(spec: JobSpec) -> str | None:
-    """Return the command's Python: the command itself, or the one that a script or torchrun would start."""
+    """Return the command's Python: the command itself, or the Python of a script or of torchrun."""
     first, *_ = spec.command
     return first if "python" in PurePath(first).name else workers_python(spec)
 
@@ -190,7 +190,7 @@ def _clock_of(errand: Errand, host: str) -> tuple[float, float]:
 
 
 def _ask(errand: Errand, question: bytes, host: str) -> float | None:
-    """Return the answer to a line, a number; None for a question that the host could not answer. Raises ErrandFailed."""
+    """Return the number in answer to a line; None without an answer. Raises ErrandFailed."""
     errand.write(question)
     data = b""
     deadline = time.monotonic() + _PATIENCE

@@ -133,7 +133,7 @@ def _contents(path: str) -> bytes:
 
 
 def _python_files(directory: str) -> Iterator[Optional[str]]:
-    """Yield the paths, in an order that all hosts share; None if there are too many directories."""
+    """Yield the paths in alphabetical order; None for too many directories."""
     for number, (place, folders, names) in enumerate(os.walk(directory)):
         if number > _MOST_DIRECTORIES:
             yield None
