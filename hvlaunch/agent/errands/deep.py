@@ -113,7 +113,7 @@ else:
     if is_cuda:
         torch.cuda.set_device(local)
     dist.init_process_group(
-        "nccl" if is_cuda else "gloo", timeout=datetime.timedelta(seconds=float(os.environ["HVLAUNCH_DEEP_SECONDS"]))
+        "nccl" if is_cuda else "gloo", timeout=datetime.timedelta(seconds=float(os.environ["DEEP_SECONDS"]))
     )
     device = torch.device("cuda", local) if is_cuda else torch.device("cpu")
     wait = torch.cuda.synchronize if is_cuda else (lambda: None)
@@ -157,7 +157,7 @@ def _run(arguments: Dict[str, Any], order: Dict[str, Any]) -> List[Dict[str, Any
             "RANK": str(order["rank"] + local),
             "LOCAL_RANK": str(local),
             # Long before the errand's own limit, so that the error has words.
-            "HVLAUNCH_DEEP_SECONDS": str(order["seconds"] / 2),
+            "DEEP_SECONDS": str(order["seconds"] / 2),
         }
         output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
         try:

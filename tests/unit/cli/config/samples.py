@@ -32,6 +32,8 @@ TEXTS = {
     values.streams: ["2"],
     values.mapping: ["ppr:2:node"],
     values.not_empty: ["some-text"],
+    values.notify_target: ["https://ntfy.sh/jobs", "mail:me@x.org"],
+    values.notify_events: ["failed,done"],
     values.words: ["--first 'a b'", "--second"],
     str: ["some text"],
 }
