@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hvlaunch.cli.arguments import Answered, options_of_word
-from hvlaunch.cli.options import by_name, split
+from hvlaunch.cli.options import UnknownOption, by_name, split
 from hvlaunch.cli.options.table import GROUPS, SSH
 from hvlaunch.cli.options.values import collect_options, source_and_path
 from hvlaunch.cli.process import complain, print_answer
@@ -115,7 +115,10 @@ def run_cp_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return print_answer(_USAGE)
     is_json = "--json" in argv
     words = [word for word in argv if word != "--json"]
-    _, files = split(words, by_name(GROUPS), lambda _name: False)
+    try:
+        _, files = split(words, by_name(GROUPS), lambda _name: False)
+    except UnknownOption as error:
+        raise BadUsage(f"cp: unknown option {str(error)!r}", hint=_HINT) from None
     if len(files) != len(("SRC", "DST")):
         raise BadUsage("cp: SRC and DST come last, and options before them", hint=_HINT)
     try:

@@ -30,6 +30,7 @@ from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
 from hvlaunch.engine.pool import Pool, PoolHost
+from hvlaunch.engine.roles import RolePolicies
 from hvlaunch.engine.round import Hold, Restarts, Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
@@ -48,7 +49,9 @@ from tests.simulation.bugs import Patch, afterwards, forgetting, instead, meanwh
 
 __all__ = ["MODULE_BUGS", "Game", "ModuleBug"]
 
-Game = Literal["elastic", "takeovers", "static", "idle turns", "replay", "spoilt journals", "stories"]
+Game = Literal[
+    "elastic", "takeovers", "static", "idle turns", "replay", "spoilt journals", "stories", "roles"
+]
 
 
 class ModuleBug(NamedTuple):
@@ -77,6 +80,7 @@ class _EndWithSwappedFields(NamedTuple):
     signal: int | None
     code: int | None
     not_started: str | None
+    role: str = ""
 
 
 def code_and_signal_change_places(patch: Patch) -> None:
@@ -440,6 +444,15 @@ def a_ready_host_keeps_its_old_failure(patch: Patch) -> None:
     instead(patch, Pool, "ready", wrong)
 
 
+# roles
+
+
+def a_failed_worker_takes_earlier_roles_along(patch: Patch) -> None:
+    instead(
+        patch, RolePolicies, "_failed", lambda right, self, unit, *more: right(self, range(unit.stop), *more)
+    )
+
+
 # round
 
 
@@ -624,6 +637,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
     ModuleBug("round", a_worker_that_ends_is_progress, "in a row made no progress", 108),
+    ModuleBug(
+        "roles", a_failed_worker_takes_earlier_roles_along, "a worker of another unit is stopped", 4, "roles"
+    ),
     ModuleBug(
         "round", a_victim_is_as_good_a_cause_as_any, "a victim is named, and there was a cause", 14, "static"
     ),

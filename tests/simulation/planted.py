@@ -19,6 +19,7 @@ from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.module_bugs import MODULE_BUGS, Game
 from tests.simulation.play import Play
+from tests.simulation.role_world import RoleWorld
 from tests.simulation.takeover_bugs import TAKEOVER_BUGS
 from tests.simulation.test_idle_turns import passed_over
 from tests.simulation.test_replay import check as check_replay
@@ -57,6 +58,13 @@ def _tell_stories(_seed: int) -> None:
         assert list(played(story)) == expected, f"the story is false: {story.title}"
 
 
+def _play_roles(seed: int) -> None:
+    world = RoleWorld(seed, faults=_FAULTS[seed % 2])
+    result = world.run()
+    if result is not None:
+        world.check(result)
+
+
 GAMES: Mapping[Game, Callable[[int], object]] = {
     "elastic": lambda seed: ElasticWorld(seed).run(),
     "takeovers": lambda seed: WiredElasticWorld(seed).run(),
@@ -64,6 +72,7 @@ GAMES: Mapping[Game, Callable[[int], object]] = {
     "idle turns": lambda seed: passed_over(ElasticWorld(seed)),
     "replay": lambda seed: check_replay(ElasticWorld(seed)),
     "stories": _tell_stories,
+    "roles": _play_roles,
     "spoilt journals": lambda seed: check_refused(World(seed, faults=0.0)),
 }
 """What finds the bugs of the engine's modules."""

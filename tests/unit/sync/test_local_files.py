@@ -146,6 +146,7 @@ def test_a_job_gets_files_first_and_cp_sends_nothing_twice(home: Path) -> None:
         (("cp", "a", "b"), "no hosts are named"),
         (("cp", "-H", "localhost", "a"), "SRC and DST come last"),
         (("cp", "-H", "localhost", "a", "b", "-v"), "SRC and DST come last"),
+        (("cp", "--no-such", "a", "b"), "cp: unknown option '--no-such'"),
         (("cp", "-np", "2", "-H", "localhost", "a", "b"), "--num-proc is for jobs"),
         (("--bring", "x", "-H", "localhost:1", "true"), "is not SRC:DST"),
         (("--bring", "b:/x:/y", "-H", "localhost:1", "true"), "b is no host of this job"),
