@@ -55,16 +55,24 @@ class NotShared(Exception):
 def open_directory(path: str) -> int:
     """Return a descriptor of the directory; make a missing directory. Raises NotShared."""
     try:
-        # Without a umask: another user's job would refuse a directory of another mode.
-        before = os.umask(0)
-        try:
-            os.mkdir(path, _SHARED)
-        finally:
-            os.umask(before)
+        os.mkdir(path, _SHARED)
+        # The umask may have changed the mode, and another user's job refuses a directory of another mode.
+        os.chmod(path, _SHARED)
     except FileExistsError:
         pass
     except OSError as error:
         raise NotShared("%s: %s" % (path, os.strerror(error.errno or 0))) from None
+    for _ in range(_TRIES):
+        try:
+            return _opened_directory(path)
+        except NotShared as error:
+            fault = error
+        # Another user may be between the two calls above.
+        time.sleep(_PAUSE)
+    raise fault
+
+
+def _opened_directory(path: str) -> int:
     try:
         fd = os.open(path, _READ | os.O_DIRECTORY)
     except OSError as error:
@@ -89,17 +97,19 @@ def open_lock(folder: int, name: str, *, make: bool = True) -> int:
         except FileNotFoundError:
             if not make:
                 raise
-        before = os.umask(0)
+        except PermissionError:
+            # The file of another user who is between the two calls below, with an unusual umask.
+            time.sleep(_PAUSE)
+            continue
         try:
-            # Readable for everybody, and not writable: flock(2) needs no more.
             fd = os.open(name, _READ | os.O_CREAT | os.O_EXCL, 0o444, dir_fd=folder)
-            break
         except FileExistsError:
             continue  # another user was quicker
-        finally:
-            os.umask(before)
+        # Readable for everybody, whatever the umask, and not writable: flock(2) needs no more.
+        os.fchmod(fd, 0o444)
+        break
     if fd < 0:
-        raise NotShared("it comes and goes")
+        raise NotShared("it can't be opened, or comes and goes")
     facts = os.fstat(fd)
     # A second name could be any file of this file system, or another GPU's lock.
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
@@ -233,15 +243,13 @@ def _lock(fd: int) -> None:
 
 def write_note(folder: int, name: str, text: str) -> None:
     """Write a file of this user. Raises NotShared, OSError."""
-    before = os.umask(0)
-    try:
-        fd = os.open(name, _WRITE | os.O_CREAT, 0o644, dir_fd=folder)
-    finally:
-        os.umask(before)
+    fd = os.open(name, _WRITE | os.O_CREAT, 0o644, dir_fd=folder)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1 or facts.st_uid != os.geteuid():
             raise NotShared("%s: it is another user's, or no plain file" % name)
+        # The umask may take this from others, who read who holds a lock.
+        os.fchmod(fd, 0o644)
         # Truncated only now: before the check the name could have led to any file.
         os.ftruncate(fd, 0)
         os.write(fd, text.encode("ascii", "replace")[:_LONGEST_NOTE])

@@ -256,6 +256,7 @@ class JobLeases:
             offers, now = self._offers(), time.time()
             total = sum(offer.room(len(offer.units), per_worker=self._per_worker) for offer in offers)
             if total < self._workers:
+                self._refuse_hosts()
                 raise LeaseImpossible(
                     f"{self._wanted()} were asked for, and the hosts have room for {total} of {self._workers} workers"
                 )
@@ -296,6 +297,14 @@ class JobLeases:
             self._changed.wait_for(lambda: all(name in self._gone or self._has_shown(name) for name in names))
             hosts = [self._hosts[name] for name in names if name not in self._gone]
             return [offer_of(host.name, host.most, host.looks.state or {}) for host in hosts]
+
+    def _refuse_hosts(self) -> None:
+        """Raise HostError for a host that can't lease anything: its own thread may come later."""
+        with self._changed:
+            for host in self._hosts.values():
+                cause = (host.looks.state or {}).get("cause")
+                if cause is not None:
+                    raise HostError(cause, host=host.name, hint=_HINT)
 
     def _has_shown(self, name: str) -> bool:
         host = self._hosts.get(name)

@@ -174,5 +174,5 @@ def test_thirty_random_schedules_on_real_hosts(lab: TestHosts) -> None:
 
 def test_hosts_without_the_library_say_so(cluster: TestHosts, tmp_path: Path) -> None:
     refused = Job(cluster, [*LEASE, "-np", 2, "-H", "a,b", "true"])
-    assert refused.code() == 69
+    assert refused.code() == 69, refused.stderr
     assert "no GPUs: libnvidia-ml.so.1" in refused.stderr

@@ -63,6 +63,7 @@ def test_it_holds_the_working_trees_package_and_nothing_else(wheel: dict[str, by
         ROOT / "hvlaunch/py.typed",
         ROOT / "hvlaunch/SKILL.md",
         ROOT / "hvlaunch/cli/foreign.json",
+        ROOT / "hvlaunch/outside/notices.json",
         *(ROOT / "hvlaunch/cli/presets").glob("*.toml"),
         *(ROOT / "hvlaunch/sync/forms").glob("*.toml"),
         *page,

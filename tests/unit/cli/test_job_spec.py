@@ -55,7 +55,7 @@ def test_everything_said_arrives(here):
     line = (
         "--job-name base --detach -np 3 -H a:2,u@b:1 --slots-per-host 4 --force-slots -x A=1 --env-file vars --stdin none --output-filename out -p 22 "
         "--ssh-user me -i key --ssh-config config --host-keys off --ssh-client openssh --connect-limit 3 --remote-python /py --start-timeout 1 --lease 2 "
-        "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log --report /r.json --check --notify mail:me@x.org --notify-on failed,done "
+        "--prefix {host}: -prefix-timestamp --color never --ranks 1-2 --merge --events log --report /r.json --notify mail:me@x.org --notify-on failed,done "
         "--horovod --rendezvous-relay always --rendezvous-port 4711 --rendezvous-bind 10.0.0.9 --worker-port-range 29500-29599 "
         f"--templates --sync --sync-dir {here} --sync-limit 5K --setup make --setup-key Makefile --bring a:/m:/data/m --collect out/*.pt:out --collect *.log:/results --collect-limit 1K "
         "--mpi --mpirun /m --mpi-args=-a --mpi-args=-b --binding-args=-c "
@@ -95,7 +95,6 @@ def test_everything_said_arrives(here):
         ),
         events=Path("log"),
         report=Path("/r.json"),
-        check=True,
         notify=("mail:me@x.org",),
         notify_on=("failed", "done"),
         ssh=SSHOptions(

@@ -438,4 +438,5 @@ def test_a_waiting_job_names_the_holders_and_its_leases(place: Path) -> None:
     assert first.said == ["leases 3 slots: 2 on h0, 1 on h1"]
     assert second.said[0].startswith("waits for 2 slots; free: 1 of 4; ")
     assert "job first for" in second.said[0]
-    assert second.said[1:] == ["leases 2 slots: 2 on h0"]
+    # The first job's agents end in any order, and the two slots of either host are enough.
+    assert second.said[1:] in (["leases 2 slots: 2 on h0"], ["leases 2 slots: 2 on h1"])
