@@ -250,8 +250,9 @@ def write_note(folder: int, name: str, text: str) -> None:
             raise NotShared("%s: it is another user's, or no plain file" % name)
         # The umask may take this from others, who read who holds a lock.
         os.fchmod(fd, 0o644)
-        # Truncated only now: before the check the name could have led to any file.
-        os.ftruncate(fd, 0)
-        os.write(fd, text.encode("ascii", "replace")[:_LONGEST_NOTE])
+        # Written only now: before the check the name could have led to any file. Cut last: a reader finds no empty note.
+        data = text.encode("ascii", "replace")[:_LONGEST_NOTE]
+        os.write(fd, data)
+        os.ftruncate(fd, len(data))
     finally:
         os.close(fd)
