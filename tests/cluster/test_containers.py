@@ -240,6 +240,7 @@ def outlives(hosts: TestHosts, *options: str) -> None:
     assert [line.split()[-1] for line in job.stdout.splitlines()] == [str(number) for number in range(100)]
 
 
+@pytest.mark.long
 def test_session_outlives_its_connection(hosts: TestHosts) -> None:
     outlives(hosts, *RUN)
 
