@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.cli.environment import shown
+from hvlaunch.console.lines import aligned
 from hvlaunch.console.masking import MASK, masked, masked_words
 from hvlaunch.driver.program.start_frame import (
     default_env,
@@ -308,7 +309,7 @@ def _host_lines(
         rows.append(
             (host.name, str(slots) if slots else "its GPUs, else 1", ranks, _way(spec, host, is_local))
         )
-    return list(_table(rows))
+    return aligned(rows)
 
 
 def _ranks(places: Sequence[Placement]) -> str:
@@ -419,12 +420,6 @@ def shown_value(name: str, value: str, *, show_secrets: bool) -> str:
     return value if value == MASK else quoted(value)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lay out columns as a table; a table that is too wide becomes several, each with the first column."""
     first, *others = columns
@@ -435,5 +430,5 @@ def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[str]:
             width += 2 + max(map(len, others[end]))
             end += 1
         yield from [""] if start else []
-        yield from _table(list(zip(first, *others[start:end], strict=True)))
+        yield from aligned(list(zip(first, *others[start:end], strict=True)))
         start = end

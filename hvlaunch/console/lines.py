@@ -1,10 +1,20 @@
 """Complete lines from byte chunks, a screen that many streams share, and text that is safe for a terminal."""
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Literal
 
-__all__ = ["LONGEST", "Key", "LineSplitter", "Screen", "Stream", "TracebackFilter", "visible", "visible_line"]
+__all__ = [
+    "LONGEST",
+    "Key",
+    "LineSplitter",
+    "Screen",
+    "Stream",
+    "TracebackFilter",
+    "aligned",
+    "visible",
+    "visible_line",
+]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -204,3 +214,9 @@ def visible(text: str) -> str:
 def visible_line(text: str) -> str:
     """Escape newlines and tabs as well: for a name within a line or a table."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row of a table, with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

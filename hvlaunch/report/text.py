@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from signal import SIGKILL, SIGPIPE
 from typing import TYPE_CHECKING
 
-from hvlaunch.console.lines import visible
+from hvlaunch.console.lines import aligned, visible
 from hvlaunch.console.status import code_words, duration
 from hvlaunch.errors import EXIT_NOT_WRITTEN, Problem
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
@@ -399,18 +399,11 @@ def _error_lines(group: Sequence[Problem], cause: str, hint: str | None) -> list
         cause, hint = group[0].cause, group[0].hint
     elif all(problem.host_key for problem in group):
         cause = cause.replace("its host key is", "their host keys are", 1)
-        keys = _table([(problem.host or "", *(problem.host_key or ())) for problem in group])
+        keys = aligned([(problem.host or "", *(problem.host_key or ())) for problem in group])
     names = [problem.host for problem in group if problem.host is not None]
     prefix = f"{fold_hosts(names)}: " if names else ""
     first, *more = f"{prefix}{cause}".split("\n")
     return [first, *(f"  {line}" for line in [*more, *keys]), *([f"  Try: {hint}"] if hint else [])]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _without_key(problem: Problem) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from hvlaunch.console.lines import aligned
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import number_set
 from hvlaunch.view.model import HostRow, RankRow, View
@@ -145,8 +146,7 @@ def _table(rows: Sequence[tuple[str, ...]], width: int) -> list[str]:
         tuple(COLUMNS[number] for number in kept),
         *(tuple(row[number] for number in kept) for row in rows),
     ]
-    widths = [max(len(row[column]) for row in shown) for column in range(len(kept) - 1)]
-    return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]])[:width].rstrip() for row in shown]
+    return [line[:width].rstrip() for line in aligned(shown)]
 
 
 _UNITS = ("B", "K", "M", "G", "T", "P")

@@ -13,7 +13,7 @@ from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS, SSH
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import job_spec
-from hvlaunch.console.lines import visible_line
+from hvlaunch.console.lines import aligned, visible_line
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import count, duration
 from hvlaunch.errors import Problem
@@ -136,8 +136,7 @@ def gpu_table(states: Mapping[str, Mapping[str, Any]], now: float, max_idle: flo
             holder = unit["holder"]
             if holder and max_idle is not None and (_idle(holder, state["at"]) or 0.0) > max_idle:
                 idle.append(f"{host} {unit['index']} of {holder['user']}")
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    lines = ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]]).rstrip() for row in rows]
+    lines = aligned(rows)
     units = [unit for state in states.values() for unit in state["units"]]
     lines.append(f"free: {sum(unit['is_free'] for unit in units)} of {len(units)}")
     tickets = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.console.lines import visible_line
+from hvlaunch.console.lines import aligned, visible_line
 from hvlaunch.console.status import ago
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_hosts
@@ -70,10 +70,8 @@ def _clear(ledger: Ledger, hosts: str, now: float) -> int:
 
 def ledger_table(records: Iterable[HostRecord], now: float) -> str:
     """Return a table with a line for each host."""
-    rows = [_HEAD, *(_row(record, now) for record in records)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    lines = aligned([_HEAD, *(_row(record, now) for record in records)])
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _row(record: HostRecord, now: float) -> tuple[str, ...]:

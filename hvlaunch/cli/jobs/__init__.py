@@ -18,7 +18,7 @@ from hvlaunch.cli.options import BadValue
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.console.lines import visible, visible_line
+from hvlaunch.console.lines import aligned, visible, visible_line
 from hvlaunch.console.status import ago, code_words, count
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
@@ -491,9 +491,7 @@ def job_table(jobs: Sequence[tuple[KnownJob, State]], now: float | None = None) 
         or (name in _OPTIONAL and all(row[index] == "-" for row in rows[1:]))
     }
     rows = [tuple(cell for index, cell in enumerate(row) if index not in left_out) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    lines = ("  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows)
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return "".join(f"{line}\n" for line in aligned(rows))
 
 
 def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hvlaunch.agent.wire.shapes import exactly, or_null, record, several, text, whole
+from hvlaunch.console.lines import aligned
 from hvlaunch.engine import events as on
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Bind
@@ -56,13 +57,9 @@ def table(rows_by_host: Mapping[str, Sequence[Sequence[str]]]) -> list[str]:
         for rows, names in hosts.items()
         for number, row in enumerate(rows)
     ]
-    shown = [_HEADS, *lines[:_MOST_ROWS]]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    texts = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
-    return texts + ([f"and {len(lines) - _MOST_ROWS} more"] if len(lines) > _MOST_ROWS else [])
+    return aligned([_HEADS, *lines[:_MOST_ROWS]]) + (
+        [f"and {len(lines) - _MOST_ROWS} more"] if len(lines) > _MOST_ROWS else []
+    )
 
 
 class _Look:
