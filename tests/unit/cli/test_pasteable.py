@@ -13,9 +13,9 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.discovery import HostScript
 from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
+from tests.unit.docs.blocks import ROOT
 
 PACKAGE = Path(hvlaunch.__file__).parent
-ROOT = PACKAGE.parent
 PAGES = [
     ROOT / "README.md",
     *ROOT.glob("docs/**/*.md"),
