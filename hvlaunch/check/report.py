@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from hvlaunch.check import Check, Finding, Level, Values, merged
 from hvlaunch.console.lines import visible_line
 from hvlaunch.console.status import count
+from hvlaunch.hosts.hostfile import hostfile_line
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host
 
@@ -175,20 +176,6 @@ def _lines(comparison: Comparison) -> Iterable[str]:
         if values is None or comparison.level(host.name) == "error":
             continue
         network, gpus = values["network"] or {}, (values["gpus"] or {}).get("gpus", ())
-        fields = {
-            "slots": values["session"]["slots"] or len(gpus) or 1,
-            "user": host.user,
-            "port": host.port,
-            "identity": host.identity,
-            "python": host.python,
-            "address": host.address or network.get("address"),
-        }
-        words = [f"{name}={_quoted(value)}" for name, value in fields.items() if value is not None]
-        name = f"[{host.name}]" if ":" in host.name else host.name
-        interface = network.get("interface")
-        yield " ".join([name, *words, *([f"# {interface}"] if interface else [])])
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return f'"{text}"' if any(char in text for char in " #='") else text
+        slots, address = values["session"]["slots"] or len(gpus) or 1, host.address or network.get("address")
+        line, interface = hostfile_line(host, slots=slots, address=address), network.get("interface")
+        yield f"{line} # {interface}" if interface else line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.errands.leases import STATE
 from hvlaunch.agent.leases import TAKEN, TICKET
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.console.status import duration
+from hvlaunch.console.status import count, duration
 from hvlaunch.driver.links.errands import Errand, Limits
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
@@ -356,10 +356,9 @@ def _counts(chosen: Mapping[str, tuple[str, ...]]) -> str:
     return ", ".join(f"{len(names)} on {name}" for name, names in chosen.items())
 
 
-def units_noun(count: int, *, are_slots: bool) -> str:
+def units_noun(number: int, *, are_slots: bool) -> str:
     """Return a number with its noun."""
-    noun = "slot" if are_slots else "GPU"
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return count(number, "slot" if are_slots else "GPU")
 
 
 def holders(offers: Iterable[HostOffer], now: float, *, are_slots: bool) -> str:

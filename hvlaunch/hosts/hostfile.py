@@ -19,7 +19,7 @@ from hvlaunch.hosts.parse import MAX_SLOTS, Mention, integer, is_address, is_use
 from hvlaunch.job import Host
 from hvlaunch.owners import other_writer, path_hint, reason
 
-__all__ = ["MAX_TEXT", "parse_hostfile", "read_hostfile"]
+__all__ = ["MAX_TEXT", "hostfile_line", "parse_hostfile", "read_hostfile"]
 
 _SPELLINGS = {
     "slots": ("slots", "count", "cpu"),
@@ -84,6 +84,18 @@ def parse_hostfile(text: str, source: str, *, is_own: bool = True) -> list[Host]
     return merge(
         mention for number, line in lines for mention in _mentions(line, source, number, is_own=is_own)
     )
+
+
+def hostfile_line(host: Host, **others: object) -> str:
+    """Return the line of a hostfile that gives this host; `others` are values in place of the host's."""
+    values = {name: others.get(name, getattr(host, name)) for name in _SPELLINGS if hasattr(host, name)}
+    words = [f"{name}={_quoted(str(value))}" for name, value in values.items() if value is not None]
+    return " ".join([f"[{host.name}]" if ":" in host.name else host.name, *words])
+
+
+def _quoted(text: str) -> str:
+    quote = "'" if '"' in text else '"'
+    return f"{quote}{text}{quote}" if any(char in text for char in " #='\"") else text
 
 
 def _mentions(line: str, source: str, number: int, *, is_own: bool) -> Iterator[Mention]:

@@ -24,6 +24,7 @@ from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.status import count, duration
 from hvlaunch.errors import EXIT_HOSTS, BadUsage
+from hvlaunch.hosts.hostfile import hostfile_line
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Host
 from hvlaunch.outside.ledger import Ledger, ledger_directory
@@ -164,7 +165,7 @@ class _Runner:
     def _run_once(self, hosts: tuple[str, ...]) -> _Run:
         descriptor, hostfile = tempfile.mkstemp(dir=self._folder)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(f"{_line(self._hosts[name])}\n" for name in hosts)
+            file.writelines(f"{hostfile_line(self._hosts[name])}\n" for name in hosts)
         with tempfile.TemporaryFile(dir=self._folder) as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hvlaunch", "--hostfile", hostfile, *self._words],
@@ -202,20 +203,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _line(host: Host) -> str:
-    """Return the host's line of a hostfile."""
-    fields = {
-        "slots": host.slots,
-        "user": host.user,
-        "port": host.port,
-        "identity": host.identity,
-        "python": host.python,
-        "address": host.address,
-    }
-    name = f"[{host.name}]" if ":" in host.name else host.name
-    return " ".join([name, *(f'{key}="{value}"' for key, value in fields.items() if value is not None)])
 
 
 def _search(runner: _Runner, hosts: Sequence[str], *, is_quiet: bool) -> Conclusion:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
+from hvlaunch.hosts.hostfile import hostfile_line, parse_hostfile, read_hostfile
 from hvlaunch.job import Host
 
 EXAMPLES = Path(__file__).parents[3] / "hostfiles"
@@ -222,3 +222,25 @@ def test_any_bytes_are_hosts_or_bad_usage(tmp_path_factory: pytest.TempPathFacto
         assert read_hostfile(path)
     except BadUsage as error:
         assert str(path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        Host("a"),
+        Host(
+            "a",
+            slots=4,
+            user="me",
+            port=2222,
+            identity="/keys/a b",
+            python="/opt/it's/python",
+            address="10.0.0.1",
+        ),
+        Host("fe80::1", slots=1, address="fe80::2"),
+        Host("b", python='/opt/a "quoted" name/python'),
+    ],
+)
+def test_a_written_line_gives_the_same_host(host: Host) -> None:
+    assert parse_hostfile(hostfile_line(host), "here") == [host]
+    assert parse_hostfile(hostfile_line(host, slots=7), "here")[0].slots == 7
