@@ -1,8 +1,7 @@
 """Runs products and all_reduces on the hosts of a visit, by the job's Python: for `hvlaunch check --deep`."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.deep import OUTCOMES, PORTS
@@ -16,10 +15,9 @@ from hvlaunch.check.deep import (
     findings_of_products,
     next_groups,
 )
-from hvlaunch.driver.links.errands import Errand, Limits, lines_of
+from hvlaunch.driver.links.errands import Answers, Errand, Limits
 from hvlaunch.engine.network import LOOPBACK, candidates, interface_of
 from hvlaunch.gloo.examination import Gathering
-from hvlaunch.gloo.pairs import read_answer
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Deep"]
 
 _LIMITS = Limits(seconds=None, memory=None, output=1 << 24)
-_LONGEST_LINE = 1 << 20
 _SECONDS = 90.0
 """Seconds for a run; importing torch from a network file system may take most of them."""
 _STEP = 2 * _SECONDS
@@ -110,16 +107,16 @@ class Deep:
             self.gathering.leave(name)
 
     def _measure(self, name: str, facts: "HostFacts", errand: Errand) -> None:
-        lines = chain.from_iterable(lines_of(errand, 1.0, _LONGEST_LINE))
+        answers = Answers(errand, name)
         self._facts[name] = facts
-        self._ports[name] = read_answer(errand, lines, PORTS)
-        self._alone[name] = self._order(errand, lines, {"size": 0, "local": 0, "rank": 0, "env": {}})[0]
+        self._ports[name] = answers.next(PORTS)
+        self._alone[name] = self._order(errand, answers, {"size": 0, "local": 0, "rank": 0, "env": {}})[0]
         self.gathering.meet(name, "alone", _STEP)
         number = 0
         while groups := self._groups(number):
             group = next((group for group in groups if name in group), None)
             if group is not None:
-                self._sums[number, name] = self._order(errand, lines, self._part(group, name, number))
+                self._sums[number, name] = self._order(errand, answers, self._part(group, name, number))
             self.gathering.meet(name, f"round {number}", _STEP)
             number += 1
 
@@ -159,7 +156,7 @@ class Deep:
         return {"size": sum(local), "local": local[position], "rank": sum(local[:position]), "env": env}
 
     @staticmethod
-    def _order(errand: Errand, lines: Iterable[str], order: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _order(errand: Errand, answers: Answers, order: Mapping[str, Any]) -> list[dict[str, Any]]:
         errand.write(dumps({**order, "seconds": _SECONDS}).encode("ascii") + b"\n")
-        outcomes: list[dict[str, Any]] = read_answer(errand, lines, OUTCOMES)
+        outcomes: list[dict[str, Any]] = answers.next(OUTCOMES)
         return outcomes or [{"error": "no result"}]

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import number, or_null
 from hvlaunch.check import Finding, Values, findings_of, merged
 from hvlaunch.check.table import CHECKS
 from hvlaunch.console.lines import visible_line
-from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
 from hvlaunch.driver.links.links import workers_python
 from hvlaunch.errors import CheckFailed
 from hvlaunch.hosts.parse import host_set
@@ -32,8 +31,6 @@ _SAMPLES = 5
 _NUMBER = or_null(number(0, 1 << 40))
 _GATHERING = 10.0
 """Seconds for the other hosts to come, before all open the script."""
-
-
 _JOB_GATHERING = 3.0
 """The same in a job: a host may never come."""
 
@@ -82,9 +79,11 @@ class Examination:
         start = time.monotonic() - self._begin
         errand = link.errands.start("check", self._arguments(facts), _LIMITS)
         try:
-            offset, error = _clock_of(errand, name)
+            answers = Answers(errand, name, _PATIENCE)
+            offset, error = _clock_of(errand, answers)
             self.gathering.meet(name, "open", self._patience)
-            opened = _ask(errand, b"open\n", name)
+            errand.write(b"open\n")
+            opened = answers.next(_NUMBER)
             errand.close_input()
             errand.wait(_PATIENCE)
             values = errand.result()
@@ -176,36 +175,15 @@ def _script_of(spec: JobSpec) -> str | None:
     return next((word for word in spec.command if word.endswith((".py", ".sh"))), None)
 
 
-def _clock_of(errand: Errand, host: str) -> tuple[float, float]:
+def _clock_of(errand: Errand, answers: Answers) -> tuple[float, float]:
     """Return the offset of the host's clock from this machine's, and its uncertainty, in seconds. Raises ErrandFailed."""
     samples: list[tuple[float, float]] = []
     for _ in range(_SAMPLES):
         before = time.time()
         begin = time.monotonic()
-        at = _ask(errand, b"clock\n", host) or 0.0
+        errand.write(b"clock\n")
+        at = answers.next(_NUMBER) or 0.0
         taken = time.monotonic() - begin
         samples.append((taken / 2, at - before - taken / 2))
     error, offset = min(samples)
     return offset, error
-
-
-def _ask(errand: Errand, question: bytes, host: str) -> float | None:
-    """Return the number in answer to a line; None without an answer. Raises ErrandFailed."""
-    errand.write(question)
-    data = b""
-    deadline = time.monotonic() + _PATIENCE
-    while not data.endswith(b"\n"):
-        more = errand.read(max(0.0, deadline - time.monotonic()))
-        if more == b"":
-            errand.wait(1.0)
-            errand.result()
-        if not more:
-            raise ErrandFailed("check", "time", f"no answer within {_PATIENCE:.0f} s", host=host)
-        data += more
-    try:
-        answer = loads(data.decode("ascii").rstrip())
-    except (ValueError, RecursionError):
-        answer = ""
-    if not _NUMBER(answer):
-        raise ErrandFailed("check", "result", "its answer is no number", host=host)
-    return None if answer is None else float(answer)

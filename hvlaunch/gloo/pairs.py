@@ -1,15 +1,14 @@
 """Measures pairs of hosts: each host dials some others, and suspicious pairs are measured again before they count."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.pairs import MEASURES, PORTS
-from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.quick import dumps
 from hvlaunch.check import Finding, Values
 from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
-from hvlaunch.driver.links.errands import Errand, Limits, lines_of
+from hvlaunch.driver.links.errands import Answers, Errand, Limits
 from hvlaunch.engine.network import candidates
 from hvlaunch.gloo.examination import Gathering
 
@@ -17,10 +16,9 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Pairs", "read_answer"]
+__all__ = ["Pairs"]
 
 _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
-_LONGEST_LINE = 1 << 20
 _MOST_ADDRESSES = 4
 _STEP = 60.0
 """Seconds for a step."""
@@ -93,8 +91,8 @@ class Pairs:
             self.gathering.leave(name)
 
     def _measure(self, name: str, facts: "HostFacts", errand: Errand) -> None:
-        lines = chain.from_iterable(lines_of(errand, 1.0, _LONGEST_LINE))
-        listening = read_answer(errand, lines, PORTS)
+        answers = Answers(errand, name)
+        listening = answers.next(PORTS)
         low, high = self._ephemeral
         self._ephemeral = min(low, listening["low"]), max(high, listening["high"])
         self._places[name] = {
@@ -106,10 +104,10 @@ class Pairs:
         hosts = [host for host in self._names if host in arrived]
         position = hosts.index(name)
         targets = [hosts[(position + distance) % len(hosts)] for distance in partners(len(hosts))]
-        self._first |= self._dial(name, targets, errand, lines, _FIRST)
+        self._first |= self._dial(name, targets, errand, answers, _FIRST)
         self.gathering.meet(name, "first", _STEP)
         targets = _suspicious(dict(self._first), hosts).get(name, [])
-        self._again |= self._dial(name, targets, errand, lines, _AGAIN)
+        self._again |= self._dial(name, targets, errand, answers, _AGAIN)
         # Until the others have dialed, this host listens.
         self.gathering.meet(name, "again", _STEP)
 
@@ -118,35 +116,22 @@ class Pairs:
         name: str,
         targets: Sequence[str],
         errand: Errand,
-        lines: Iterable[str],
+        answers: Answers,
         how: Mapping[str, Any],
     ) -> dict[Pair, Measure]:
         if not targets:
             return {}
         dials = [{"name": target, **self._places[target], **how} for target in targets]
         errand.write(dumps(dials).encode("ascii") + b"\n")
-        answers = read_answer(errand, lines, MEASURES)
+        measures = answers.next(MEASURES)
         return {
             (name, target): Measure(
                 frozenset(self._places[target]["ports"]),
                 frozenset(answer["reached"]) & frozenset(self._places[target]["ports"]),
                 *(answer[key] for key in ("address", "rtt", "loss", "rate", "mtu")),
             )
-            for target, answer in zip(targets, answers, strict=False)
+            for target, answer in zip(targets, measures, strict=False)
         }
-
-
-def read_answer(errand: Errand, lines: Iterable[str], shape: Callable[[Any], bool]) -> Any:
-    """Return the next line of an errand, if it has this shape. Raises ErrandFailed."""
-    for line in lines:
-        value = loads(line)
-        if shape(value):
-            return value
-        break
-    errand.stop()
-    errand.wait(_STEP)
-    errand.result()
-    raise ValueError("an errand without an answer")
 
 
 def _suspicious(measures: Mapping[Pair, Measure], hosts: Sequence[str]) -> Mapping[str, list[str]]:

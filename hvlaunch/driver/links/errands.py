@@ -4,9 +4,11 @@ docs/internals/errands.md describes the mechanism.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.quick import dumps, loads
@@ -15,7 +17,7 @@ from hvlaunch.agent.wire.shapes import of, plain, record, text
 from hvlaunch.driver.program.errand_program import errand_names, errand_program
 from hvlaunch.errors import HostError
 
-__all__ = ["DEFAULT_LIMITS", "Errand", "ErrandFailed", "HostErrands", "Limits", "lines_of"]
+__all__ = ["DEFAULT_LIMITS", "Answers", "Errand", "ErrandFailed", "HostErrands", "Limits", "lines_of"]
 
 _FAILURE = record({"reason": of("raised", "memory"), "cause": text(LONGEST_TEXT, raw=True)})
 _Send: TypeAlias = Callable[[Mapping[str, Any], bytes], None]
@@ -207,6 +209,51 @@ def lines_of(errand: Errand, timeout: float, longest: int) -> Iterator[list[str]
         if len(data) > longest:
             raise ValueError("a line without an end")
         yield [line.decode("ascii") for line in lines]
+
+
+_LOOK = 1.0
+_LONGEST_ANSWER = 1 << 20
+_ENDING = 1.0
+"""Seconds for the result of an errand whose stream has ended."""
+
+
+class Answers:
+    """The answers of an errand, each a line of JSON."""
+
+    def __init__(self, errand: Errand, host: str, patience: float = inf) -> None:
+        """`host` is for errors; `patience` is the number of seconds for an answer."""
+        self._errand = errand
+        self._host = host
+        self._patience = patience
+        self._reads = lines_of(errand, _LOOK, _LONGEST_ANSWER)
+        self._lines: deque[str] = deque()
+
+    def next(self, form: Callable[[Any], bool]) -> Any:
+        """Return the next answer. Raises ErrandFailed, also for an answer of another form."""
+        try:
+            value = loads(self._line())
+            is_right = form(value)
+        except (ValueError, RecursionError):
+            is_right = False
+        if not is_right:
+            raise self._failed("result", "its answer makes no sense")
+        return value
+
+    def _line(self) -> str:
+        deadline = time.monotonic() + self._patience
+        while not self._lines:
+            lines = next(self._reads, None)
+            if lines is None:
+                self._errand.wait(_ENDING)
+                self._errand.result()
+                raise self._failed("result", "it ended without an answer")
+            self._lines += lines
+            if not self._lines and time.monotonic() > deadline:
+                raise self._failed("time", f"no answer within {self._patience:.0f} s")
+        return self._lines.popleft()
+
+    def _failed(self, reason: str, cause: str) -> ErrandFailed:
+        return ErrandFailed(self._errand.name, reason, cause, host=self._host)
 
 
 class HostErrands:
