@@ -256,10 +256,10 @@ def _locked(path: Path) -> int:
         raise NoJobDirectory(cause, hint="kill -CONT that process") from None
 
 
-def take_lock(path: Path, flags: int = 0) -> int:
-    """Take a lock; return its descriptor. Raises BlockingIOError if another process holds it, OSError."""
+def take_lock(path: Path, flags: int = 0, patience: float = _LOOKING) -> int:
+    """Take a lock; return its descriptor. Raises BlockingIOError if another process holds it for `patience` seconds, OSError."""
     lock = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
-    deadline = time.monotonic() + _LOOKING
+    deadline = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

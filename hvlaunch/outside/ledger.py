@@ -64,6 +64,8 @@ _FADED = 8
 """Half-lives after which an entry is dropped when the file is shortened."""
 _SAME = 3600.0
 """Seconds within which a verdict counts once, however many jobs repeat it."""
+_PATIENCE = 10.0
+"""Seconds for other jobs to write, of which many may end at once."""
 _RECENT = 20
 _LONGEST = 200
 """Characters of a text."""
@@ -178,7 +180,7 @@ class Ledger:
         try:
             make_own_directory(str(self._directory))
             check_root(self._directory)
-            lock = take_lock(self._directory / "lock", os.O_CREAT)
+            lock = take_lock(self._directory / "lock", os.O_CREAT, _PATIENCE)
         except (OSError, NoJobDirectory) as error:
             cause = error.strerror if isinstance(error, OSError) else error.cause
             self._warn(f"the ledger of hosts is not written: {self._directory}: {cause}")

@@ -1,9 +1,11 @@
 """The ledger of hosts: verdicts fade, names and machines are told apart, and no damage stops a job."""
 
 import json
+import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from hvlaunch.cli.hosts.hosts import ledger_table
 from hvlaunch.cli.main import main
+from hvlaunch.outside import take_lock
 from hvlaunch.outside.ledger import (
     CLEARED,
     HALF_LIFE,
@@ -157,6 +160,16 @@ def test_jobs_write_at_the_same_time(ledger: Ledger, tmp_path: Path, warnings: l
     for number in range(4):
         of_host = [entry.job for entry in entries if entry.host == f"h{number}"]
         assert of_host == [str(index) for index in range(40)]
+    assert warnings == []
+
+
+def test_a_job_waits_for_another_that_writes(ledger: Ledger, tmp_path: Path, warnings: list[str]) -> None:
+    ledger.record("", "a", SURE[0], "first", NOW)
+    lock = take_lock(tmp_path / "ledger" / "lock")
+    # A second is what a full disk or a busy machine may take.
+    threading.Timer(1.0, os.close, [lock]).start()
+    ledger.record("", "a", SURE[0], "second", NOW)
+    assert [entry.job for entry in ledger.entries()] == ["first", "second"]
     assert warnings == []
 
 
