@@ -180,7 +180,7 @@ def _run_and_report(
         on_hangup = partial(events.put, _left_alone(spec, detachment, signal.SIGHUP))
         on_quit = partial(events.put, StacksWanted(partial(_show_stacks, printer)))
         signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
-        reporting = Reporting(spec, printer, job.about, has_directory=directory is not None)
+        reporting = Reporting(spec, printer, job.about, None if directory is None else directory.path)
         collector = _JobCollector(spec, printer)
         memory = _host_memory(job, printer.say)
         notifier = _notifier(job, reporting, printer.say)
@@ -203,10 +203,8 @@ def _run_and_report(
             if result.exit_code != 0:
                 printer.show(advise(reporting.text(result)))
             else:
-                from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
-
                 is_silent = spec.console.quiet or collector.has_lost
-                last_words = None if is_silent else partial(ended_well, result, code=job.about.get("code"))
+                last_words = None if is_silent else reporting.last_words(result)
                 patience = _PAGER_PATIENCE
                 # A signal may end the wait for a slow reader here; elsewhere it must not suppress the report.
                 signals.close()
@@ -291,7 +289,7 @@ def _run(
         # Before the replay: its turns stand behind the first entry.
         if journal is not None:
             journal.begin(spec, keys.job_id, server.port)
-        reporting.follow(driver)
+        reporting.follow(driver, history)
         if directory is not None:
             driver.observing.when_asked(_run_record(job, directory))
         if takeover is not None:
@@ -639,7 +637,7 @@ def _keep(job: _Job, directory: "JobDirectory", result: JobResult, reporting: Re
 
             keep_hosts(directory.path, job.spec, directories)
     with suppress(OSError):
-        directory.keep(result_record(result), reporting.form(result))
+        directory.keep(result_record(result, reporting.bill()), reporting.form(result))
     # Only after the result is kept: until then a successor could still be needed.
     forget(directory.path)
     prune(directory.path.parent)

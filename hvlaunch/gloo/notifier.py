@@ -1,6 +1,7 @@
 """The notifier of a job: it makes notices (outside/notices.py) of what happens, for the targets of --notify."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.outside.notices import Notices
-from hvlaunch.watch.milestones import ended_well
 from hvlaunch.watch.sentences import sentence
 
 __all__ = ["Notifier"]
@@ -43,14 +43,14 @@ class Notifier:
         """Tell of a hang, and of workers that go on after a failure."""
         if isinstance(event, on.JobHangs):
             self._hangs += 1
-            self._post(f"hung-{self._hangs}", "hung", "hangs", event.text)
+            self._post(f"hung-{self._hangs}", "hung", "hangs", lambda: event.text)
         for action in actions:
             if isinstance(action, tell.RoundFormed | tell.RoundStarting) and action.round:
                 self._post(
                     f"recovered-{action.round}",
                     "recovered",
                     f"goes on with {action.workers} workers",
-                    sentence(action),
+                    partial(sentence, action),
                 )
 
     def ended(self, result: JobResult) -> None:
@@ -58,17 +58,21 @@ class Notifier:
         if result.interrupted == _INTERRUPT:
             return
         if result.exit_code == 0:
-            self._post("done", "done", "is done", ended_well(result, has_lost=False), result)
+            text = partial(self._reporting.last_words(result), False)
+            self._post("done", "done", "is done", text, result)
         else:
             self._post(
                 "failed",
                 "failed",
                 f"failed with exit code {result.exit_code}",
-                self._reporting.text(result),
+                partial(self._reporting.text, result),
                 result,
             )
 
-    def _post(self, key: str, event: str, verb: str, text: str, result: JobResult | None = None) -> None:
+    def _post(
+        self, key: str, event: str, verb: str, text: Callable[[], str], result: JobResult | None = None
+    ) -> None:
+        # Most events are not wanted, or a killed driver has told of them.
         if event not in self._events:
             return
         name = self._about["name"] or " ".join(self._about["command"])
@@ -81,7 +85,7 @@ class Notifier:
                 "name": self._about["name"],
                 "machine": self._about["machine"],
                 "title": masked_value(f"{name[:100]} {verb}"),
-                "text": "\n".join(map(masked_value, text[:_LONGEST].splitlines())),
+                "text": "\n".join(map(masked_value, text()[:_LONGEST].splitlines())),
                 "report": None if result is None else self._reporting.form(result),
             }
 

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,18 @@ from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.owners import part_of, reason, write_whole
 
 if TYPE_CHECKING:
+    from hvlaunch.driver.history import History
     from hvlaunch.driver.loop import Driver
     from hvlaunch.engine.actions import Action
     from hvlaunch.engine.events import Event
+    from hvlaunch.report.bill import Bill
     from hvlaunch.report.failure_report import FailureReport
     from hvlaunch.watch.rounds import Failures
 
 __all__ = ["Reporting", "check_report_path", "write_report"]
+
+_LONG = 60.0
+"""Seconds of a job that is worth a bill in its last line."""
 
 
 class Reporting:
@@ -30,14 +36,15 @@ class Reporting:
     """
 
     def __init__(
-        self, spec: JobSpec, printer: Printer, about: Mapping[str, Any], *, has_directory: bool
+        self, spec: JobSpec, printer: Printer, about: Mapping[str, Any], directory: Path | None
     ) -> None:
-        """`has_directory`: the job's stacks are kept in its directory."""
+        """`directory`: the job's, which keeps its stacks."""
         self._spec = spec
         self._printer = printer
         self._about = about
-        self._has_directory = has_directory
+        self._directory = directory
         self._driver: Driver | None = None
+        self._history: History | None = None
         self._failures: Failures | None = None
         self._has_begun = False
         self._lock = threading.Lock()
@@ -45,9 +52,9 @@ class Reporting:
         self._final: Mapping[str, Any] | None = None
         self._waiting: dict[object, Callable[[Mapping[str, Any]], None]] = {}
 
-    def follow(self, driver: "Driver") -> None:
-        """Take the number, stacks and output of workers from `driver`."""
-        self._driver = driver
+    def follow(self, driver: "Driver", history: "History | None") -> None:
+        """Take the number, stacks and output of workers from `driver`, and what the job took from its history."""
+        self._driver, self._history = driver, history
 
     def begin(self) -> None:
         """Note that the replay of a killed driver's turns is over: the printer has output from now on."""
@@ -156,11 +163,35 @@ class Reporting:
             rounds=() if self._failures is None else self._failures.rounds(),
             about=self._about,
             ended=time.time(),
+            bill=self.bill(),
         )
+
+    def bill(self) -> "Bill | None":
+        """Return what the job took so far; None for a job without a directory."""
+        if self._driver is None or self._history is None or self._directory is None:
+            return None
+        from hvlaunch.gloo.run_record import gpus_of  # noqa: PLC0415 (as above)
+        from hvlaunch.report.bill import make_bill  # noqa: PLC0415 (as above)
+
+        return make_bill(
+            self._history.totals(), gpus_of(self._spec, self._directory), self._driver.observing.energy()
+        )
+
+    def last_words(self, result: JobResult) -> Callable[[bool], str]:
+        """Return the last line of a job that has ended well, as a function of whether output was lost."""
+        from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
+
+        bill = ""
+        # A short job must not pay for loading the modules.
+        if result.elapsed >= _LONG:
+            from hvlaunch.report.bill import bill_words  # noqa: PLC0415 (as above)
+
+            bill = bill_words(self.bill())
+        return partial(ended_well, result, code=self._about.get("code"), bill=bill)
 
     def _kept_as(self) -> str | None:
         """Return the job's id if its directory has the stacks."""
-        return str(self._about["id"]) if self._has_directory else None
+        return None if self._directory is None else str(self._about["id"])
 
     def _rank_of(self, host: str, slot: int, start: int) -> int | None:
         return None if self._driver is None else self._driver.ranks.rank_of(host, slot, start)

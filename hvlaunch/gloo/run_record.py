@@ -7,7 +7,7 @@ versions, again with the hosts' answers, and at the end of a job with a kept dir
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from hvlaunch.outside.run_record import RUN, text_of_manifest
 if TYPE_CHECKING:
     from hvlaunch.outside import JobDirectory
 
-__all__ = ["write_run"]
+__all__ = ["gpus_of", "write_run"]
 
 _LOCKS = r"(?:uv|poetry|pdm|pixi)\.lock|Pipfile\.lock|pylock(?:\.[^/\"]*)?\.toml|(?:conda-lock|environment)\.ya?ml|requirements[^/\"]*\.txt"
 _SEED = re.compile(r"--?(?:[\w-]*[_-])?seed(?:=(.*))?", re.IGNORECASE)
@@ -39,6 +39,26 @@ def write_run(spec: JobSpec, directory: "JobDirectory", hosts: Mapping[str, Mapp
         with suppress(OSError, ValueError, LookupError):
             earlier = json.loads((directory.path / RUN).read_bytes())["hosts"]
         directory.write(RUN, _record(spec, directory, {**earlier, **hosts}))
+
+
+def gpus_of(spec: JobSpec, directory: Path) -> Callable[[str, int], int | None]:
+    """Return a function for the number of GPUs of so many workers of a host; None if unknown."""
+    counts: dict[str, int] = {}
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        hosts = json.loads((directory / RUN).read_bytes())["hosts"]
+        counts = {host: len(versions["gpus"]) for host, versions in dict(hosts).items()}
+    counts |= {host: len(gpus) for host, gpus in spec.visible_gpus.items()}
+    per_worker = spec.gpus_per_worker or 1
+
+    def count(host: str, workers: int) -> int | None:
+        # The workers of a role may have any number.
+        if spec.has_gpus:
+            return None
+        if spec.leases is not None and spec.leases.slots is None:
+            return workers * per_worker
+        return min(workers * per_worker, counts[host]) if host in counts else None
+
+    return count
 
 
 def _record(

@@ -11,6 +11,7 @@ from signal import SIGKILL
 from typing import Any, Literal
 
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.bill import Bill
 from hvlaunch.report.diagnosis import Kind, advice, exception, kind, start_advice
 from hvlaunch.report.evidence import Evidence, find_evidence
 from hvlaunch.telemetry.stack import ProcessStack, groups, notes, tree_lines
@@ -117,6 +118,8 @@ class FailureReport:
     """The job's command and circumstances, as in `about.json` of its directory."""
     ended: float | None = None
     """Seconds since 1970."""
+    bill: Bill | None = None
+    """None for a job that keeps no account of its time."""
 
 
 def make_report(
@@ -131,6 +134,7 @@ def make_report(
     rounds: Iterable[RoundFailure] = (),
     about: Mapping[str, Any] | None = None,
     ended: float | None = None,
+    bill: Bill | None = None,
 ) -> FailureReport:
     """Build the report from the job's result.
 
@@ -161,6 +165,7 @@ def make_report(
         output=output,
         about=about or {},
         ended=ended,
+        bill=bill,
     )
 
 

@@ -56,6 +56,8 @@ def as_json(report: FailureReport) -> dict[str, Any]:
             "notes": list(report.survivors.notes),
             "tree": list(report.survivors.tree),
         },
+        # What the job took so far; null if its time was not counted.
+        "bill": None if report.bill is None else report.bill._asdict(),
         "rounds": [_round(failed) for failed in report.rounds],
         # Mask by line: one secret must not hide the text after it.
         "text": "\n".join(map(masked_value, as_text(report).split("\n"))),

@@ -15,6 +15,7 @@ from hvlaunch.console.status import code_words, duration
 from hvlaunch.errors import EXIT_NOT_WRITTEN, Problem
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.report.bill import bill_words
 
 if TYPE_CHECKING:
     from hvlaunch.report.evidence import Evidence
@@ -55,10 +56,14 @@ def as_text(report: "FailureReport", *, is_verbose: bool = False, is_raised: boo
             ends = _workers(result, report.size)
             unwritten = " (some output could not be written)" if result.exit_code == EXIT_NOT_WRITTEN else ""
             lines = [f"hvlaunch: the job ended with exit code {result.exit_code}{unwritten}", *ends]
+    facts: list[str] = []
     if code := ", commit ".join(filter(None, code_words(report.about.get("code")))):
-        # The advice stays last.
-        lines.insert(len(lines) - lines[-1].startswith("  Try: "), f"  Its code: {visible(code)}")
-    return "\n".join(lines) + "\n"
+        facts.append(f"  Its code: {visible(code)}")
+    if report.bill is not None and (words := bill_words(report.bill)):
+        facts.append(f"  It took {duration(report.bill.wall_seconds)}: {words}")
+    # The advice stays last.
+    at = len(lines) - lines[-1].startswith("  Try: ")
+    return "\n".join([*lines[:at], *facts, *lines[at:]]) + "\n"
 
 
 def _error(report: "FailureReport") -> list[str]:

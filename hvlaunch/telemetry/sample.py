@@ -7,7 +7,7 @@ from typing import Any
 from hvlaunch.agent.wire.frames import MOST_GPUS
 from hvlaunch.agent.wire.shapes import exactly, mapping, number, of, or_null, record, several, text, whole
 
-__all__ = ["SAMPLE", "GpuSample", "HostSample", "WorkerSample", "as_json", "host_sample"]
+__all__ = ["SAMPLE", "Energy", "GpuSample", "HostSample", "WorkerSample", "as_json", "host_sample"]
 
 # A host is not trusted: without these bounds its sample could fill the driver's memory.
 _MOST_WORKERS = 1 << 16
@@ -38,6 +38,7 @@ _GPU = {
     "memory_used": _BYTES,
     "memory_total": _BYTES,
     "power": _RATE,
+    "energy_joules": or_null(_RATE),
     "temperature": number(-300, 1 << 16),
     "throttled": several(text(64), 64),
     "ecc_errors": _BYTES,
@@ -102,6 +103,8 @@ class GpuSample:
     memory_used: int
     memory_total: int
     power: float
+    energy_joules: float | None
+    """Since the GPU's driver was loaded; None if the GPU does not count it."""
     temperature: float
     throttled: tuple[str, ...]
     ecc_errors: int
@@ -132,6 +135,29 @@ class HostSample:
     gpus: tuple[GpuSample, ...]
     problems: tuple[str, ...]
     """Missing figures and the reasons."""
+
+
+class Energy:
+    """Adds up the energy of the job's GPUs: between two samples in which its workers use a GPU, the GPU's counter tells."""
+
+    def __init__(self) -> None:
+        self.joules = self.seconds = 0.0
+        """`seconds` of GPUs for which the energy is known."""
+        self._last: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def add(self, sample: HostSample) -> None:
+        """Take a host's newest sample."""
+        used = {index for worker in sample.workers for index in worker.gpus}
+        for gpu in sample.gpus:
+            key = sample.host, gpu.index
+            last = self._last.pop(key, None)
+            if gpu.index not in used or gpu.energy_joules is None:
+                continue
+            self._last[key] = gpu.energy_joules, sample.time
+            # A counter that has gone back has begun anew with its driver.
+            if last is not None and gpu.energy_joules >= last[0]:
+                self.joules += gpu.energy_joules - last[0]
+                self.seconds += sample.time - last[1]
 
 
 def host_sample(host: str, time: float, answer: Any, printed_at: Mapping[int, float]) -> HostSample | None:

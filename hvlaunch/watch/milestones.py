@@ -28,13 +28,13 @@ def assumed(fact: SlotsAssumed) -> str:
     return f"no number of workers was given, and {fold_hosts(fact.hosts)} {verb} no GPU: {subject} gets 1 worker{advice}"
 
 
-def ended_well(result: JobResult, has_lost: bool, code: object = None) -> str:
+def ended_well(result: JobResult, has_lost: bool, code: object = None, bill: str = "") -> str:
     """`done after 12.4 s, exit code 0`. `has_lost`: some of the output was lost, as an earlier message said.
 
-    `code`: the job's code, if it is known.
+    `code`: the job's code, if it is known. `bill`: what the job took, in words.
     """
     lost = " but not all of the output was written," if has_lost else ""
     words = ", commit ".join(filter(None, code_words(code)))
     ran = f"; code {words}" if words else ""
     exit_code = EXIT_NOT_WRITTEN if has_lost else 0
-    return f"done after {duration(result.elapsed)},{lost} exit code {exit_code}{ran}"
+    return f"done after {duration(result.elapsed)},{lost} exit code {exit_code}{ran}{f'; {bill}' if bill else ''}"

@@ -1,6 +1,7 @@
 """A job's state at a moment, and its totals so far, as data for other programs. docs/interfaces/control.md has the fields."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from hvlaunch.engine.round import Round
 from hvlaunch.engine.workers import Worker
 from hvlaunch.watch.rounds import Member, RoundBegin, RoundEnd, round_change
 
-__all__ = ["BOUNDS", "Totals", "overview"]
+__all__ = ["BOUNDS", "PARTS", "Totals", "overview"]
 
 
 def overview(
@@ -82,6 +83,98 @@ _PLANNED = (
     causes.MoreWorkers,
 )
 """Causes of a round's end that are no failure."""
+PARTS = ("start", "training", "lost", "recovery", "hung", "end")
+"""Parts of a job's time. Their sum is the whole time."""
+
+
+class _Clock:
+    """Splits the time of a job into PARTS."""
+
+    def __init__(self) -> None:
+        self.part = "start"
+        self.has_commits = False
+        self._part_before = "start"
+        """The part before the hang."""
+        self._since = 0.0
+        """The time from which the current part counts."""
+        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._pending = 0.0
+        """Seconds of training that a failure may still make lost."""
+        self._useful = 0.0
+
+    def begin(self, now: float) -> None:
+        self._since = now
+
+    def at(self, now: float) -> tuple[Mapping[str, float], float]:
+        """Return the parts and the useful seconds at `now`."""
+        current = max(0.0, now - self._since)
+        # Sums of differences may be a little below zero.
+        parts = {name: max(0.0, seconds) for name, seconds in self._parts.items()}
+        parts[self.part] += current
+        pending = self._pending + (current if self.part == "training" else 0.0)
+        # A counter for Prometheus: a late report of a hang must not lower the number.
+        self._useful = max(self._useful, parts["training"] - (pending if self.has_commits else 0.0))
+        return parts, self._useful
+
+    def enter(self, part: str, now: float) -> float:
+        """Begin a part; return the seconds of the part before, since the last call."""
+        seconds = max(0.0, now - self._since)
+        self._parts[self.part] += seconds
+        if self.part == "training":
+            self._pending += seconds
+        # The end of a job is its last part.
+        self.part = self.part if self.part == "end" else part
+        self._since = max(now, self._since)
+        return seconds
+
+    def cease(self, now: float) -> None:
+        """Some worker of the round does not run from `now` on."""
+        if self.part in ("training", "hung"):
+            self.enter("recovery", now)
+
+    def hang(self, seconds: float, now: float) -> None:
+        """Count the time without progress as hung."""
+        if self.part in ("hung", "end"):
+            return
+        part = self._part_before = self.part
+        silent = min(seconds, self.enter("hung", now))
+        self._parts[part] -= silent
+        self._parts["hung"] += silent
+        if part == "training":
+            self._pending -= silent
+
+    def continue_after_hang(self, now: float) -> None:
+        if self.part == "hung":
+            self.enter(self._part_before, now)
+
+    def commit(self, now: float) -> None:
+        """Count the time up to a commit as useful."""
+        self.has_commits = True
+        if self.part == "training":
+            self.enter("training", now)
+        self.settle(is_lost=False)
+
+    def step(self, now: float, part: str) -> None:
+        """Count the time before the round's first new step as `part`: a start, or a repetition of lost steps."""
+        if not self.has_commits and self.part == "training":
+            self.enter("training", now)
+            self._parts["training"] -= self._pending
+            self._parts[part] += self._pending
+            self._pending = 0.0
+
+    def settle(self, *, is_lost: bool) -> None:
+        """Decide if the work of the pending time is kept or lost."""
+        if is_lost and self.has_commits:
+            self._parts["training"] -= self._pending
+            self._parts["lost"] += self._pending
+        self._pending = 0.0
+
+    def finish(self, now: float, *, is_good: bool) -> None:
+        """End the job. Time after a round without a successor was no recovery, but the job's end."""
+        if self.part == "recovery":
+            self.part = "end"
+        self.enter("end", now)
+        self.settle(is_lost=not is_good)
 
 
 class Totals:
@@ -101,23 +194,28 @@ class Totals:
         self._members: frozenset[Member] = frozenset()
         self._missing: set[Member] = set()
         """Members not yet running."""
+        self._done: set[Member] = set()
+        """Members with exit code 0."""
         self._failed_at: float | None = None
         """The time of the round's failure, until every worker runs again."""
         self._is_failed = self._is_planned = False
         """How the round has ended, or is to end."""
-        self._useful = 0.0
-        self._counted_to: float | None = None
-        """The time up to which useful seconds are counted; None before every worker runs."""
-        self._ran_to: float | None = None
-        """The time from which some worker did not run; None before."""
+        self._clock = _Clock()
+        self._has_run = False
+        """True once all workers of the round ran."""
+        self._stepped = -1
+        """The newest round with a new step."""
         self._commit = -1
         """The newest commit; another training counts its commits anew."""
-        self._has_commits = False
+        self._held: dict[tuple[str, int], float] = {}
+        """Seconds for which a host had this number of workers, in the rounds before this one."""
+        self._held_since = 0.0
 
     def watch(self, event: on.Event, actions: Sequence[do.Action], now: float) -> None:
         """Take note of an event at `now` and its actions."""
         if self._began_at is None:
             self._began_at = now
+            self._clock.begin(now)
         match event:
             case on.WorkerStarted(host, _, slot, _, start) if not self._is_formed:
                 self._run((host, slot, start), now)
@@ -128,14 +226,27 @@ class Totals:
                     self._run((host, slot, start), now)
             case on.WorkerAsked():
                 self._commit_at(event.commit, now)
+            case on.StepReached(number) if number == self._round > self._stepped:
+                self._stepped = number
+                self._clock.step(now, "start" if self._rounds == 1 else "recovery")
             # A compacted run of idle turns has the newest commit only.
             case on.Lull():
                 self._commit_at(event.commit, event.commit_at)
             case on.WorkerNotStarted() | on.WorkerExited() if event.code != 0:
                 self._fail({(event.host, event.slot, event.start)}, now)
+            case on.WorkerExited():
+                self._done.add((event.host, event.slot, event.start))
+                if self._members and self._members <= self._done:
+                    self._clock.cease(now)
             case on.HostGone(host) | on.HostParting(host):
                 self._lost_hosts += isinstance(event, on.HostGone)
                 self._fail({member for member in self._members if member[0] == host}, now)
+            case on.JobHangs():
+                self._clock.hang(event.seconds, now)
+            case on.JobGoesOn():
+                self._clock.continue_after_hang(now)
+            case on.Interrupted():
+                self._clock.enter("end", now)
             case _:
                 pass
         for action in actions:
@@ -146,20 +257,36 @@ class Totals:
                     self._end(end, now)
                 case None:
                     pass
+            if isinstance(action, do.Finish):
+                self._clock.finish(now, is_good=action.result.exit_code == 0)
 
     def at(self, now: float) -> Mapping[str, Any]:
         """Return the totals at `now` as data; docs/interfaces/control.md has the fields."""
-        running = self._useful
-        if not self._has_commits and self._counted_to is not None:
-            running += (now if self._ran_to is None else self._ran_to) - self._counted_to
+        began = now if self._began_at is None else self._began_at
+        parts, useful = (
+            self._clock.at(now) if self._began_at is not None else (dict.fromkeys(PARTS, 0.0), 0.0)
+        )
         return {
-            "seconds": 0.0 if self._began_at is None else now - self._began_at,
-            "useful_seconds": running,
+            "seconds": now - began,
+            "useful_seconds": useful,
+            "parts": parts,
+            "has_steps": self._stepped >= 0 or self._clock.has_commits,
+            "workers": [
+                {"host": host, "workers": workers, "seconds": seconds}
+                for (host, workers), seconds in sorted(self._held_at(now).items())
+            ],
             "rounds": self._rounds,
             "restarts": self._restarts,
             "lost_hosts": self._lost_hosts,
             "recoveries": {"bounds": BOUNDS, "counts": self._recoveries, "seconds": self._recovering},
         }
+
+    def _held_at(self, now: float) -> dict[tuple[str, int], float]:
+        """Return for how long each host had which number of workers, from their start on."""
+        held = dict(self._held)
+        for entry in Counter(host for host, _, _ in self._members).items():
+            held[entry] = held.get(entry, 0.0) + max(0.0, now - self._held_since)
+        return held
 
     def _end(self, end: RoundEnd, now: float) -> None:
         self._is_planned = isinstance(end.cause, _PLANNED)
@@ -168,24 +295,29 @@ class Totals:
         if not self._is_planned:
             self._fail(self._members, now)
         elif end.is_at_once:
-            self._cease(now)
+            self._clock.cease(now)
 
     def _begin(self, begin: RoundBegin, now: float) -> None:
-        self._cease(now)
-        self._count_remainder()
+        self._clock.cease(now)
+        self._clock.settle(is_lost=not self._is_planned)
+        # A job that can't form a round again ends: its wait for the round is no part of its end.
+        if self._clock.part == "recovery":
+            self._clock.enter("recovery", now)
+        self._held, self._held_since = self._held_at(now), now
         self._rounds += begin.number > self._round
         # A planned end, such as a changed pool, is a new round and no restart.
         self._restarts += self._is_failed
         self._round, self._members, self._missing = begin.number, begin.members, set(begin.members)
         self._is_formed = begin.is_formed
-        self._is_failed = self._is_planned = False
+        self._is_failed = self._is_planned = self._has_run = False
 
     def _run(self, member: Member, now: float) -> None:
         self._missing.discard(member)
         # Before the first round begins there are no members.
-        if self._missing or not self._members or self._counted_to is not None or self._is_failed:
+        if self._missing or not self._members or self._has_run or self._is_failed:
             return
-        self._counted_to, self._ran_to = now, None
+        self._has_run = True
+        self._clock.enter("training", now)
         if self._failed_at is not None:
             seconds = now - self._failed_at
             self._recoveries[bisect_left(BOUNDS, seconds)] += 1
@@ -199,26 +331,10 @@ class Totals:
         self._is_failed = True
         if self._failed_at is None:
             self._failed_at = now
-        self._cease(now)
-
-    def _cease(self, now: float) -> None:
-        """Note the time from which some worker of the round does not run."""
-        if self._counted_to is not None and self._ran_to is None:
-            self._ran_to = now
+        self._clock.enter("recovery", now)
 
     def _commit_at(self, commit: int, now: float) -> None:
-        """Count the time up to a commit as useful."""
         # Work behind the newest commit may be lost, and counts only with the next commit.
-        if commit <= self._commit:
-            return
-        self._commit, self._has_commits = commit, True
-        if self._counted_to is not None:
-            until = now if self._ran_to is None else min(now, self._ran_to)
-            self._useful += max(0.0, until - self._counted_to)
-            self._counted_to = until
-
-    def _count_remainder(self) -> None:
-        """Count the time of a round that is over, if workers never report commits."""
-        if not self._has_commits and self._counted_to is not None and self._ran_to is not None:
-            self._useful += self._ran_to - self._counted_to
-        self._counted_to = None
+        if commit > self._commit:
+            self._commit = commit
+            self._clock.commit(now)

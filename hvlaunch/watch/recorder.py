@@ -12,6 +12,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.causes import Cause
 from hvlaunch.errors import Problem
 from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.report.bill import Bill
 from hvlaunch.report.text import signal_name
 from hvlaunch.watch.sentences import because, sentence
 
@@ -175,8 +176,8 @@ class Recorder:
                 yield {"type": _name(action), **_fields(action), "text": sentence(action)}
 
 
-def result_record(result: JobResult) -> Record:
-    """Return the end of a job as an object."""
+def result_record(result: JobResult, bill: Bill | None = None) -> Record:
+    """Return the end of a job as an object, with what the job took if that is known."""
     failure, victim, interrupted = result.failure, result.first_victim, result.interrupted
     return {
         "exit_code": result.exit_code,
@@ -187,6 +188,7 @@ def result_record(result: JobResult) -> Record:
         "first_victim": None if victim is None else victim.rank,
         "interrupted": None if interrupted is None else signal_name(interrupted),
         **(_error(result.error) if result.error is not None else {"error": None}),
+        **({} if bill is None else {"bill": bill._asdict()}),
     }
 
 

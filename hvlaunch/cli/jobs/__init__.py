@@ -19,7 +19,7 @@ from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import aligned, visible, visible_line
-from hvlaunch.console.status import ago, code_words, count
+from hvlaunch.console.status import ago, code_words, count, duration
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside import (
@@ -46,8 +46,8 @@ _PATIENCE = 2.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SPAN = re.compile(r"([0-9]{1,9})([smhd])")
 _TIME = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
-_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "CODE", "COMMIT", "COMMAND")
-_OPTIONAL = ("CODE", "COMMIT")
+_HEAD = ("JOB", "NAME", "STATE", "ROUND", "WORKERS", "HOSTS", "BEGAN", "TOOK", "CODE", "COMMIT", "COMMAND")
+_OPTIONAL = ("TOOK", "CODE", "COMMIT")
 _FEW_ENDED = 5
 _WIDEST = 40
 """Characters of a cell, except in the last column."""
@@ -505,12 +505,27 @@ def _row(job: KnownJob, state: State, now: float) -> tuple[str, ...]:
         "-" if state is None else str(len(state["workers"])),
         host_set(hosts) if hosts else "-",
         ago(now - job.began),
+        _took(job.result),
         *(word or "-" for word in code_words(job.about.get("code"))),
     )
     command = job.about.get("command")
     # about.json may be another version's, or damaged.
     words = [str(word) for word in command] if isinstance(command, list) else []
     return (*(_cut(visible_line(cell)) for cell in cells), visible(" ".join(shlex.join(words).split())))
+
+
+def _took(result: Mapping[str, Any] | None) -> str:
+    """Return `2 h 10 min, 96 %, 34.7 GPU h`: what an ended job took, and the share in which it trained. `-` if unknown."""
+    bill: Any = (result or {}).get("bill")
+    # result.json may be another version's, or damaged.
+    try:
+        wall, training, hours = (
+            float(bill[name] or 0.0) for name in ("wall_seconds", "training_seconds", "gpu_hours")
+        )
+    except (LookupError, TypeError, ValueError):
+        return "-"
+    share = f", {100 * training / wall:.0f} %" if wall else ""
+    return f"{duration(wall)}{share}" + (f", {hours:.1f} GPU h" if hours else "")
 
 
 def _cut(text: str) -> str:

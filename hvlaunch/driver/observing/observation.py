@@ -6,7 +6,7 @@ from typing import Any
 
 from hvlaunch.agent.wire.shapes import flag, or_null, record, text
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
-from hvlaunch.telemetry.sample import HostSample, as_json, host_sample
+from hvlaunch.telemetry.sample import Energy, HostSample, as_json, host_sample
 
 __all__ = ["Observation"]
 
@@ -40,6 +40,7 @@ class Observation:
         """Time at which the last round was complete."""
         self._newest: dict[str, HostSample] = {}
         self._problems: dict[str, str] = {}
+        self._energy = Energy()
         self._calls: list[_Once] = []
 
     def subscribe(self, interval: float = _LEAST_INTERVAL) -> Callable[[], None]:
@@ -84,6 +85,11 @@ class Observation:
         """Return the reasons for missing samples by host."""
         with self._lock:
             return {host: why for host, why in self._problems.items() if host in self._there}
+
+    def energy(self) -> tuple[float, float]:
+        """Return the joules of the job's GPUs, and the seconds of GPUs for which they were counted."""
+        with self._lock:
+            return self._energy.joules, self._energy.seconds
 
     def as_json(self) -> dict[str, Any]:
         """Return the newest samples and problems as JSON."""
@@ -143,6 +149,7 @@ class Observation:
                 self._problems[answer.host] = answer.problem or "its observer sent an invalid sample"
             else:
                 self._newest[answer.host] = sample
+                self._energy.add(sample)
                 self._problems.pop(answer.host, None)
             self._look_whether_complete()
 

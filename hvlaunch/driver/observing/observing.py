@@ -332,6 +332,11 @@ class Observing:
         """Return the memory that hosts had at the last failure."""
         return self.clues.memory()
 
+    def energy(self) -> tuple[float, float]:
+        """Return the joules that samples have counted, and the seconds of GPUs for which they have."""
+        # No sample is taken for this: a job in peace costs nothing.
+        return self.observation.energy() if "observation" in self.__dict__ else (0.0, 0.0)
+
     def overview(self) -> Mapping[str, Any]:
         """Return the state of the job now, as data."""
         from hvlaunch.watch.overview import overview  # noqa: PLC0415 (for jobs that are asked)

@@ -31,6 +31,7 @@ int nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length) { sn
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) { memory->total = 80ull << 30; memory->free = 79ull << 30; memory->used = 1ull << 30; return 0; }
 int nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) { if (device->number) return 3; rates->gpu = 97; rates->memory = 5; return 0; }
 int nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power) { *power = 345678; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy) { if (device->number) return 3; *energy = 5000000000500; return 0; }
 int nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned int *temperature) { *temperature = sensor == 0 ? 61 : 0; return 0; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons) { *reasons = 0x1 | 0x4 | 0x40; return 0; }
 int nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int kind, int counter, unsigned long long *count) { *count = kind == 1 && counter == 0 ? 1ull << 40 : 9; return 0; }
@@ -72,6 +73,7 @@ def test_nvml_structures_are_read(tmp_path: Path, version: str) -> None:
         "memory_used": 1 << 30,
         "memory_total": 80 << 30,
         "power": 345.678,
+        "energy_joules": 5000000000.5,
         "temperature": 61,
         "throttled": ["power cap", "hardware thermal slowdown"],
         "ecc_errors": 1 << 40,

@@ -18,6 +18,7 @@ import pytest
 from hvlaunch.console.stored import items, segment_path, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside import KnownJob, known_jobs
+from hvlaunch.watch.overview import PARTS
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
@@ -264,6 +265,12 @@ def test_a_successor_continues_the_job_of_a_killed_driver(site, tmp_path):
     assert {key: data for key, data in kept(job).items() if data} == {
         (rank, "stdout"): whole_output(300) for rank in range(2)
     }
+    # The bill counts the time of the killed drivers too.
+    result = json.loads((job.directory / "result.json").read_text())
+    bill = result["bill"]
+    assert bill["wall_seconds"] >= result["elapsed"] - 0.01
+    assert sum(bill[f"{part}_seconds"] for part in PARTS) == pytest.approx(bill["wall_seconds"], abs=0.01)
+    assert bill["training_seconds"] > 0
 
 
 def test_the_exit_code_survives_a_driver_killed_at_its_last_lines(site):

@@ -294,6 +294,26 @@ def test_times_are_short_and_only_elastic_jobs_have_a_round():
 
 
 @pytest.mark.parametrize(
+    ("bill", "cell"),
+    [
+        (
+            {"wall_seconds": 7800.0, "training_seconds": 7488.0, "gpu_hours": 34.667},
+            "2 h 10 min, 96 %, 34.7 GPU h",
+        ),
+        ({"wall_seconds": 7800.0, "training_seconds": 7488.0, "gpu_hours": None}, "2 h 10 min, 96 %  "),
+        ({"wall_seconds": 0, "training_seconds": 0, "gpu_hours": None}, "0.00 s "),
+        ({"wall_seconds": "x", "training_seconds": 0, "gpu_hours": None}, None),
+        ({}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_list_says_what_an_ended_job_took(bill, cell):
+    table = job_table([(known(1), None), (known(2, result={"exit_code": 0, "bill": bill}), None)])
+    assert ("TOOK" in table, cell is None or cell in table) == (cell is not None, True)
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1.0, "0 s"), (59.9, "59 s"), (60.0, "1 min"), (7199.0, "1 h"), (90_000.0, "1 d")],
 )

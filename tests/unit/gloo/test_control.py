@@ -49,7 +49,7 @@ class Job:
         self.kept: list[bool] = []
         self.printer = Printer(None, None)
         spec = JobSpec(command=("train",), hosts=(), cwd="/")
-        self.reporting = Reporting(spec, self.printer, REPORTED, has_directory=True)
+        self.reporting = Reporting(spec, self.printer, REPORTED, self.directory.path)
         control = ControlDoor(
             ABOUT, self.history, self.events.put, lambda: self.kept.append(True), self.reporting
         )

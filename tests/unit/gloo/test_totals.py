@@ -8,9 +8,10 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.codec import decode
 from hvlaunch.engine.entries import DecidedTurn
+from hvlaunch.job import JobResult
 from hvlaunch.watch.overview import BOUNDS, Totals
 from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
-from tests.unit.gloo.history import History, hosts, lost
+from tests.unit.gloo.history import History, hosts, lost, spec
 
 
 def totals(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
@@ -123,3 +124,101 @@ def test_compacted_beats_keep_the_useful_time():
     assert whole["useful_seconds"] == 30.0
     del job.journal[begun:]
     assert totals(job, (on.Lull(commit=8, commit_at=live + 30.0), live + 31.0)) == whole
+
+
+def parts(job: History, *more: tuple[on.Event, float]) -> dict[str, Any]:
+    """Return the parts of the time that are not 0; they must be all of it."""
+    found = totals(job, *more)
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+    return {name: pytest.approx(seconds) for name, seconds in found["parts"].items() if seconds}
+
+
+def test_the_parts_of_the_time_are_all_of_it(unmodified):
+    job = unmodified
+    assert parts(job) == {"start": 5.0, "training": 30.0}
+    job.exit("a", 0, code=1)
+    job.now += 3.0
+    assert parts(job) == {"start": 5.0, "training": 30.0, "recovery": 3.0}
+    job.play(on.Interrupted(2))
+    job.now += 4.0
+    assert parts(job) == {"start": 5.0, "training": 30.0, "recovery": 3.0, "end": 4.0}
+
+
+def test_a_job_that_failed_for_good_has_an_end_and_no_recovery():
+    job = History(spec("a:1,b:1"))
+    job.play(on.Began())
+    arrive(job, "a", "b")
+    for start in job.of(do.Start):
+        for slot, began, _, _ in start.launches:
+            job.play(on.WorkerStarted(start.host, start.round, slot, 1, began))
+    job.now += 20.0
+    job.exit("a", 0, code=1)
+    job.now += 2.0
+    job.exit("b", 0, code=None, signal=15)
+    job.now += 1.0
+    for host in "ab":
+        job.play(on.HostClosed(host, 0))
+    assert job.of(do.Finish)
+    assert parts(job) == {"training": 20.0, "end": 3.0}
+
+
+def test_a_step_ends_the_start(unmodified):
+    """Until the first step, workers load their data and models."""
+    job = unmodified
+    assert not totals(job)["has_steps"]
+    job.play(on.StepReached(0, 1))
+    job.now += 8.0
+    assert parts(job) == {"start": 35.0, "training": 8.0}
+    job.play(on.StepReached(0, 0))  # another epoch
+    job.now += 1.0
+    assert parts(job) == {"start": 35.0, "training": 9.0}
+    assert totals(job)["has_steps"]
+
+
+def test_a_hang_counts_from_its_last_sign_of_life(unmodified):
+    job = unmodified
+    found = Totals()
+    for entry in job.journal[1:]:
+        turn = decode(DecidedTurn, entry)
+        found.watch(turn.event, turn.actions, turn.at)
+    useful = found.at(job.now)["useful_seconds"]
+    found.watch(on.JobHangs(20.0, (0,), ""), [], job.now)
+    found.watch(on.JobHangs(25.0, (0,), ""), [], job.now + 5.0)
+    found.watch(on.JobGoesOn(), [], job.now + 6.0)
+    at = found.at(job.now + 8.0)
+    assert {name: seconds for name, seconds in at["parts"].items() if seconds} == {
+        "start": 5.0,
+        "training": 12.0,
+        "hung": 26.0,
+    }
+    # A counter for Prometheus never goes back.
+    assert at["useful_seconds"] == useful == 30.0
+
+
+def test_a_hang_before_the_workers_met_is_taken_from_the_start():
+    job = training()
+    at = job.now
+    assert parts(job, (on.JobHangs(4.0, (0,), ""), at)) == {"start": at - 104.0, "hung": 4.0}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_work_behind_the_newest_commit_is_lost_with_a_failure(code):
+    job = training()
+    start = job.now - 100.0
+    meet(job, 0, 5)
+    job.now += 20.0
+    meet(job, 0, 6)
+    job.now += 7.0
+    found = Totals()
+    for entry in job.journal[1:]:
+        turn = decode(DecidedTurn, entry)
+        found.watch(turn.event, turn.actions, turn.at)
+    found.watch(on.Tick(), [do.Finish(JobResult(exit_code=code, elapsed=27.0))], job.now)
+    expected = {"training": 20.0, "lost": 7.0} if code else {"training": 27.0}
+    at = found.at(job.now)["parts"]
+    assert {name: seconds for name, seconds in at.items() if seconds} == {"start": start, **expected}
+
+
+def test_the_workers_of_each_host_are_counted(unmodified):
+    job = unmodified
+    assert totals(job)["workers"] == [{"host": host, "workers": 2, "seconds": 35.0} for host in ("a", "b")]

@@ -352,7 +352,7 @@ def test_hangs_and_recoveries_are_named_by_their_number(tmp_path: Path) -> None:
         notify=(f"f=$(mktemp {tmp_path}/XXXXXX); cat > $f; mv $f $f.got",),
     )
     about = {"id": "0123", "name": None, "command": ["train"], "machine": "m"}
-    report = Reporting(spec, Printer(None, None), about, has_directory=False)
+    report = Reporting(spec, Printer(None, None), about, None)
     for _driver in range(2):
         notifier = Notifier(spec, about, tmp_path / "notices", report, print)
         notifier.watch(on.JobHangs(60.0, (1,), "rank 1 waits"), [], 1.0)

@@ -39,6 +39,7 @@ SAMPLE_OF_A_HOST: dict[str, Any] = {
             "memory_used": 1,
             "memory_total": 2,
             "power": 300.5,
+            "energy_joules": 9000.5,
             "temperature": 60,
             "throttled": ["power cap"],
             "ecc_errors": 0,

@@ -234,6 +234,7 @@ class Library:
         self._tries("nvmlDeviceGetUtilizationRates", device, byref(utilization))  # with MIG there is none
         reasons = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", device, c_ulonglong)
         kinds = c_uint(_UNCORRECTED), c_uint(_SINCE_START)
+        energy = self._maybe("nvmlDeviceGetTotalEnergyConsumption", device, kind=c_ulonglong)
         return {
             "index": index,
             "name": name.value.decode("utf-8", "replace"),
@@ -241,6 +242,7 @@ class Library:
             "memory_used": memory.used,
             "memory_total": memory.total,
             "power": self._number("nvmlDeviceGetPowerUsage", device, c_uint) / 1000,
+            "energy_joules": None if energy is None else energy / 1000,
             "temperature": self._number("nvmlDeviceGetTemperature", device, c_uint, c_uint(_TEMPERATURE_GPU)),
             "throttled": [word for bit, word in _THROTTLES.items() if reasons & bit],
             "ecc_errors": self._number("nvmlDeviceGetTotalEccErrors", device, c_ulonglong, *kinds),
