@@ -62,17 +62,19 @@ def keep_call(directory: str, part: bytes) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove the directory with its files, as far as possible."""
+    """Remove the directory with its files, and the workers' commits in memory, as far as possible."""
     for name in (SOCKET, CALL):
         try:
             os.unlink(os.path.join(path, name))
         except OSError:  # noqa: PERF203 (there are two)
             pass  # no such file
-    try:
-        os.rmdir(path)
-    except FileNotFoundError:
-        pass
-    except OSError:
-        import shutil  # noqa: PLC0415 (takes 8 ms; few workers leave a file)
+    # The commits' directory: see agent/commits.py.
+    for directory in (path, "/dev/shm/%s.kept" % os.path.basename(path)):  # noqa: S108 (private)
+        try:
+            os.rmdir(directory)
+        except FileNotFoundError:  # noqa: PERF203 (there are two)
+            pass
+        except OSError:
+            import shutil  # noqa: PLC0415 (takes 8 ms; few workers leave a file)
 
-        shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["WorkerImports", "library", "module_texts", "sources_of", "worker_modules"]
 
-_MODULES = ("__init__.py", "errors.py", "owners.py", "rendezvous", "torch", "torchrun.py")
+_MODULES = (
+    "__init__.py",
+    "agent/__init__.py",
+    "agent/commits.py",
+    "errors.py",
+    "owners.py",
+    "rendezvous",
+    "torch",
+    "torchrun.py",
+)
 """Modules that scripts and functions may import on hosts without hvlaunch."""
 _NOT_FOR_WORKERS = ("serving",)
 _EPOCH = (1980, 1, 1, 0, 0, 0)

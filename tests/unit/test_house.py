@@ -147,7 +147,8 @@ ALLOWED: dict[str, set[str]] = {
     "ssh": {"children", "errors", "job", "owners"},
     "sync": {"agent", "console", "driver", "engine", "errors", "hosts", "job", "owners", "rendezvous"},
     "telemetry": {"agent", "hosts"},
-    "torch": {"errors", "rendezvous"},
+    # The files of commits in memory, which workers write and agents copy.
+    "torch": {"agent", "errors", "rendezvous"},
     "torchrun": {"torch"},
     "view": {"console", "hosts", "telemetry"},
     "watch": {"console", "engine", "errors", "hosts", "job", "report"},

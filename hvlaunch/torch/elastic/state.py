@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from hvlaunch.torch import current
 from hvlaunch.torch.group_errors import WorkersChanged
+from hvlaunch.torch.kept import BackgroundKeeper, Version
 from hvlaunch.torch.sharing import TensorSpec, join, split
 
 __all__ = ["ObjectState", "Snapshot", "State", "TorchState", "TrainedRound", "receive", "send", "take"]
@@ -112,6 +113,7 @@ class State:
         self._saved: Snapshot | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._round: TrainedRound | None = None
+        self._keeper: BackgroundKeeper | None = None
 
     def collect(self) -> Any:
         """Return everything to save: tensors, plain values, dicts and lists."""
@@ -130,6 +132,7 @@ class State:
             self._round.see_whole()
         self._save_and_count()
         if self._round is not None:
+            self._keep()
             self._round.committed(self.commits)
             self._round.check()
 
@@ -140,6 +143,7 @@ class State:
                 self._round.check()
             except WorkersChanged:
                 self._save_and_count()
+                self._keep()
                 raise
 
     def _save_and_count(self) -> None:
@@ -148,6 +152,11 @@ class State:
         next_commit = self.commits + 1
         self.save()
         self.commits = max(self.commits, next_commit)
+
+    def _keep(self) -> None:
+        """Write the commit to this host's memory, where it outlives the worker, in the background."""
+        if self._keeper is not None and self._saved is not None:
+            self._keeper.keep(self.commits, (self._saved.skeleton, self._saved.tensors))
 
     def save(self) -> None:
         """Keep a copy of everything, on the same devices. The earlier copy stays until the new copy is complete."""
@@ -164,17 +173,19 @@ class State:
         """Give the newest saved state to the workers that lack it. Collective.
 
         The first worker with the most commits sends; workers with as many commits keep their own state. If no worker has saved anything,
-        rank 0 sends.
+        the newest commit in the hosts' memory counts, and without one rank 0 sends.
 
         Raises NotInitialized if torch's group was not made by init().
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            if self._saved is None:
+            if self._saved is None and not self._take_kept():
                 self.save()
             return
         device = current.world().carrier
         commits = _gathered(self.commits, device)
         newest = max(commits)
+        if newest < 0 and self._take_kept():
+            return
         root = commits.index(newest)
         lacking = [rank for rank, have in enumerate(commits) if rank != root and (have < newest or have < 0)]
         if dist.get_rank() == root and self._saved is None:
@@ -182,6 +193,35 @@ class State:
         if lacking and dist.get_rank() in (root, *lacking):
             self._transfer(root, lacking, device)
         self.commits = max(newest, 0)
+
+    def _take_kept(self) -> bool:
+        """Take over the newest whole commit that hosts have in memory; return False if there is none. Collective.
+
+        Workers of hosts that have it load it, and the others receive it.
+        """
+        if self._keeper is None:
+            return False
+        tried: set[Version] = set()
+        while True:
+            versions = zip(*map(_gathered, self._keeper.newest(tried)), strict=True)
+            newest = max(versions)
+            if newest < (0, 0):
+                return False
+            tried.add(newest)
+            parts = self._keeper.state.load(newest)
+            is_here = _gathered(parts is not None)
+            # A corrupt copy is no copy. If no other one is whole, the version before it counts.
+            if any(is_here):
+                break
+        self.commits = newest[1]
+        if parts is not None:
+            self._saved = Snapshot(*parts)
+            self.restore()
+        lacking = [rank for rank, has_it in enumerate(is_here) if not has_it]
+        root = is_here.index(1)
+        if lacking and dist.get_rank() in (root, *lacking):
+            self._transfer(root, lacking, current.world().carrier)
+        return True
 
     def _transfer(self, root: int, lacking: Sequence[int], device: torch.device) -> None:
         """Transfer the state from `root` to the workers that lack it. Collective among these workers.
@@ -236,9 +276,9 @@ class State:
         if self._callbacks and self._saved is not None:
             self._saved = take(self.collect())
 
-    def attach(self, trained: TrainedRound | None) -> None:
-        """Set the round in which the state is trained; run() does."""
-        self._round = trained
+    def attach(self, trained: TrainedRound | None, keeper: BackgroundKeeper | None = None) -> None:
+        """Set the round in which the state is trained, and the keeper of its commits; run() does."""
+        self._round, self._keeper = trained, keeper
 
 
 class ObjectState(State):
@@ -327,8 +367,11 @@ def _applied(value: Any, saved: Any) -> Any:
     return type(value)(_applied(item, kept) for item, kept in zip(value, saved, strict=True))
 
 
-def _gathered(number: int, device: torch.device) -> list[int]:
+def _gathered(number: int, device: torch.device | None = None) -> list[int]:
     """Return every worker's number, by rank. Collective."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [int(number)]
+    device = device or current.world().carrier
     mine = torch.tensor([number], dtype=torch.int64, device=device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)

@@ -37,6 +37,7 @@ from hvlaunch.torch.group_errors import (
     WorkersChanged,
     is_groups,
 )
+from hvlaunch.torch.kept import BackgroundKeeper
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 
@@ -101,6 +102,7 @@ class Training:
         """State kept from before this process started over, until training takes it."""
         self._rounds = 0
         """Number of rounds of this process; one more if it has started over."""
+        self._trainings = 0
         self._is_first_training = True
         """A process that starts over always reaches its first training first."""
 
@@ -159,12 +161,17 @@ class Training:
 
     def _train(self, state: State, train: Callable[[], T], cause: str | None) -> T:
         self._state = state
+        # A second training of the same script has other states, and a new process comes to it by the same way.
+        self._trainings += 1
+        keeper = BackgroundKeeper(f"elastic-{self._trainings}")
         while True:
             try:
                 if self._stay is None:
                     self._enter(state.commits, cause)
                 with self._as_it_breaks():
-                    state.attach(_TrainedRound(self._membership, self._escape))
+                    # All workers have the same state: one of each host keeps it.
+                    keeper.begin(self._membership.last_round, is_writer=current.world().place.local_rank == 0)
+                    state.attach(_TrainedRound(self._membership, self._escape), keeper)
                     # The first round has nothing to reset, and Horovod's callbacks are not called in it.
                     if self._rounds > 1:
                         state.on_reset()

@@ -218,6 +218,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "fabric",  # likewise
+        "commits",  # likewise, and workers import the same file
         "errand_runner",  # with each errand
     }
 

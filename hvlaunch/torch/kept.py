@@ -1,0 +1,177 @@
+"""Commits of this worker in its host's memory, where they outlive the worker: agent/commits.py has their files."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version
+from hvlaunch.torch.sharing import TensorSpec
+
+__all__ = ["BackgroundKeeper", "KeptState", "Version", "kept_directory"]
+
+_ALIGNED = 64
+"""Bytes: each tensor begins at a multiple."""
+
+Parts = tuple[Any, Sequence[torch.Tensor]]
+"""Skeleton and tensors of a value; see hvlaunch.torch.sharing."""
+
+
+def kept_directory() -> str | None:
+    """Return the directory of commits on this host; None without an agent, which removes the directory."""
+    scratch = os.environ.get("HVLAUNCH_SCRATCH")
+    return None if scratch is None else commits.directory_of(scratch)
+
+
+class KeptState:
+    """The commits of a state. `name` is the same in each life of the worker."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._directory = kept_directory()
+        self._maps: dict[str, mmap.mmap] = {}
+        """Mappings stay: without their page tables a copy of 2 GB takes twice as long."""
+        self._is_off = self._directory is None
+
+    def write(self, version: Version, size: int, parts: Parts) -> Callable[[], None] | None:
+        """Copy a value into memory and return a function to complete the commit; None after stop().
+
+        The function computes the checksums, in any thread. `size` is the number of ranks with such a state each; 0 for a common state.
+        """
+        if self._is_off:
+            return None
+        skeleton, tensors = parts
+        offsets: list[int] = []
+        end = 0
+        for tensor in tensors:
+            offsets.append(end)
+            end += _aligned(tensor.nbytes)
+        meta = pickle.dumps((skeleton, [TensorSpec.of(tensor) for tensor in tensors], offsets))
+        begin = _aligned(len(meta))
+        commit = KeptCommit(self.name, *version, size, len(meta), begin + end)
+        try:
+            directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
+            descriptor, path = commits.begin(directory, commit, commits.pins(directory))
+        except (NoRoom, OSError) as error:
+            self.stop(str(error))
+            return None
+        try:
+            content = self._content(descriptor, path, commit)
+            content[: len(meta)] = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
+            for tensor, offset in zip(tensors, offsets, strict=True):
+                _view(content, begin + offset, TensorSpec.of(tensor)).copy_(tensor.detach())
+        except BaseException:
+            commits.release(descriptor)
+            raise
+
+        def complete() -> None:
+            try:
+                commits.seal(descriptor, commit)
+            finally:
+                commits.release(descriptor)
+
+        return complete
+
+    def stop(self, cause: str) -> None:
+        """Keep no more commits, and say why."""
+        self._is_off = True
+        sys.stderr.write(f"hvlaunch: commits are not kept in memory: {cause}\n")
+
+    def _content(self, descriptor: int, path: str, commit: KeptCommit) -> torch.Tensor:
+        size = PAGE + commit.length
+        mapped = self._maps.get(path)
+        if mapped is None or len(mapped) != size:
+            mapped = self._maps[path] = mmap.mmap(descriptor, size)
+        return torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
+
+    def versions(self) -> list[Version]:
+        """Return the versions in this host's memory, by their headers; newest first."""
+        if self._directory is None:
+            return []
+        return [commit.version for commit in commits.held(self._directory) if commit.name == self.name]
+
+    def load(self, version: Version) -> Parts | None:
+        """Return the value of a version; None if missing, or corrupt, with a message."""
+        commit = None if self._directory is None else commits.find(self._directory, self.name, version)
+        if commit is None:
+            return None
+        with commits.shared_lock(commit) as descriptor:
+            if not commits.is_whole(descriptor, commit):
+                sys.stderr.write(
+                    f"hvlaunch: the commit of step {commit.step} in the memory of this host is corrupt"
+                    " (its checksums differ): it is not used\n"
+                )
+                return None
+            mapped = mmap.mmap(descriptor, PAGE + commit.length)
+            content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
+            # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
+            skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
+            begin = _aligned(commit.meta)
+            # Copies: the file will be written again.
+            tensors = [
+                spec.empty().copy_(_view(content, begin + offset, spec))
+                for spec, offset in zip(specs, offsets, strict=True)
+            ]
+        return skeleton, tensors
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _view(content: torch.Tensor, offset: int, spec: TensorSpec) -> torch.Tensor:
+    size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+    return content[offset : offset + size].view(spec.dtype).view(spec.shape)
+
+
+class BackgroundKeeper:
+    """Writes commits in a thread of its own. If they come faster than they are written, only the newest waits."""
+
+    def __init__(self, name: str) -> None:
+        self.state = KeptState(name)
+        self._lock = threading.Lock()
+        self._round = 0
+        self._is_writer = False
+        self._next: tuple[Version, Parts] | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, round_number: int, *, is_writer: bool) -> None:
+        """Begin a round. `is_writer`: this worker writes the commits of its host."""
+        self._round, self._is_writer = round_number, is_writer
+
+    def keep(self, step: int, parts: Parts) -> None:
+        """Write the commit soon. The caller must not change the value any more."""
+        if not self._is_writer:
+            return
+        with self._lock:
+            self._next = (self._round, step), parts
+            if self._thread is None:
+                # No daemon: the end of the program waits for the last commit.
+                self._thread = threading.Thread(target=self._run, name="hvlaunch commits")
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._next is None:
+                    self._thread = None
+                    return
+                (version, parts), self._next = self._next, None
+            try:
+                complete = self.state.write(version, 0, parts)
+                if complete is not None:
+                    complete()
+            except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
+                self.state.stop(f"{type(error).__name__}: {error}")
+
+    def newest(self, besides: Iterable[Version]) -> Version:
+        """Return the newest version in this host's memory apart from `besides`; (-1, -1) without any."""
+        return max(set(self.state.versions()).difference(besides), default=(-1, -1))

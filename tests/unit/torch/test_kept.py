@@ -1,0 +1,192 @@
+"""Commits in memory: workers die, all at once or in the middle of a commit, and their successors continue."""
+
+import mmap
+import os
+import random
+import shutil
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from hvlaunch.agent import commits
+from hvlaunch.torch.elastic import TorchState, run
+from hvlaunch.torch.kept import KeptState
+from tests.unit.torch.played_job import LONG, me
+
+NAME = "elastic-1"
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    """The directory of commits of the jobs that the test starts."""
+    scratch = f"/tmp/hvlaunch-{uuid.uuid4().hex}"
+    monkeypatch.setenv("HVLAUNCH_SCRATCH", scratch)
+    yield Path(commits.directory_of(scratch))
+    shutil.rmtree(commits.directory_of(scratch), ignore_errors=True)
+
+
+def until(condition, what: str) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def kept_steps() -> list[int]:
+    return [step for _, step in KeptState(NAME).versions()]
+
+
+def counting(steps: int, pause):
+    """A training whose weight counts its steps, and which begins with the state that it finds."""
+
+    def main():
+        model = torch.nn.Linear(64, 64, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        state = TorchState(model=model, step=0)
+        begun: list[int] = []
+
+        @run
+        def train(state):
+            begun.append(state.step)
+            while state.step < steps:
+                assert state.model.weight.eq(state.step).all(), "the step is another step's"
+                pause(state.step)
+                one = torch.ones(1, 1)
+                dist.all_reduce(one)
+                with torch.no_grad():
+                    state.model.weight += one / dist.get_world_size()
+                state.step += 1
+                state.commit()
+            return begun, state.model.weight[0, 0].item()
+
+        return train(state)
+
+    return main
+
+
+def end(started, *numbers: int) -> None:
+    for number in numbers:
+        started.workers[number].join(LONG)
+        assert started.workers[number].exitcode == -signal.SIGKILL
+
+
+def die_at(step: int):
+    """Let the first two workers die at this step, once its commit is in memory."""
+
+    def pause(present: int) -> None:
+        if present == step and me() < 2:
+            until(lambda: step in kept_steps(), "the commit was not kept")
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return pause
+
+
+def test_successors_of_workers_that_all_died_continue_from_the_last_commit(job, folder):
+    started = job(counting(6, die_at(3)), 4)
+    started.grant(0, 1)
+    end(started, 0, 1)
+    assert [ask.commit for ask in started.grant(2, 3)] == [-1, -1]
+    assert dict(started.result() for _ in range(2)) == {2: ([3], 6.0), 3: ([3], 6.0)}
+
+
+def test_one_worker_alone_continues_too(job, folder):
+    def pause(step: int) -> None:
+        if step == 3 and me() == 0:
+            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(counting(6, pause), 2)
+    started.grant(0)
+    end(started, 0)
+    started.grant(1)
+    assert started.result() == (1, ([3], 6.0))
+
+
+def test_commit_stands_if_its_worker_is_killed_in_the_middle_of_the_next(job, folder):
+    def pause(step: int) -> None:
+        if step == 3 and me() < 2:
+            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            dist.barrier()
+            # The content of the next commit is written then, and its header is not.
+            commits.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        if step == 4 and me() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(counting(6, pause), 4)
+    started.grant(0, 1)
+    end(started, 0)
+    started.workers[1].kill()  # it may wait for its peer
+    end(started, 1)
+    started.grant(2, 3)
+    assert dict(started.result() for _ in range(2)) == {2: ([3], 6.0), 3: ([3], 6.0)}
+
+
+def test_corrupt_commit_falls_back_to_the_version_before(job, folder, capfd):
+    started = job(counting(6, die_at(3)), 4)
+    started.grant(0, 1)
+    end(started, 0, 1)
+    newest, older = commits.held(str(folder))
+    assert (newest.step, older.step) == (3, 2)
+    with Path(newest.path).open("r+b") as file:
+        file.seek(commits.PAGE + newest.length - 100)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    started.grant(2, 3)
+    assert dict(started.result() for _ in range(2)) == {2: ([2], 6.0), 3: ([2], 6.0)}
+    assert "the commit of step 3 in the memory of this host is corrupt" in capfd.readouterr().err
+
+
+def test_newcomers_take_the_state_of_survivors_and_not_an_old_commit(job, folder):
+    """What is in memory may be another history's: it counts only if no worker has a state."""
+
+    def pause(step: int) -> None:
+        if step == 3 and me() == 0:
+            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            # As if this host had committed more than the survivor, in a round that was undone.
+            complete = KeptState(NAME).write((7, 99), 0, ({"step": 99}, []))
+            assert complete is not None
+            complete()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    started = job(counting(6, pause), 3)
+    started.grant(0, 1)
+    end(started, 0)
+    started.grant(1, 2)
+    results = dict(started.result() for _ in range(2))
+    assert results == {1: ([0, 3], 6.0), 2: ([3], 6.0)}
+
+
+@pytest.mark.parametrize("deaths", [6, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
+def test_at_most_one_commit_is_lost_if_all_workers_are_killed_at_any_time(job, folder, deaths):
+    """With commits that are farther apart than writing one takes."""
+    reached, begun = mmap.mmap(-1, 8), mmap.mmap(-1, 8)
+    seen: list[int] = []
+
+    def pause(step: int) -> None:
+        if me() % 2 == 0:
+            if not seen:
+                seen.append(step)
+                begun[:] = step.to_bytes(8, "big")
+            reached[:] = step.to_bytes(8, "big")
+            until(lambda: max(kept_steps(), default=0) >= step - 1, "the commit was not kept")
+
+    chance = random.Random(deaths)
+    started = job(counting(1 << 40, pause), 2 * deaths)
+    lost = []
+    for first in range(0, 2 * deaths, 2):
+        before = int.from_bytes(reached[:], "big")
+        started.grant(first, first + 1)
+        until(lambda before=before: int.from_bytes(reached[:], "big") > before + 2, "no progress")
+        time.sleep(chance.random() / 20)
+        for number in (first, first + 1):
+            started.workers[number].kill()
+        end(started, first, first + 1)
+        lost.append(before - int.from_bytes(begun[:], "big"))
+    assert max(lost) <= 1, lost
