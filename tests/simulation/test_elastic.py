@@ -20,8 +20,9 @@ from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.planted import MOST_SEEDS, first_found
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 5_000
-SHARDS = 40
+SEEDS = 2_000
+MANY = 5_000
+SHARDS = 20
 SHOWN = 120
 ENOUGH_FOR_A_MUTANT = 500
 NEXT_FEW = 3
@@ -90,6 +91,13 @@ def of_shard(request: pytest.FixtureRequest, shard: int, seeds: Sequence[int]) -
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_every_elastic_job_ends_rightly(shard: int, request: pytest.FixtureRequest) -> None:
     for seed in of_shard(request, shard, range(shard, SEEDS, SHARDS)):
+        play(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_many_jobs(shard: int) -> None:
+    for seed in range(SEEDS + shard, MANY, SHARDS):
         play(seed)
 
 

@@ -12,8 +12,9 @@ from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play
 from tests.simulation.world import World
 
-SEEDS = 1000
-SHARDS = 10
+SEEDS = 300
+MANY = 1000
+SHARDS = 5
 SPOILT = 20
 
 
@@ -61,11 +62,18 @@ def test_elastic_jobs(shard: int) -> None:
         check(ElasticWorld(seed))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_many_elastic_jobs(shard: int) -> None:
+    for seed in range(SEEDS + shard, MANY, SHARDS):
+        check(ElasticWorld(seed))
+
+
 def test_spoilt_journals_are_refused() -> None:
     for seed in range(SPOILT):
         check_refused(World(seed, faults=0.0))
 
 
 def test_static_jobs() -> None:
-    for seed in range(SEEDS):
+    for seed in range(MANY):
         check(World(seed, faults=0.3))

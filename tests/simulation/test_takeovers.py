@@ -14,7 +14,7 @@ from tests.simulation.wired import Wired
 from tests.simulation.wired_elastic import WiredElasticWorld
 from tests.simulation.wired_static import WiredStaticWorld
 
-SEEDS = 300
+SEEDS = 200
 MANY = 20_000
 SHARDS = 10
 SHOWN = 120
