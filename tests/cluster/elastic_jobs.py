@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.jobs import PROGRAMS, Job, agents
+from tests.cluster.jobs import LIGHT, PROGRAMS, Job, agents
 from tests.testhosts.hosts import Driver, Host, Process, TestHosts, wait_until
 
 __all__ = ["LIMIT", "ElasticJob", "Work"]
@@ -74,6 +74,7 @@ class ElasticJob(Job):
             *(("-H", pool) if is_fixed else script),
             *("--grace", 30, "--events", self._events_file),
             *("-x", "OMP_NUM_THREADS=1", *options),
+            *(["-x", f"PYTHONPATH={LIGHT}"] if work.trains else []),
             *(work.python, PROGRAMS / work.program, self.directory),
             *(["--restarts"] if work.restarts else []),
         ]

@@ -13,10 +13,12 @@ from hvlaunch.engine import replay
 from hvlaunch.watch.journal import entries
 from tests.testhosts.hosts import Process, TestHosts, wait_until
 
-__all__ = ["HVLAUNCH", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]
+__all__ = ["HVLAUNCH", "LIGHT", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 PROGRAMS = Path(__file__).parent / "programs"
+LIGHT = Path(__file__).parents[1] / "light"
+"""A directory for PYTHONPATH: torch loads faster."""
 
 
 def without_progress(stderr: str) -> list[str]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)  # importing torch and scikit-learn is slo
 def run(*command: str) -> list[str]:
     """The lines that rank 0 prints."""
     env = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    env["OMP_NUM_THREADS"] = "1"
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests/light")}
     done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from tests.testhosts.hosts import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples/digits.ipynb"
+LIGHT = Path(__file__).parents[2] / "light"
 LIMIT = 200
 pytestmark = pytest.mark.timeout(2 * LIMIT)
 
@@ -75,7 +76,8 @@ def value(cell: Any) -> str:
     return str(found)
 
 
-def test_the_example() -> None:
+def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(LIGHT))
     notebook = nbformat.read(EXAMPLE, as_version=4)
     executed(notebook)
     training, check = [cell for cell in notebook.cells if cell.cell_type == "code"][1:]

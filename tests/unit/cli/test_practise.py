@@ -27,6 +27,7 @@ from hvlaunch.practise_training import END, REPORTS, SLOW, UserOrders
 
 NOBODY = 65534
 LIMIT = 110.0
+LIGHT = Path(__file__).parents[2] / "light"
 WITHOUT_TORCH = "import sys\nsys.modules['torch'] = None\n"
 
 
@@ -95,8 +96,8 @@ def place(*, is_other_user: bool = False, has_torch: bool = False) -> Iterator[P
     """Not below tmp_path, which other users can't enter."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
-        if not has_torch:
-            (Path(name) / "sitecustomize.py").write_text(WITHOUT_TORCH)
+        light = (LIGHT / "sitecustomize.py").read_text()
+        (Path(name) / "sitecustomize.py").write_text(light if has_torch else WITHOUT_TORCH)
         python = sys.executable
         if is_other_user:
             if os.getuid() != 0:
