@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from hvlaunch.driver.history import History
-from hvlaunch.driver.observing import CollectWanted, Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import CollectWanted, Inquiry, MoveRequest, Observe, StacksWanted
 from hvlaunch.engine import events as on
 from hvlaunch.job import CollectOptions
 from hvlaunch.outside.control import REQUESTS
@@ -56,7 +56,7 @@ class ControlDoor:
         self,
         about: Mapping[str, Any],
         history: History,
-        post: Callable[[on.Event | CollectWanted | Inquiry | Observe | StacksWanted], None],
+        post: Callable[[on.Event | CollectWanted | Inquiry | MoveRequest | Observe | StacksWanted], None],
         keep_output: Callable[[], None],
         reports: Reports,
     ) -> None:
@@ -87,6 +87,7 @@ class ControlDoor:
             "/stacks": self._stacks,
             "/ready": lambda _body: self._ready(),
             "/collect": self._collect,
+            "/move": self._move,
         }
         request = REQUESTS.get(path.decode("latin-1"))
         if request is None:
@@ -224,6 +225,25 @@ class ControlDoor:
 
         return Later(begin, _COLLECT_PATIENCE, Answer(503, b"the driver is busy\n"))
 
+    def _move(self, body: bytes) -> Answer | Later:
+        """Answer when the move begins, or why it does not."""
+        event = _move_request(body)
+        if event is None:
+            return _bad(b'the body is not {"host": "a", "to": "b"}; null is any host with free slots\n')
+
+        def begin(give: Give) -> CallOff:
+            giver = _Giver(give)
+
+            def answer(reason: str | None) -> None:
+                refused = f"host {event.host} is not moved: {reason}\n".encode()
+                done = Answer(200, _json({"next": self._history.next}))
+                giver(done if reason is None else _bad(refused))
+
+            self._post(MoveRequest(event, answer))
+            return giver.call_off
+
+        return Later(begin, _PATIENCE, Answer(503, b"the driver is busy\n"))
+
     def _stop(self, body: bytes) -> Answer:
         is_kill = _field(body, "kill", bool)
         if is_kill is None:
@@ -248,6 +268,17 @@ def _stacks_request(body: bytes) -> tuple[tuple[range, ...] | None, bool] | None
             ranks = value["ranks"]
             if ranks is None or isinstance(ranks, str):
                 return (None if ranks is None else ranges_of(ranks)), value["native"]
+    return None
+
+
+def _move_request(body: bytes) -> on.MoveWanted | None:
+    """Read the two hosts; None for a malformed body."""
+    with suppress(ValueError):
+        value = json.loads(body)
+        if isinstance(value, dict) and value.keys() == {"host", "to"}:
+            host, to = value["host"], value["to"]
+            if isinstance(host, str) and host and (to is None or (isinstance(to, str) and to)):
+                return on.MoveWanted(host, to)
     return None
 
 

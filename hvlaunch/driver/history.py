@@ -80,6 +80,13 @@ class History:
         for call in waiting:
             call()
 
+    @property
+    def next(self) -> int:
+        """Number of the next record."""
+        with self._lock:
+            self._read()
+            return self._count
+
     def since(self, number: int) -> Page:
         """Return the records from this number on, at most a page."""
         with self._lock:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.links.links import Heartbeat, HostLinks
-from hvlaunch.driver.observing import Collector, CollectWanted, Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import (
+    Collector,
+    CollectWanted,
+    Inquiry,
+    MoveRequest,
+    Observe,
+    StacksWanted,
+)
 from hvlaunch.driver.observing.observing import Observing
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Driver", "Item", "Watcher"]
 
-Item: TypeAlias = on.Event | Arrival | CollectWanted | Inquiry | Observe | StacksWanted
+Item: TypeAlias = on.Event | Arrival | CollectWanted | Inquiry | MoveRequest | Observe | StacksWanted
 """An entry of the driver's queue."""
 
 Watcher: TypeAlias = "Callable[[on.Event, Sequence[do.Action], float], None]"
@@ -295,6 +302,10 @@ class Driver:
                     answer(self.observing.overview())
                 case Observe(answer):
                     answer(self.observing.observation)
+                case MoveRequest(event, answer):
+                    reason = self._engine.move_refusal(event.host, event.to, self._clock())
+                    answer(reason)
+                    turns += self._decide_arrival(Arrival(event)) if reason is None else []
                 case _:
                     turns += self._decide_arrival(item if isinstance(item, Arrival) else Arrival(item))
                     if turns and any(isinstance(action, do.Finish) for action in turns[-1].actions):

@@ -26,6 +26,7 @@ __all__ = [
     "WorkerHangs",
     "WorkerLeft",
     "WorkersFail",
+    "WorkersMoved",
     "WorkersToLeave",
 ]
 
@@ -88,6 +89,10 @@ class HostProblem(NamedTuple):
     """A problem of a host."""
 
     problem: Problem
+
+
+class WorkersMoved(NamedTuple):
+    """The host's workers were moved to another, and the job needs it again."""
 
 
 class WorkersFail(NamedTuple):
@@ -164,6 +169,7 @@ Cause = (
     | NotMet
     | HostProblem
     | WorkersFail
+    | WorkersMoved
     | RankDone
     | RoleDone
     | TrainingDone

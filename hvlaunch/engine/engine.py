@@ -125,6 +125,10 @@ class Engine:
         """The newest report of a hang, as long as the job hangs."""
         return self._policy.hang
 
+    def move_refusal(self, host: str, to: str | None, now: float) -> str | None:
+        """Return why a host's workers can't move to another now, if so."""
+        return self._policy.move_refusal(host, to, now)
+
     @property
     def workers(self) -> Workers:
         """The living workers."""
@@ -188,6 +192,8 @@ class Engine:
                 return alone(do.Signal(host, number) for host in self._lifecycle.hosts_with_workers())
             case on.StacksTaken(name, number):
                 return alone(self._rounds.stacks.taken(name, number, now))
+            case on.MoveWanted():
+                return self._policy.move(event, now)
             case on.JobHangs() | on.JobGoesOn():
                 return self._policy.judged(event, now)
             case on.WorkerAsked() | on.WorkerSuspended():
@@ -444,9 +450,13 @@ class Engine:
             return Decision([*settled.actions, *self._note_start(now)]), settled.problem
         if not self._is_pool_known:
             return Decision(), None
-        actions = [] if is_minor else [*self._policy.pardon(now), *self._draining.go_on(now)]
+        actions: list[Action] = []
+        if not is_minor:
+            # A move decides which workers have to leave.
+            actions += [*self._policy.advance_move(now), *self._policy.pardon(now)]
+            actions += self._draining.go_on(now)
         settled = self._rounds.settle(now)
-        actions += [*settled.actions, *self._note_start(now)]
+        actions += [*settled.actions, *self._note_start(now), *self._policy.finish_move(now)]
         if is_minor:
             return Decision(actions), settled.problem
         actions += self._rounds.fill(now) + self._tend_pool(now)

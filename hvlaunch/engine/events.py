@@ -37,6 +37,7 @@ __all__ = [
     "JobHangs",
     "Lull",
     "MasterPort",
+    "MoveWanted",
     "RendezvousReached",
     "Sign",
     "StacksTaken",
@@ -375,6 +376,16 @@ class UserSignal(NamedTuple):
     signal: int
 
 
+class MoveWanted(NamedTuple):
+    """The workers of a host are to move to another, for maintenance or since it is slow."""
+
+    host: str
+    to: str | None = None
+    """The host that takes them over; None for any with free slots."""
+    reason: str = ""
+    """Why the host is slow; empty for a request of the user."""
+
+
 class JobHangs(NamedTuple):
     """No rank has made progress for so long, by hvlaunch/telemetry/hang.py."""
 
@@ -453,6 +464,7 @@ Event = (
     | StepReached
     | Interrupted
     | UserSignal
+    | MoveWanted
     | JobHangs
     | JobGoesOn
     | ThreadFailed

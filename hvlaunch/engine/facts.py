@@ -13,15 +13,19 @@ __all__ = [
     "HostExcluded",
     "HostLeftOver",
     "HostLostAtEnd",
+    "HostMoved",
+    "HostMoving",
     "HostNotClosing",
     "HostNotUsable",
     "HostSkipped",
+    "HostStays",
     "Interrupting",
     "JobEnding",
     "JobGoingOn",
     "JobHanging",
     "KeepingHosts",
     "KernelLacks",
+    "MoveBeginning",
     "NetworkChosen",
     "PoolEmpty",
     "RendezvousUnreachable",
@@ -63,6 +67,42 @@ class HostExcluded(NamedTuple):
     host: str
     seconds: float | None
     cause: Cause
+
+
+class MoveBeginning(NamedTuple):
+    """Workers start to replace those of a host; the round runs on."""
+
+    host: str
+    to: str | None
+    """The host that takes them over; None for any."""
+    reason: str
+    """Why the host is slow; empty for a request of the user."""
+
+
+class HostMoving(NamedTuple):
+    """The new workers wait for their places: those of the host leave at their next commit."""
+
+    host: str
+    to: tuple[str, ...]
+    """Hosts of the new workers."""
+
+
+class HostMoved(NamedTuple):
+    """The round runs without the host, and its workers have ended."""
+
+    host: str
+    round: int
+    seconds: float
+    """From the request."""
+
+
+class HostStays(NamedTuple):
+    """A host can't be moved, for the reason in words; the job continues on it."""
+
+    host: str
+    reason: str
+    was_moving: bool = False
+    """False if the request is refused."""
 
 
 class HostLostAtEnd(NamedTuple):
@@ -249,6 +289,10 @@ Fact = (
     HostNotUsable
     | HostSkipped
     | HostExcluded
+    | MoveBeginning
+    | HostMoving
+    | HostMoved
+    | HostStays
     | HostLostAtEnd
     | HostNotClosing
     | HostLeftOver

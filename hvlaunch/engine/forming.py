@@ -567,7 +567,8 @@ class AskingWorkers(Forming):
         hosts = in_order(self._pool, current)
         index = {host.name: number for number, host in enumerate(hosts)}
         # Survivors first: at --max-np new workers wait rather than they.
-        able.sort(key=lambda worker: (not worker.has_state, index[worker.host], worker.slot))
+        target = self._pool.target
+        able.sort(key=lambda at: (not at.has_state, at.host != target, index[at.host], at.slot))
         # Without a survivor among them the training would begin from its start.
         if not any(worker.has_state for worker in able):
             able = _hand_over(able, [worker for worker in waiting if worker.has_state])
@@ -620,10 +621,13 @@ class AskingWorkers(Forming):
 
     def _free_slots(self, hosts: Sequence[PoolHost], now: float) -> Mapping[str, Sequence[int]]:
         """Return free slots by host, as far as more workers are useful."""
-        room = self._bounds.most + self._options.spares - len(self._workers.living)
+        moving, target = self._pool.moving, self._pool.target
+        # The workers of a host that is about to move get substitutes while they still work.
+        staying = [worker for worker in self._workers.living if worker.host != moving]
+        room = self._bounds.most + self._options.spares - len(staying)
         free: dict[str, list[int]] = {}
-        for host in hosts:
-            if not host.has_tried_rendezvous:
+        for host in sorted(hosts, key=lambda host: host.name != target):
+            if not host.has_tried_rendezvous or host.name == moving:
                 continue
             for slot in range(self._pool.slots(host)):
                 cooldown = self._workers.cooldowns.get((host.name, slot))

@@ -24,6 +24,7 @@ from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 
 if TYPE_CHECKING:
+    from hvlaunch.engine.moves import Moves
     from hvlaunch.engine.roles import RolePolicies
 
 __all__ = ["Decision", "Policy", "Then", "alone"]
@@ -102,6 +103,8 @@ class Policy:
         self._workers = rounds.workers
         self._restarts = rounds.restarts
         self._roles = _role_policies(spec, pool, rounds, waits) if spec.roles else None
+        self._moves: Moves | None = None
+        """None until a move is asked for."""
 
     @property
     def _round(self) -> Round | None:
@@ -471,13 +474,14 @@ class Policy:
         ]
         # Stable: hosts keep the pool's order within each rank.
         able.sort(key=lambda host: 0 if self._workers.on(host.name) else ranks.get(host.state, 3))
+        able.sort(key=lambda host: host.name != self._pool.target)
         needed: list[PoolHost] = []
         slots = 0
         for host in able:
             if slots >= self._rounds.bounds.most + spares:
                 break
             needed.append(host)
-            slots += self._pool.slots(host)
+            slots += 0 if host.name == self._pool.moving else self._pool.slots(host)
         return needed
 
     def exclude(
@@ -527,15 +531,52 @@ class Policy:
         bounds = None if self._can_do_without(host, now) else _CONNECT_COOLDOWN
         return self.exclude(host, cause, now, bounds)[:1]
 
+    # Moves
+
+    def move_refusal(self, host: str, to: str | None, now: float) -> str | None:
+        """Return why a host's workers can't move to another now, if so."""
+        if self._elastic is None:
+            return "its workers can't change hosts, since the job is not elastic (--min-np)"
+        if self._lifecycle.phase is not Phase.RUNNING:
+            return "the job is not running yet" if self._round is None else "the job is ending"
+        # A question changes nothing: a successor that replays the events has not heard it.
+        return (self._moves or self._new_moves(self._elastic)).refusal(host, to, now)
+
+    def move(self, event: on.MoveWanted, now: float) -> Decision:
+        """Begin to move a host's workers, or report why not."""
+        reason = self.move_refusal(event.host, event.to, now)
+        if self._elastic is None or reason is not None:
+            return alone([tell.HostStays(event.host, reason or "")])
+        self._moves = self._moves or self._new_moves(self._elastic)
+        return Decision(self._moves.begin(event, now))
+
+    def _new_moves(self, options: ElasticOptions) -> "Moves":
+        from hvlaunch.engine.moves import Moves  # noqa: PLC0415 (few jobs have moves)
+
+        return Moves(options, self._pool, self._rounds, self._waits)
+
+    def advance_move(self, now: float) -> list[Action]:
+        """Take the next step of a move, if any."""
+        return [] if self._moves is None else self._moves.advance(now)
+
+    def finish_move(self, now: float) -> list[Action]:
+        """Note the end of a move, if any."""
+        return [] if self._moves is None else self._moves.finish(now)
+
     def pardon(self, now: float) -> list[Action]:
         """Retry lost hosts as soon as the others, which were enough before, are too few."""
-        lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
+        lost = [
+            host
+            for host in self._pool
+            if host.listed and (host.was_lost or host.was_moved) and host.cooldown.is_for_good
+        ]
         if not lost or self._can_do_without(lost[0], now):
             return []
         # All of them: nobody knows which one will come back.
         pardoned: list[Action] = []
         for host in lost:
-            cause = why.HostProblem(self._pool.errors[host.name])
+            problem = self._pool.errors.get(host.name)
+            cause = why.WorkersMoved() if problem is None else why.HostProblem(problem)
             pardoned += self.exclude(host, cause, now, _CONNECT_COOLDOWN)[:1]
         return pardoned
 

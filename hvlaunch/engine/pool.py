@@ -43,11 +43,15 @@ class Cooldown:
 
     def __init__(self) -> None:
         self.until = -math.inf
+        self._before: float | None = None
+        """End of the newest cool-down of a retired host, which had no failure since."""
         self.count = 0
         """Cool-downs in a row."""
 
     def begin(self, now: float, bounds: tuple[float, float] | None) -> float:
         """Begin a cool-down at `now`, between the bounds (least, most); None excludes for good. Returns its seconds."""
+        if self._before is not None:
+            self.until, self._before = self._before, None
         if bounds is None:
             self.until = math.inf
             return math.inf
@@ -68,6 +72,10 @@ class Cooldown:
     def is_for_good(self) -> bool:
         return self.until == math.inf
 
+    def retire(self) -> None:
+        """Exclude for good without any failure."""
+        self._before, self.until = self.until, math.inf
+
     def cut_short(self, now: float) -> None:
         """End the cool-down now; the next one is still twice as long."""
         self.until = min(self.until, now)
@@ -75,7 +83,8 @@ class Cooldown:
     def lift(self) -> None:
         """End a cool-down that is for good."""
         if self.is_for_good:
-            self.until = -math.inf
+            self.until = -math.inf if self._before is None else self._before
+            self._before = None
 
 
 class HostState(Enum):
@@ -120,6 +129,8 @@ class PoolHost:
         self.was_ready = False
         self.was_lost = False
         """True if its most recent failure was a lost connection."""
+        self.was_moved = False
+        """True if its workers were moved to another host."""
         self.gpus = 0
         """Number of GPUs by its agent's newest count."""
         # Sets the attributes of a connection for the first time.
@@ -166,6 +177,10 @@ class Pool:
         self._hosts = {host.name: PoolHost(host) for host in hosts}
         self.open: dict[str, None] = {}
         """Hosts that are connected or being connected, in the order of their connections."""
+        self.moving: str | None = None
+        """The host whose workers are about to move, and are still needed."""
+        self.target: str | None = None
+        """The host that takes them over, if the user has named one."""
         self.errors: dict[str, Problem] = {}
         """Most recent failure by host; removed when the host is ready again."""
 
@@ -227,7 +242,7 @@ class Pool:
         host.take_step("ready")
         host.facts, host.gpus = facts, facts.gpus or 0
         # Earlier failures to connect are over.
-        host.was_ready, host.was_lost = True, False
+        host.was_ready, host.was_lost, host.was_moved = True, False, False
         self._waits.end(Wait.CONNECTING, host.name)
         self.errors.pop(host.name, None)
 

@@ -302,6 +302,8 @@ class Rounds:
         # Workers that leave make room for as many others.
         room = self.bounds.most - current.size + len(leaving)
         more = self.forming.gain(current, now) if room > 0 else 0
+        # Substitutes for workers that are about to move join with the move.
+        more = max(0, more - sum(worker.host == self._pool.moving for worker in members))
         if not more:
             self._waits.end(Wait.GATHERING)
             return []

@@ -68,6 +68,12 @@ class Wait(Enum):
         "300 s",
         "another worker is started",
     )
+    MOVING = (
+        "workers that are to take over those of a host (`hvlaunch move HOST`)",
+        "enough wait for a place",
+        "`--elastic-timeout`",
+        "the host keeps its workers",
+    )
     RESTART = (
         "the restart of a failed worker, or of all workers of its role",
         "its time",
@@ -166,7 +172,7 @@ ROUND_WAITS = (
 """Waits that end with their round."""
 ALWAYS = (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING, Wait.ENDING_LOOK)
 """Waits that count in each phase of a job."""
-AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN)
+AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN, Wait.MOVING)
 """Waits that count while another round is possible."""
 
 

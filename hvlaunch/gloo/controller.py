@@ -21,7 +21,7 @@ from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
-from hvlaunch.driver.observing import CollectWanted, Inquiry, Observe, StacksWanted
+from hvlaunch.driver.observing import CollectWanted, Inquiry, MoveRequest, Observe, StacksWanted
 from hvlaunch.driver.process_events import failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
@@ -647,7 +647,7 @@ def _serve_control(
     directory: "JobDirectory",
     server: RendezvousServer,
     job: _Job,
-    post: Callable[[on.Event | CollectWanted | Inquiry | Observe | StacksWanted], None],
+    post: Callable[[on.Event | CollectWanted | Inquiry | MoveRequest | Observe | StacksWanted], None],
     printer: Printer,
     clock: Callable[[], float],
     wall: Callable[[], float],

@@ -93,6 +93,15 @@ REQUESTS: Mapping[str, ControlRequest] = {
         is_action=True,
         wait=86400.0,
     ),
+    "/move": ControlRequest(
+        "POST",
+        "move the workers of a host to another one, for maintenance; the job must be elastic and have a spare",
+        (
+            ("host", "string", None, "the host to be free of workers"),
+            ("to", "string", None, "the host that takes them over; any with free slots without it"),
+        ),
+        is_action=True,
+    ),
     "/output": ControlRequest("POST", "store the job's output in its directory from now on", is_action=True),
     "/stop": ControlRequest(
         "POST",

@@ -64,6 +64,10 @@ def _of_host(
     fact: tell.HostNotUsable
     | tell.HostSkipped
     | tell.HostExcluded
+    | tell.MoveBeginning
+    | tell.HostMoving
+    | tell.HostMoved
+    | tell.HostStays
     | tell.HostLostAtEnd
     | tell.HostNotClosing
     | tell.HostLeftOver
@@ -81,6 +85,8 @@ def _of_host(
         case tell.HostExcluded(host, seconds, cause):
             how_long = "the rest of the job" if seconds is None else f"{seconds:g} s"
             return f"host {host} is excluded for {how_long}: {_of_excluded(host, cause)}"
+        case tell.MoveBeginning() | tell.HostMoving() | tell.HostMoved() | tell.HostStays():
+            return _of_move(fact)
         case tell.HostLostAtEnd(problem):
             return str(problem)
         case tell.HostNotClosing(host):
@@ -99,6 +105,21 @@ def _of_host(
             return f"{fold_hosts(hosts)} are the same machine, and each uses all of its slots"
         case tell.NetworkChosen(_, reasons):
             return f"--nccl auto: {'; '.join(reasons)}"
+
+
+def _of_move(fact: tell.MoveBeginning | tell.HostMoving | tell.HostMoved | tell.HostStays) -> str:
+    match fact:
+        case tell.MoveBeginning(host, to, reason):
+            place = "another host" if to is None else f"host {to}"
+            return (
+                f"host {host} is to move to {place} ({reason or 'hvlaunch move'}): workers start there first"
+            )
+        case tell.HostMoving(host, to):
+            return f"host {host}: its workers leave at their next commit, for {fold_hosts(to)}"
+        case tell.HostMoved(host, number, seconds):
+            return f"host {host} is free after {seconds:.1f} s: round {number} runs without it"
+        case tell.HostStays(host, reason, _):
+            return f"host {host} is not moved: {reason}"
 
 
 def _of_excluded(host: str, cause: why.Cause) -> str:
@@ -199,6 +220,8 @@ def because(cause: why.Cause) -> str:
             return "its training is done, and another training begins"
         case why.SlotGone(host):
             return f"host {host} has left the pool, or has fewer slots"
+        case why.WorkersMoved():
+            return "its workers had moved to another host, and the job needs it again"
         case why.WorkersToLeave(hosts):
             return f"workers on {fold_hosts(hosts)} have to leave"
         case why.MoreWorkers(workers):

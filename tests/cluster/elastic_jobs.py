@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.jobs import LIGHT, PROGRAMS, Job, agents
+from tests.cluster.jobs import HVLAUNCH, LIGHT, PROGRAMS, Job, agents
 from tests.testhosts.hosts import Driver, Host, Process, TestHosts, wait_until
 
 __all__ = ["LIMIT", "ElasticJob", "Work"]
@@ -124,6 +124,12 @@ class ElasticJob(Job):
     def kill_agent(self, host: str) -> None:
         (agent,) = agents(self.hosts[host].user_processes())
         self.hosts[host].run(["kill", "-9", str(agent.pid)], check=True)
+
+    def move(self, *hosts: str) -> tuple[int, str]:
+        """Let the user move a host's workers: the exit code, and the words without what they begin with."""
+        done = self.hosts.driver.run([*HVLAUNCH, "move", *hosts], env=self.hosts.driver.env, timeout=LIMIT)
+        words = re.sub(r"^hvlaunch: (?:job \w+: )?", "", done.stdout + done.stderr)
+        return done.returncode, words.strip()
 
     def _write(self, name: str, text: str) -> None:
         new = self.directory / "new"

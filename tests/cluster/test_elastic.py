@@ -382,3 +382,26 @@ def test_workers_that_are_started_anew(start: Starter) -> None:
     number = job.goes_on_with("b:1", after=number)
     report = job.finish()
     assert [size for _, _, size in report["rounds"]] == [2, 2, 1]
+
+
+def test_a_host_is_moved_for_maintenance_and_no_step_is_lost(cluster: TestHosts, tmp_path: Path) -> None:
+    starter = Starter(cluster, SUMS[0], tmp_path / "events.jsonl")
+    job = starter("a:1,b:1,c:1", "--min-np", 2, "--max-np", 2, is_fixed=True)
+    try:
+        job.goes_on_with("a:1,b:1")
+        assert job.move("x") == (2, "host x is not moved: the job has no such host")
+        assert job.move("c") == (2, "host c is not moved: no worker of the round runs there")
+        code, text = job.move("a")
+        assert (code, text.partition(" after ")[0]) == (0, "host a is free")
+        number = job.goes_on_with("b:1,c:1")
+        assert job.event("worker_exited", host="a", code=0)
+        wait_until(lambda: not job.left_on("a"), "nothing is left on a")
+        # The host comes back when it is asked for: as a spare it is out, and so the other one has nowhere to go.
+        code, text = job.move("b", "a")
+        assert (code, text) == (2, "host b is not moved: host a has no free slots for 1 worker")
+        assert job.round == number
+        job.finish()
+        assert not job.events("round_broken", "host_excluded", "host_lost", "worker_killed")
+        assert len(job.events("round_changing")) == 1
+    finally:
+        job.close()

@@ -59,11 +59,12 @@ def _plan_rare(world: "ElasticWorld") -> None:
     if world.options.cooldown is None and len(world.hosts) > 2:
         rare["losses"] = lose_hosts_in_turn
     if world.kind == "in-process":
+        rare["moves"] = move
         rare["strays"] = stray_again_and_again
     for name, fault in rare.items():
         apart = Random(f"{world.seed} {name}")
         # Few worlds have hosts to spare for the last two.
-        if apart.random() < (0.3 if name in ("replacement", "growth") else 0.1):
+        if apart.random() < (0.3 if name in ("replacement", "growth", "moves") else 0.1):
             world.at(apart.random() * HEALED, lambda fault=fault: note(world, fault))  # type: ignore[misc]
     apart = Random(f"{world.seed} order")
     if world.options.discovers and apart.random() < 0.2:
@@ -544,6 +545,23 @@ def stall(world: "ElasticWorld") -> bool:
     world.faults_detail = ""
     world.workers.stalled = max(world.workers.rounds, default=-1)
     world.workers.codes.add(128 + signal.SIGKILL)
+    return True
+
+
+def move(world: "ElasticWorld") -> bool:
+    """Let the user move a host's workers, and perhaps lose one of both hosts soon after."""
+    names = sorted(world.hosts)
+    apart = Random(f"{world.seed} move {world.now}")
+    pairs = [(host, to) for host in names for to in (None, *names)]
+    # Few requests can be met in a small world, so these are preferred.
+    able = [pair for pair in pairs if world.engine.move_refusal(*pair, world.now) is None]
+    host, to = apart.choice(able if able and apart.random() < 0.8 else pairs)
+    world.faults_detail = f"{host} to {to}"
+    world.tell(on.MoveWanted(host, to))
+    if apart.random() < 0.6:
+        world.at(apart.random() * 15, lambda: note(world, move))
+    if apart.random() < 0.3:
+        world.at(apart.random() * 3, lambda: note(world, apart.choice([lose_agent, power_off, kill])))
     return True
 
 

@@ -131,6 +131,10 @@ class Ledger:
         self.began_at: float | None = None
         self.ends: list[End] = []
         self.slot_waits: dict[Seat, float] = {}
+        self.moving: str | None = None
+        """Host whose workers get substitutes, and still work."""
+        self._moved: tuple[str, float] = "", 0.0
+        """The host of the newest move, and the end of its cool-down before."""
         self._kills: set[str] = set()
         """Hosts of the workers that are killed in this turn because they hang."""
         self._hearers: dict[type, Callable[[Any], None]] = {
@@ -171,6 +175,9 @@ class Ledger:
             tell.HostNotUsable: self._not_usable,
             tell.WorkerStartFailed: self._start_failed,
             tell.WorkerKilled: self._killed,
+            tell.MoveBeginning: self._move,
+            tell.HostMoving: self._moves,
+            tell.HostStays: self._stays,
         }
 
     def host(self, name: str) -> Host:
@@ -430,3 +437,19 @@ class Ledger:
     def _killed(self, fact: tell.WorkerKilled) -> None:
         self.host(fact.cause.host).failures += 1
         self._kills.add(fact.cause.host)
+
+    def _move(self, fact: tell.MoveBeginning) -> None:
+        self.moving = fact.host
+
+    def _moves(self, fact: tell.HostMoving) -> None:
+        host = self.host(fact.host)
+        self.moving, self._moved = None, (host.name, host.until)
+        host.until = math.inf
+
+    def _stays(self, fact: tell.HostStays) -> None:
+        if not fact.was_moving:
+            return
+        host, until = self.host(fact.host), self._moved[1]
+        if self._moved[0] == host.name and host.until == math.inf:
+            host.until = until
+        self.moving, self._moved = None, ("", 0.0)

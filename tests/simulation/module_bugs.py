@@ -6,6 +6,8 @@ from math import inf
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
+import pytest
+
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import (
@@ -27,9 +29,10 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.forming import AskingWorkers, Bounds, Starter
 from hvlaunch.engine.health import Draining, Health, Hearing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
+from hvlaunch.engine.moves import Moves
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
-from hvlaunch.engine.pool import Pool, PoolHost
+from hvlaunch.engine.pool import Cooldown, Pool, PoolHost
 from hvlaunch.engine.roles import RolePolicies
 from hvlaunch.engine.round import Hold, Restarts, Round
 from hvlaunch.engine.rounds import Rounds
@@ -577,6 +580,48 @@ def commits_of_an_earlier_training_count(patch: Patch) -> None:
     instead(patch, Workers, "ask", wrong)
 
 
+# moves
+
+
+def workers_leave_before_their_substitutes_wait(patch: Patch) -> None:
+    instead(patch, Moves, "_ready", lambda right, self, *args: [*right(self, *args), *self._rounds.workers])
+
+
+def a_lost_substitute_is_not_noticed(patch: Patch) -> None:
+    patch.setattr(Moves, "_leave", lambda self, *_: [])
+
+
+def a_move_that_is_over_goes_on(patch: Patch) -> None:
+    patch.setattr(Moves, "finish", lambda self, now: [])
+
+
+def a_move_is_over_while_workers_are_left(patch: Patch) -> None:
+    def wrong(right: Callable[..., Any], self: Moves, now: float) -> Any:
+        with pytest.MonkeyPatch.context() as short:
+            short.setattr(Workers, "on", lambda self, host: [])
+            return right(self, now)
+
+    instead(patch, Moves, "finish", wrong)
+
+
+def a_host_that_stays_is_not_used_again(patch: Patch) -> None:
+    patch.setattr(Cooldown, "lift", lambda self: None)
+
+
+def a_given_up_move_is_remembered(patch: Patch) -> None:
+    forgetting(patch, Moves, "_end", "_move")
+
+
+def a_moved_host_is_never_pardoned(patch: Patch) -> None:
+    for name in ("finish", "_leave"):
+        afterwards(patch, Moves, name, lambda _, self, *_args: _forget_moves(self))
+
+
+def _forget_moves(moves: Moves) -> None:
+    for host in moves._pool:
+        host.was_moved = False
+
+
 MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("actions", a_stop_of_all_workers_stops_nobody, "was not told that the job ends", 0),
     ModuleBug("causes", code_and_signal_change_places, "ended so", 17),
@@ -596,7 +641,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
         "entries", missing_actions_are_not_noticed, "a spoilt journal is replayed", 0, "spoilt journals"
     ),
     ModuleBug("events", an_event_has_no_encoding, "is none of Began", 4, "replay"),
-    ModuleBug("events", a_beat_says_by_default_that_the_training_is_done, "the job never ends", 90),
+    ModuleBug("events", a_beat_says_by_default_that_the_training_is_done, "the job never ends", 1675),
     ModuleBug("facts", least_and_available_slots_change_places, "workers are not the least", 0),
     ModuleBug("facts", retry_and_continuation_change_places, "is no report of a host", 16),
     ModuleBug("fabric", near_hosts_stay_apart, "near hosts have neighbouring ranks", 0, "stories"),
@@ -620,6 +665,13 @@ MODULE_BUGS: Sequence[ModuleBug] = (
         0,
     ),
     ModuleBug("lifecycle", a_job_lasts_until_its_hosts_are_closed, "it lasted -", 2),
+    ModuleBug("moves", workers_leave_before_their_substitutes_wait, "leave, and", 53),
+    ModuleBug("moves", a_lost_substitute_is_not_noticed, "gives the host its workers back", 0, "stories"),
+    ModuleBug("moves", a_move_that_is_over_goes_on, "and its move goes on", 135),
+    ModuleBug("moves", a_move_is_over_while_workers_are_left, "has moved, and ", 97),
+    ModuleBug("moves", a_host_that_stays_is_not_used_again, "whose cool-down is over", 161),
+    ModuleBug("moves", a_given_up_move_is_remembered, "has moved, and nobody began it", 71),
+    ModuleBug("moves", a_moved_host_is_never_pardoned, "are left out for a move, and needed", 389),
     ModuleBug("nccl", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
     ModuleBug("network", answers_about_an_earlier_agent_count, "two agents of", 16),
     ModuleBug("network", findings_about_a_lost_host_stay, "nobody has reached", 44),

@@ -35,7 +35,7 @@ MOST_SEEDS = 2000
 _WIDTH = 60
 _FAULTS = (0.0, 0.3)
 _STORIES = Path(__file__).parents[1] / "unit/engine/stories"
-_TOLD = ("elastic.txt", "elastic_ends.txt", "networks.txt", "replaced.txt")
+_TOLD = ("elastic.txt", "elastic_ends.txt", "moves.txt", "networks.txt", "replaced.txt")
 """Stories of what no game has brought about."""
 
 

@@ -145,6 +145,12 @@ def parser_of(name: str) -> Parser:
             action="store_true",
             help="with tools that stop jobs, send signals or collect files",
         )
+    elif name == "move":
+        parser.add_argument("host", metavar="HOST", help="the host to be free of workers")
+        text = "the host that takes them over; default: hosts with free slots"
+        parser.add_argument("to", metavar="TO", nargs="?", help=text)
+        text = "id or name of the job; not needed if only one job runs"
+        parser.add_argument("--job", metavar="JOB", help=text)
     elif name != "jobs":
         count = None if name in ("forget", "rerun", "diff") else "?"
         text = "id or name of the job, or the first letters of its id; not needed if only one job runs"
@@ -388,6 +394,31 @@ def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return 0
 
 
+def _move(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    job = _running(jobs, options.job)
+    control = ControlClient(job)
+    number = control.post("/move", {"host": options.host, "to": options.to})["next"]
+    while True:
+        try:
+            page = control.get(f"/events?since={number}&wait={_EVENTS_WAIT}", _EVENTS_WAIT)
+        except DriverGone:
+            # A successor knows of the move by its record.
+            if not await_driver(job):
+                complain(f"job {job.id} has ended, and host {options.host} was not free before")
+                return 1
+            continue
+        for event in page["events"]:
+            match event:
+                case {"type": "host_moved", "host": options.host, "text": str(text)}:
+                    return print_answer(f"{text}\n")
+                case {"type": "host_stays", "host": options.host, "was_moving": True, "text": str(text)}:
+                    complain(text)
+                    return 1
+                case _:
+                    pass
+        number = page["next"]
+
+
 def _stop(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     job = _running(jobs, options.job)
     ControlClient(job).post("/stop", {"kill": options.kill})
@@ -454,6 +485,7 @@ _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "diff": _diff,
     "collect": _collect,
     "signal": _signal,
+    "move": _move,
     "stop": _stop,
     "wait": _wait,
     "forget": _forget,

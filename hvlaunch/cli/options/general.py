@@ -167,6 +167,11 @@ JOB_WORDS = {
             "print what your jobs do, or one of them, for Prometheus; or write or serve it",
         ),
         JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
+        JobWord(
+            "move",
+            "HOST [TO] [--job JOB]",
+            "move the workers of a host to a spare without losing a step, and wait until the host is free",
+        ),
         JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
         JobWord(
             "wait",

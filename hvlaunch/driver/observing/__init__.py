@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.driver.observing.observation import Observation
+    from hvlaunch.engine.events import MoveWanted
     from hvlaunch.job import CollectOptions
     from hvlaunch.telemetry.stack import ProcessStack
 
-__all__ = ["CollectWanted", "Collector", "Inquiry", "Observe", "StacksWanted"]
+__all__ = ["CollectWanted", "Collector", "Inquiry", "MoveRequest", "Observe", "StacksWanted"]
 
 
 class Inquiry(NamedTuple):
@@ -22,6 +23,14 @@ class Observe(NamedTuple):
     """A request for the object that has the samples of the hosts."""
 
     answer: "Callable[[Observation], None]"
+
+
+class MoveRequest(NamedTuple):
+    """A user's request to move a host's workers."""
+
+    event: "MoveWanted"
+    answer: Callable[[str | None], None]
+    """Called once, with the reason of a refusal, or None if the move begins."""
 
 
 class StacksWanted(NamedTuple):

@@ -11,6 +11,7 @@ from tests.simulation.laws.groups import Groups
 from tests.simulation.laws.holds import Holds
 from tests.simulation.laws.inspections import Inspections
 from tests.simulation.laws.law import Law
+from tests.simulation.laws.moves import Moves
 from tests.simulation.laws.names import Names
 from tests.simulation.laws.networks import Networks
 from tests.simulation.laws.proofs import Proofs
@@ -35,6 +36,7 @@ LAWS: tuple[type[Law], ...] = (
     Groups,
     Holds,
     Inspections,
+    Moves,
     Names,
     Networks,
     Proofs,

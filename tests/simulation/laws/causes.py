@@ -26,12 +26,13 @@ class Causes(Law):
         for action in actions:
             if isinstance(action, do.Break | do.Change | tell.RoundEnding):
                 given_up = {action.host for action in actions if isinstance(action, do.Abandon)}
-                self._check(action.cause, event, given_up)
+                moving = {action.host for action in actions if isinstance(action, tell.HostMoving)}
+                self._check(action.cause, event, given_up, moving)
             elif isinstance(action, tell.RoundFormed):
                 assert action.cause is not None or not self._formed, "a round without a cause"
                 self._formed += 1
 
-    def _check(self, cause: why.Cause, event: on.Event, given_up: set[str]) -> None:
+    def _check(self, cause: why.Cause, event: on.Event, given_up: set[str], moving: set[str]) -> None:
         ledger, options = self.ledger, self.world.options
         match cause:
             case why.MoreWorkers(more):
@@ -47,6 +48,8 @@ class Causes(Law):
                 assert is_room, f"there are no {more} more workers"
             case why.WorkersToLeave(names):
                 for name in names:
+                    if name in moving:
+                        continue
                     host = ledger.host(name)
                     slots = host.slots if host.is_usable(ledger.now) else 0
                     leaving = [

@@ -30,8 +30,10 @@ class Cooldowns(Law):
 
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         self._has_lost = isinstance(event, on.HostGone)
+        # Their cool-downs end within the turn.
+        stay = {action.host for action in actions if isinstance(action, tell.HostStays) and action.was_moving}
         for action in actions:
-            if isinstance(action, do.Connect):
+            if isinstance(action, do.Connect) and action.host.name not in stay:
                 until = self.ledger.host(action.host.name).until
                 assert self.ledger.now >= until - _EPSILON, (
                     f"{action.host.name} is connected in its cool-down"

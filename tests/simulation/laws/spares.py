@@ -25,7 +25,8 @@ class Spares(Law):
             self._since = None
             return
         most = world.options.max_np
-        room = (math.inf if most is None else most + world.options.spares) - sum(1 for _ in ledger.living())
+        living = sum(worker.host != ledger.moving for worker in ledger.living())
+        room = (math.inf if most is None else most + world.options.spares) - living
         free = None if room < 1 else self._free()
         if free is None:
             self._since = None
@@ -39,7 +40,7 @@ class Spares(Law):
     def _free(self) -> tuple[str, int] | None:
         ledger = self.ledger
         for host in ledger.hosts.values():
-            if host.has_rendezvous and host.is_usable(ledger.now):
+            if host.has_rendezvous and host.is_usable(ledger.now) and host.name != ledger.moving:
                 for slot in range(host.slots):
                     seat = host.name, slot
                     if seat not in ledger.workers and ledger.now >= ledger.slot_waits.get(seat, 0.0):

@@ -88,6 +88,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         {"kind": "not_met", "ranks": [1, 3], "hosts": ["a", "b"], "seconds": 60.0},
     ),
     (
+        why.WorkersMoved(),
+        "its workers had moved to another host, and the job needs it again",
+        {"kind": "workers_moved"},
+    ),
+    (
         why.HostProblem(LOST),
         "host b: lost: silent",
         {
@@ -186,6 +191,17 @@ FACTS: list[tuple[tell.Fact, str]] = [
         tell.HostExcluded("b", 0.5, why.WorkersFail(_ENDED)),
         "host b is excluded for 0.5 s: its workers fail (rank 1 on host b ended with exit code 3)",
     ),
+    (
+        tell.MoveBeginning("a", None, ""),
+        "host a is to move to another host (hvlaunch move): workers start there first",
+    ),
+    (
+        tell.MoveBeginning("a", "d", "rank 0 works while the others wait"),
+        "host a is to move to host d (rank 0 works while the others wait): workers start there first",
+    ),
+    (tell.HostMoving("a", ("d", "e")), "host a: its workers leave at their next commit, for d,e"),
+    (tell.HostMoved("a", 3, 2.04), "host a is free after 2.0 s: round 3 runs without it"),
+    (tell.HostStays("a", "no worker runs there"), "host a is not moved: no worker runs there"),
     (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),
     (
         tell.HostNotClosing("a"),

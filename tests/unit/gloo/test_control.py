@@ -138,6 +138,24 @@ def test_stacks_are_given_when_the_hosts_have_said_them(job, ranks, wanted):
     thread.join()
 
 
+@pytest.mark.parametrize("reason", [None, "no worker of the round runs there"])
+def test_a_move_begins_or_is_refused_with_the_reason(job, reason):
+    def take() -> None:
+        asked = job.events.get(timeout=20)
+        assert asked.event == on.MoveWanted("a", "b")
+        asked.answer(reason)
+
+    job.history.watch(on.HostConnected("a"), [], 0.0)
+    thread = threading.Thread(target=take)
+    thread.start()
+    if reason is None:
+        assert job.client.post("/move", {"host": "a", "to": "b"}) == {"next": 1}
+    else:
+        with pytest.raises(ControlRefused, match=f"job {ID}: host a is not moved: {reason}"):
+            job.client.post("/move", {"host": "a", "to": "b"})
+    thread.join()
+
+
 @pytest.mark.parametrize(("kill", "times"), [(False, 1), (True, 2)])
 def test_a_stop(job, kill, times):
     job.client.post("/stop", {"kill": kill})
@@ -153,6 +171,9 @@ def test_a_stop(job, kill, times):
         ("/signal", {}),
         ("/stop", {"kill": "yes"}),
         ("/stop", {"kill": True, "more": 1}),
+        ("/move", {"host": "a"}),
+        ("/move", {"host": "", "to": None}),
+        ("/move", {"host": "a", "to": 1}),
         ("/stacks", {"ranks": None}),
         ("/stacks", {"ranks": "x", "native": False}),
         ("/stacks", {"ranks": [1], "native": False}),

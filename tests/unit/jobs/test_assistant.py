@@ -44,7 +44,7 @@ def test_tools_are_the_requests_of_the_control_socket_and_five_more() -> None:
         "hosts",
     }
     readers = Tools({}, allow_actions=False).by_name
-    assert tools.keys() - readers.keys() == {"signal", "stop", "output", "collect"}
+    assert tools.keys() - readers.keys() == {"signal", "stop", "output", "collect", "move"}
 
 
 def test_a_failed_job_is_explained_without_its_id(environ: dict[str, str]) -> None:
