@@ -345,6 +345,19 @@ class LeaseOptions(NamedTuple):
     """Wait until enough are free."""
     fair_wait: float = 600.0
     """Seconds after which a waiting job has the first claim on its hosts."""
+    passes_own: bool = False
+    """Pass waiting jobs of the same user: the user's queue has made sure that they are not delayed."""
+
+
+class QueuedAs(NamedTuple):
+    """The job's place in the user's queue."""
+
+    queue: Path
+    """Directory of the queue."""
+    number: str
+    """The number there: `12`, or `12_3` for a task of an array."""
+    job_id: str
+    """The id that the queue has chosen: the directory of the job can be made only once."""
 
 
 class Call(NamedTuple):
@@ -406,6 +419,8 @@ class JobSpec(_Data):
     """Number of GPUs that each worker sees; None shows all."""
     check: bool = False
     """Compare the hosts before workers start; a fault that would stop the job fails its host."""
+    queued: QueuedAs | None = None
+    """Place in the queue that has started the job; None for a job that its user has started."""
     leases: LeaseOptions | None = None
     """Leases without which no worker starts; None takes none."""
     skip_bad_hosts: bool = False

@@ -113,7 +113,7 @@ def run(
         make_output_directory(spec.output_dir)
     if spec.report is not None:
         check_report_path(spec.report)
-    keys = Keys.new()
+    keys = Keys.new(None if spec.queued is None else spec.queued.job_id)
     about = _about(spec, keys.job_id)
     with _job_directory(spec, about) as directory:
         on_begun(keys.job_id)
@@ -544,6 +544,7 @@ def _about(spec: JobSpec, job_id: str) -> dict[str, Any]:
         "pid": os.getpid(),
         "version": __version__,
         "lease": spec.lease,
+        **({} if spec.queued is None else {"queue": spec.queued.number}),
         **{name: value for name in ("ready_port", "ready_url") if (value := getattr(spec, name)) is not None},
     }
 

@@ -17,6 +17,7 @@ from hvlaunch.errors import HostError, HostFault, LeaseImpossible, LeasesTaken
 from hvlaunch.hosts.leases import Holder, HostOffer, Ticket, choose, first_claim, offer_of
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec, LeaseOptions
+from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -149,6 +150,9 @@ class JobLeases:
         is_successor: bool = False,
     ) -> None:
         self._spec = spec
+        self._entry: QueueEntry | None = None
+        if spec.queued is not None:
+            self._entry = QueueEntry(Queue(spec.queued.queue), spec.queued.number, spec.queued.job_id)
         self._options = options._replace(wait=options.wait or is_successor)
         self._job: str = about["id"]
         self._since: float = about["began"]
@@ -161,6 +165,7 @@ class JobLeases:
         """The host whose thread raises a problem of all hosts."""
         self._is_begun = False
         self._stage = "leases"
+        self._noted: object = None
         self._warned: set[str] = set()
         self._per_worker = spec.gpus_per_worker or 1
         self._workers = spec.np or sum(host.slots or 0 for host in spec.hosts)
@@ -261,15 +266,28 @@ class JobLeases:
                     f"{self._wanted()} were asked for, and the hosts have room for {total} of {self._workers} workers"
                 )
             since = self._since if is_queued else inf
-            claims = [first_claim(offer, self._job, since, self._options.fair_wait, now) for offer in offers]
+            claims = [
+                first_claim(
+                    offer,
+                    self._job,
+                    since,
+                    self._options.fair_wait,
+                    now,
+                    passes_own=self._options.passes_own,
+                )
+                for offer in offers
+            ]
+            self._check_queue(None)
             open_to_us = [offer for offer, claim in zip(offers, claims, strict=True) if claim is None]
             chosen = choose(open_to_us, self._workers, self._per_worker)
             if chosen is not None and self._hold(chosen):
+                self._check_queue({host: len(names) for host, names in chosen.items()})
                 self._say(f"leases {self._wanted()}: {_counts(chosen)}")
                 return chosen
             attempts += 1
             first = next((claim for claim in claims if claim is not None), None)
             shortage = self._shortage(offers, first, now)
+            self._note_wait(offers, shortage)
             if not self._options.wait and attempts >= _ATTEMPTS:
                 raise LeasesTaken(f"{self._wanted()} were asked for; {shortage}")
             if self._options.wait and not is_queued:
@@ -279,6 +297,24 @@ class JobLeases:
                 self._place_tickets()
             with self._changed:
                 self._changed.wait(_AGAIN if chosen is not None or not self._options.wait else _CLAIMS_EVERY)
+
+    def _check_queue(self, units: Mapping[str, int] | None) -> None:
+        """Give up if the queue calls the job back. With `units`, the leases are taken and the job begins. Raises HostError."""
+        if self._entry is None:
+            return
+        try:
+            is_in_vain = self._entry.is_withdrawn if units is None else not self._entry.begin(units)
+        except QueueNotWritten as error:
+            raise LeasesTaken(error.cause, hint="") from None
+        if is_in_vain:
+            raise LeasesTaken("the queue has called the job back", hint="hvlaunch queue ls")
+
+    def _note_wait(self, offers: Sequence[HostOffer], text: str) -> None:
+        """Tell the queue what the job waits for."""
+        wait = {offer.host: len(offer.free) for offer in offers}, text
+        if self._entry is not None and wait != self._noted:
+            self._noted = wait
+            self._entry.note_wait(wait[0], sum(len(offer.units) for offer in offers), text)
 
     def _wanted(self) -> str:
         return units_noun(self._workers * self._per_worker, are_slots=self._options.slots is not None)

@@ -75,16 +75,19 @@ def offer_of(host: str, most: int | None, state: Mapping[str, Any]) -> HostOffer
     return HostOffer(host, tuple(units), tuple(tickets), most)
 
 
-def first_claim(offer: HostOffer, job: str, since: float, fair_wait: float, now: float) -> Ticket | None:
+def first_claim(
+    offer: HostOffer, job: str, since: float, fair_wait: float, now: float, *, passes_own: bool = False
+) -> Ticket | None:
     """Return the ticket of an earlier job with the first claim: it has waited for `fair_wait` seconds.
 
     `since` is when the job has queued up, infinite if it has not. The order, by time and then by job, is the same for all jobs on all
-    hosts, so no two jobs keep each other away.
+    hosts, so no two jobs keep each other away. With `passes_own`, tickets of the same user do not count.
     """
     for ticket in sorted(offer.tickets):
         if (ticket.since, ticket.job) >= (since, job):
             return None
-        if now - ticket.since >= fair_wait and not (ticket.is_mine and ticket.job == job):
+        is_passed = ticket.is_mine and (passes_own or ticket.job == job)
+        if now - ticket.since >= fair_wait and not is_passed:
             return ticket
     return None
 

@@ -39,6 +39,7 @@ __all__ = [
     "has_driver",
     "has_ended",
     "has_minder",
+    "is_locked",
     "is_own_directory",
     "jobs_directory",
     "known_job",
@@ -64,7 +65,7 @@ IN_MAKING = "."
 
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOKING = 0.5
-"""Seconds after which a held lock belongs to a driver. Other programs take it for a moment to look: _is_held()."""
+"""Seconds after which a held lock belongs to a driver. Other programs take it for a moment to look: is_locked()."""
 _PART = ".part"
 _ROOM = 4096
 _LONGEST = 100
@@ -201,15 +202,15 @@ class JobDirectory:
 
 def has_driver(directory: Path) -> bool:
     """True if a driver holds the job's lock."""
-    return _is_held(directory / LOCK)
+    return is_locked(directory / LOCK)
 
 
 def has_minder(directory: Path) -> bool:
     """True if the job has a minder, which starts another driver if this one is killed."""
-    return _is_held(directory / MINDER)
+    return is_locked(directory / MINDER)
 
 
-def _is_held(lock: Path) -> bool:
+def is_locked(lock: Path) -> bool:
     """True if a process holds this lock."""
     # The kernel does not tell who holds a lock: it is taken for a moment, as a shared one, so that two who look do not
     # disturb each other.
@@ -419,7 +420,7 @@ def choose(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
         if not running:
             raise BadUsage("no job runs here", hint="hvlaunch jobs")
         raise BadUsage(f"{len(running)} jobs run here: {_ids(running)}", hint="name one of them")
-    matches = [job for job in jobs if name == job.id]
+    matches = [job for job in jobs if name in (job.id, job.about.get("queue"))]
     # Running jobs come first among those with the same name.
     matches = matches or [job for job in running if name == job.about.get("name")]
     matches = matches or [job for job in jobs if name == job.about.get("name")]
@@ -474,7 +475,10 @@ def prune(root: Path, now: float | None = None) -> None:
                 _try_to_remove(root / name)
     except (OSError, NoJobDirectory):
         return
-    over = [job for job in jobs if not job.has_driver]
+    # The queue has still to learn how such a job has ended.
+    over = [
+        job for job in jobs if not job.has_driver and not (root.with_name("queue") / "open" / job.id).exists()
+    ]
     for job in over:
         if (job.directory / KEYS).exists() and (job.result is not None or _is_dead(job, now)):
             _try_to_remove_secrets(job)

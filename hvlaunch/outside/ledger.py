@@ -6,16 +6,15 @@ part, never a job.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hvlaunch.outside import NoJobDirectory, check_root, jobs_directory, take_lock
-from hvlaunch.owners import make_own_directory
-from hvlaunch.record import BadLog, Log, Mark, read_records
+from hvlaunch.outside import jobs_directory
+from hvlaunch.outside.shared_log import LogContent, SharedLog
+from hvlaunch.record import Mark
 
 __all__ = [
     "CLEARED",
@@ -56,8 +55,6 @@ VERDICTS: Mapping[str, tuple[float, str]] = {
 """Weight and meaning of each verdict. A fault of hardware weighs 1; a verdict below 0.5 needs another beside it."""
 WEIGHTS = {name: weight for name, (weight, _) in VERDICTS.items()}
 
-_MAGIC = b"hvlaunch ledger 1\n"
-_START = Mark(len(_MAGIC))
 _MOST, _KEPT = 2000, 1000
 """Number of entries from which the file is shortened, and the number of the newest ones kept then."""
 _FADED = 8
@@ -69,8 +66,6 @@ _PATIENCE = 10.0
 _RECENT = 20
 _LONGEST = 200
 """Characters of a text."""
-_MOST_BYTES = 1 << 24
-"""Limit of reading: _MOST entries are far smaller."""
 
 
 class LedgerEntry(NamedTuple):
@@ -127,8 +122,8 @@ class Ledger:
     """The file. `warn` gets a message for the user about an unreadable or unwritable file; no method raises an error."""
 
     def __init__(self, directory: Path, warn: Callable[[str], object], half_life: float = HALF_LIFE) -> None:
-        self._directory = directory
-        self._path = directory / "log"
+        self._log = SharedLog(directory, b"hvlaunch ledger 1\n", lock="lock", patience=_PATIENCE)
+        self._path = self._log.path
         self._warn = warn
         self._half_life = half_life
 
@@ -178,65 +173,34 @@ class Ledger:
         if not new:
             return
         try:
-            make_own_directory(str(self._directory))
-            check_root(self._directory)
-            lock = take_lock(self._directory / "lock", os.O_CREAT, _PATIENCE)
-        except (OSError, NoJobDirectory) as error:
-            cause = error.strerror if isinstance(error, OSError) else error.cause
-            self._warn(f"the ledger of hosts is not written: {self._directory}: {cause}")
-            return
-        try:
-            self._append(new)
+            with self._log.locked():
+                self._append(new)
         except OSError as error:
             self._warn(f"the ledger of hosts is not written: {self._path}: {error.strerror}")
-        finally:
-            os.close(lock)
 
     def _append(self, new: Sequence[LedgerEntry]) -> None:
         """Append under the lock. Raises OSError."""
-        old, end, is_damaged = self._read()
-        if is_damaged:
-            # What is readable moves to a new file; the damaged one stays for whoever wants to look.
-            self._path.replace(self._path.with_name("log.damaged"))
-        elif not end.size:
-            self._path.unlink(missing_ok=True)
-        log = Log.resume(self._path, end) if end.size and not is_damaged else Log.create(self._path, _MAGIC)
-        with closing(log):
-            if len(old) + len(new) > _MOST:
-                since = new[-1].when - _FADED * self._half_life
-                kept = [entry for entry in [*old, *new] if entry.when >= since][-_KEPT:]
-                log.replace(_START, [[_encode(entry)] for entry in kept])
-                return
-            for entry in [*(old if is_damaged else ()), *new]:
-                log.append([_encode(entry)])
+        old, content = self._read()
+        if not content.damage and len(old) + len(new) > _MOST:
+            since = new[-1].when - _FADED * self._half_life
+            kept = [entry for entry in [*old, *new] if entry.when >= since][-_KEPT:]
+            self._log.replace(content, [_encode(entry) for entry in kept])
+        else:
+            self._log.append(content, [_encode(entry) for entry in new])
 
-    def _read(self) -> tuple[list[LedgerEntry], Mark, bool]:
-        """Return the readable entries, the mark behind them (0 for no file), and whether the file is damaged."""
+    def _read(self) -> tuple[list[LedgerEntry], LogContent]:
+        """Return the readable entries, and the content of the file."""
         try:
-            with self._path.open("rb") as file:
-                data = file.read(_MOST_BYTES)
-        except FileNotFoundError:
-            return [], Mark(0), False
+            content = self._log.read()
         except OSError as error:
             self._warn(f"the ledger of hosts can't be read: {self._path}: {error.strerror}")
-            return [], Mark(0), False
-        # A process killed in the first moment leaves a file without its first bytes.
-        if _MAGIC.startswith(data):
-            return [], Mark(len(data) if data == _MAGIC else 0), False
-        entries: list[LedgerEntry] = []
-        end = _START
-        damage = "" if data.startswith(_MAGIC) else "its beginning is no ledger's"
-        try:
-            for body, mark in read_records(memoryview(data), _START) if not damage else ():
-                entries += _decode(bytes(body))
-                end = mark
-        except BadLog as error:
-            damage = str(error)
-        if damage:
+            return [], LogContent([], Mark(0))
+        entries = [entry for body in content.bodies for entry in _decode(body)]
+        if content.damage:
             self._warn(
-                f"the ledger of hosts is damaged: {self._path}: {damage}; {len(entries)} entries are kept"
+                f"the ledger of hosts is damaged: {self._path}: {content.damage}; {len(entries)} entries are kept"
             )
-        return entries, end, bool(damage)
+        return entries, content
 
 
 def _encode(entry: LedgerEntry) -> bytes:

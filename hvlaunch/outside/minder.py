@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvlaunch.errors import EXIT_HOSTS
@@ -51,18 +51,21 @@ def start_process(
     path: Path,
     log: int = subprocess.DEVNULL,
     kept: Sequence[int] = (),
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Run a module of hvlaunch with `path` as its argument, in a session of its own: it outlives this process. Raises OSError."""
+    """Run a module of hvlaunch in a session of its own: it outlives this process. `path` is its first argument. Raises OSError."""
     # Not `python -m`: it would import from the working directory first, which may hold any files.
     program = (
         f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_module({module!r}, run_name='__main__')"
     )
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", program, str(path)],
+        [sys.executable, "-I", "-c", program, str(path), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         pass_fds=kept,
+        env=environ,
         start_new_session=True,
     )
 

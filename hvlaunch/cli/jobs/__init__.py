@@ -59,6 +59,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
 
         return run_pool_command(argv[1:], environ)
+    if argv[0] == "queue":
+        from hvlaunch.cli.jobs.queue_commands import run_queue_command  # noqa: PLC0415 (for this word alone)
+
+        return run_queue_command(argv[1:], environ)
     if argv[0] == "doctor":
         from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
 

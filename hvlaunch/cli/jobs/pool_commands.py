@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.cli.arguments import Answered, options_of_word
+from hvlaunch.cli.options import BadValue, values
 from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.options.table import SSH
 from hvlaunch.cli.process import complain, print_answer, run_detached
@@ -43,8 +44,6 @@ Keep connections to hosts, so that jobs there start sooner: `hvlaunch --pool NAM
   --json               an object for each pool, on its own line
 """
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_SPAN = re.compile(r"([0-9]{1,9})([smhd]?)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _IDLE = 8 * 3600.0
 _END_PATIENCE = 15.0
 _LOOK = 0.02
@@ -267,10 +266,10 @@ def _name(text: str) -> str:
 
 
 def _span(text: str) -> float:
-    match = _SPAN.fullmatch(text)
-    if match is None or not int(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 10m, 8h or 2d")
-    return float(int(match[1]) * _UNITS[match[2]])
+    try:
+        return values.span(text)
+    except BadValue as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 _ACTS: Mapping[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {

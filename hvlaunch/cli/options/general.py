@@ -184,6 +184,11 @@ JOB_WORDS = {
             "keep connections to hosts, so that jobs there start sooner",
         ),
         JobWord(
+            "queue",
+            "add [OPTIONS] COMMAND | ls | rm JOB | top JOB | hold JOB | release JOB",
+            "queue jobs, which start as soon as their GPUs are free, also after you have logged out",
+        ),
+        JobWord(
             "rerun",
             "JOB [OPTIONS]",
             "start a job again: the same code, command, options and environment, except for the options here",

@@ -55,6 +55,7 @@ __all__ = [
     "slots",
     "slots_or_gpus",
     "source_and_path",
+    "span",
     "streams",
     "user",
     "words",
@@ -146,6 +147,18 @@ def seconds(text: str) -> float:
     if number > _LONGEST:
         raise BadValue(f"{text} is more than {_LONGEST:.0f} seconds")
     return number
+
+
+_SPAN = re.compile(r"([0-9]{1,9})([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def span(text: str) -> float:
+    """Convert `90s`, `10m`, `8h` or `2d` to seconds."""
+    match = _SPAN.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise BadValue(f"{text!r} is not a time such as 90s, 10m, 8h or 2d")
+    return float(int(match[1]) * _UNITS[match[2]])
 
 
 def from_0(text: str) -> float:

@@ -38,13 +38,13 @@ class Keys(NamedTuple):
         return f"Keys(job_id={self.job_id!r})"
 
     @classmethod
-    def new(cls) -> "Keys":
+    def new(cls, job_id: str | None = None) -> "Keys":
         return cls(
             token=_random_word(32),
             probe_key=_random_word(32),
             certificate=Certificate(),
             entry=_random_word(32),
-            job_id=_random_word(6),
+            job_id=job_id or _random_word(6),
             beacons=_random_word(32),
         )
 

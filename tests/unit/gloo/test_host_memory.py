@@ -155,7 +155,7 @@ def test_the_host_for_which_the_others_wait(watch: Callable[[str], Remembered]) 
     job.ledger.clear(["b"], "", 0.0)
     before = len(job.ledger.entries())
     job.play(on.JobHangs(60.0, (2,), "they wait"), on.JobGoesOn())
-    fresh = Remembered(job.history, job.ledger._directory.parent / "fresh")
+    fresh = Remembered(job.history, job.ledger._path.parent.parent / "fresh")
     fresh.play(on.JobHangs(60.0, (2,), "they wait"), on.JobGoesOn())
     assert fresh.verdicts() == []
     assert len(job.ledger.entries()) == before

@@ -1,0 +1,69 @@
+"""The program of a queued job's first driver: `python -m hvlaunch.gloo.queued QUEUE NUMBER ID wait|fill DESCRIPTOR`.
+
+The server of the queue starts the program, with a lock to hold until its end. The job was read at its submission: later options,
+files and variables do not count. The output is in the job's directory, as for other detached jobs.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hvlaunch.engine.codec import BadData, decode
+from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.gloo.controller import run
+from hvlaunch.job import JobSpec, QueuedAs
+from hvlaunch.outside.queue import ENVIRONMENT, SPECS, Queue, QueueEntry
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program; return its exit code."""
+    queue, number, job_id, way, lock = arguments
+    # The job's own processes must not hold the lock.
+    os.set_inheritable(int(lock), False)
+    entry = QueueEntry(Queue(Path(queue)), number, job_id)
+    try:
+        spec = _spec(entry, QueuedAs(Path(queue), number, job_id), may_wait=way == "wait")
+        with suppress(OSError):
+            # A tree that is gone is no reason to fail: hosts get the copy.
+            os.chdir(spec.cwd)
+        return run(spec, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer).exit_code
+    except HvlaunchError as error:
+        entry.note_failure(error.exit_code, str(error))
+        return error.exit_code
+    except Exception as error:
+        entry.note_failure(EXIT_INTERNAL, f"internal error: {type(error).__name__}: {error}")
+        raise
+
+
+def _spec(entry: QueueEntry, queued: QueuedAs, *, may_wait: bool) -> JobSpec:
+    """Return the job of the submission. Raises BadUsage."""
+    try:
+        words = json.loads((entry.directory / SPECS).read_bytes())[queued.number]
+        variables = json.loads((entry.directory / ENVIRONMENT).read_bytes())["workers"]
+        spec: JobSpec = decode(JobSpec, words)
+    except OSError as error:
+        raise BadUsage(f"its submission is gone: {error}") from None
+    except (BadData, ValueError, LookupError) as error:
+        raise BadUsage(f"another version of hvlaunch has queued it: {error}", hint="queue it again") from None
+    if spec.leases is None:
+        raise BadUsage("it has no leases", hint="queue it again")
+    leases = spec.leases._replace(wait=may_wait, passes_own=not may_wait)
+    sync = None if spec.sync is None else spec.sync._replace(job=entry.directory)
+    return replace(spec, env=variables[queued.number], leases=leases, sync=sync, queued=queued)
+
+
+if __name__ == "__main__":
+    # As other drivers: no exit handlers of libraries after the job's end.
+    code = EXIT_USAGE
+    try:
+        code = main(sys.argv[1:])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,330 @@
+"""The server of a user's queue: a process for the starts of queued jobs. It ends with the last open job.
+
+A server after a kill or a boot finds the jobs again by the list, their locks and their directories. A process beside the server
+starts another server after a kill. Each `hvlaunch queue` command does the same.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hvlaunch.errors import EXIT_HOSTS, EXIT_TOO_FEW, HvlaunchError
+from hvlaunch.outside import (
+    LOCK,
+    MINDER,
+    KnownJob,
+    has_driver,
+    has_minder,
+    is_locked,
+    known_job,
+    remove,
+    result_of,
+    take_lock,
+)
+from hvlaunch.outside.control import ControlClient
+from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_process
+from hvlaunch.outside.queue import ENVIRONMENT, OPEN, Queue, QueueEntry, QueueNotWritten
+from hvlaunch.outside.schedule import (
+    ACTIVE,
+    Action,
+    Event,
+    Finished,
+    QueuedJob,
+    Returned,
+    Schedule,
+    Starting,
+    StartJob,
+    StopJob,
+    WithdrawJob,
+    Withdrawn,
+)
+
+__all__ = ["QueueServer", "ensure_server"]
+
+_LOOK = 0.2
+_AGAIN = 30.0
+"""Seconds before the second start of a job whose hosts can't be reached; doubled each time."""
+_LONGEST = 600.0
+_FILL_AGAIN = 60.0
+"""Seconds before the next backfill with the same job, after a try without GPUs."""
+_START_EVERY = 5.0
+_STOP_EVERY = 10.0
+_KILL_AFTER = 60.0
+_STILL = 1.0
+"""Seconds between two decisions without events."""
+_RESTART = 1.0
+
+
+def ensure_server(directory: Path) -> None:
+    """Start the queue's server for open jobs, unless it runs. Raises QueueNotWritten."""
+    if not has_driver(directory) and _is_open(Queue(directory)):
+        try:
+            start_process("hvlaunch.outside.queue_server", directory)
+        except OSError as error:
+            raise QueueNotWritten(f"the queue's server can't be started: {error.strerror}") from None
+
+
+def _is_open(queue: Queue) -> bool:
+    return any(job.state != "ended" for job in queue.read().jobs.values())
+
+
+class QueueServer:
+    """Carries out the actions of the schedule."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._queue = Queue(directory)
+        self._jobs = directory.with_name("jobs")
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._started: dict[str, float] = {}
+        """When the processes of jobs were started, by the jobs' ids; by this server."""
+        self._stopped: dict[str, tuple[float, float]] = {}
+        """When jobs were first and last asked to stop."""
+        self._decided_at = 0.0
+        self._decided_for: Schedule | None = None
+
+    def run(self) -> None:
+        """Serve until no job is open."""
+        (self._directory / OPEN).mkdir(mode=0o700, exist_ok=True)
+        while _is_open(self._queue):
+            # The disk may be full for a while: what was not written is found again.
+            with suppress(QueueNotWritten):
+                self.turn(time.time())
+            if not has_minder(self._directory):
+                _start_keeper(self._directory)
+            time.sleep(_LOOK)
+
+    def turn(self, now: float) -> None:
+        """Look at the jobs, and start jobs."""
+        self._children = [child for child in self._children if child.poll() is None]
+        schedule = self._queue.read()
+        for job in [job for job in schedule.jobs.values() if job.state in ACTIVE]:
+            event = self._look(job, now)
+            # Seen before: the driver may have begun, and ended, since the list was read.
+            if event is not None and self._queue.change(partial(_if_unchanged, job, event)):
+                self._clean(job)
+        schedule = self._queue.read()
+        if schedule is self._decided_for and now < self._decided_at + _STILL:
+            return
+        free = self._free(schedule)
+        if actions := schedule.decide(now, free):
+            # Decided again under the lock: a command may have changed the list in between.
+            events = self._queue.change(
+                lambda current: [
+                    event
+                    for action in current.decide(now, free)
+                    if (event := _event_of(action, now)) is not None
+                ]
+            )
+            for event in events:
+                if isinstance(event, Starting):
+                    self._start(self._queue.read().jobs[event.id], now)
+            for action in actions:
+                if isinstance(action, StopJob):
+                    self._stop(schedule.jobs[action.id], now)
+        self._decided_at, self._decided_for = now, self._queue.read()
+
+    def _free(self, schedule: Schedule) -> dict[str, int]:
+        """Return free GPUs by host, as seen by waiting jobs."""
+        free: dict[str, int] = {}
+        for job in schedule.jobs.values():
+            if job.state == "starting" and (wait := self._entry(job).wait) is not None:
+                free.update(wait["free"])
+        return free
+
+    def _entry(self, job: QueuedJob) -> QueueEntry:
+        return QueueEntry(self._queue, job.id, job.job)
+
+    def _lock(self, job: QueuedJob) -> Path:
+        return self._directory / OPEN / job.job
+
+    def _start(self, job: QueuedJob, now: float) -> None:
+        """Start the job's process with its lock, unless another process has the lock."""
+        if now < self._started.get(job.job, 0.0) + _START_EVERY:
+            return
+        self._started[job.job] = now
+        entry = self._entry(job)
+        try:
+            lock = take_lock(self._lock(job), os.O_CREAT)
+        except OSError:
+            return
+        try:
+            words = json.loads((entry.directory / ENVIRONMENT).read_bytes())
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            log = os.open(entry.log, flags, 0o600)
+            try:
+                child = start_process(
+                    "hvlaunch.gloo.queued",
+                    self._directory,
+                    log,
+                    [lock],
+                    arguments=[job.id, job.job, "fill" if job.is_backfill else "wait", str(lock)],
+                    environ=words["environ"],
+                )
+            finally:
+                os.close(log)
+            self._children.append(child)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            if not isinstance(error, OSError) or error.errno == errno.ENOENT:
+                entry.note_failure(1, f"its directory {entry.directory} is damaged: {error}")
+        finally:
+            os.close(lock)
+
+    def _look(self, job: QueuedJob, now: float) -> Event | None:
+        """Return the event for the end or failed start of a job, or None."""
+        # The lock first: a process that has ended leaves everything as it will be.
+        is_alive = is_locked(self._lock(job))
+        directory = self._jobs / job.job
+        run = known_job(directory)
+        if run is not None and run.result is not None:
+            return None if is_alive else _end_of(job, run.result, now)
+        if is_alive or (run is not None and (run.has_driver or has_minder(directory))):
+            return None
+        if run is not None and (result := result_of(run)) is not None:
+            return _end_of(job, result, now)
+        if job.state == "running":
+            return self._without_driver(job, run, now)
+        if run is not None:
+            return self._dead_start(job, run, now)
+        if (failure := self._entry(job).failure) is not None:
+            return _failed(job, failure, now)
+        if job.is_withdrawn or job.is_removed:
+            return Returned(job.id, now, "", 0.0)
+        self._start(job, now)
+        return None
+
+    def _without_driver(self, job: QueuedJob, run: KnownJob | None, now: float) -> Event | None:
+        """Let another driver take over a job whose driver and minder were killed."""
+        if run is None:
+            return Finished(job.id, now, None, "its directory was removed")
+        with suppress(OSError):
+            words = (run.directory / SUCCESSOR_LOG).read_text(errors="replace").strip()
+            if words:
+                cause = words.splitlines()[-1].removeprefix("hvlaunch: ")
+                return Finished(job.id, now, EXIT_HOSTS, f"its driver was killed: {cause}")
+        with suppress(OSError):
+            start_minder(run.directory)
+        return None
+
+    def _dead_start(self, job: QueuedJob, run: KnownJob, now: float) -> Event | None:
+        """Remove the directory of a driver killed before any worker; the job starts anew."""
+        try:
+            # A user may have it taken over at this moment.
+            os.close(take_lock(run.directory / LOCK))
+            remove(run.directory)
+        except OSError:
+            return None
+        return Returned(job.id, now, "its driver was killed before it had GPUs", 0.0)
+
+    def _clean(self, job: QueuedJob) -> None:
+        """Remove the files of a start, and the directory of a submission after its last job."""
+        entry = self._entry(job)
+        entry.clear()
+        schedule = self._queue.read()
+        after = schedule.jobs.get(job.id)
+        is_over = after is None or after.state == "ended"
+        if not is_over and (run := known_job(self._jobs / job.job)) is not None:
+            with suppress(OSError):
+                remove(run.directory)
+        with suppress(OSError):
+            self._lock(job).unlink(missing_ok=True)
+        if is_over and all(other.state == "ended" for other in schedule.named(job.array)):
+            with suppress(OSError):
+                remove(entry.directory)
+
+    def _stop(self, job: QueuedJob, now: float) -> None:
+        first, last = self._stopped.get(job.job, (now, 0.0))
+        run = known_job(self._jobs / job.job)
+        if run is None or not run.has_driver or now < last + _STOP_EVERY:
+            return
+        self._stopped[job.job] = first, now
+        with suppress(HvlaunchError):
+            ControlClient(run, 2.0).post("/stop", {"kill": now > first + _KILL_AFTER})
+
+
+def _if_unchanged(job: QueuedJob, event: Event, schedule: Schedule) -> list[Event]:
+    now = schedule.jobs.get(job.id)
+    return [event] if now is not None and (now.state, now.job) == (job.state, job.job) else []
+
+
+def _event_of(action: Action, now: float) -> Event | None:
+    match action:
+        case StartJob(name, is_backfill):
+            return Starting(name, os.urandom(6).hex(), now, is_backfill)
+        case WithdrawJob(name):
+            return Withdrawn(name)
+    return None
+
+
+def _end_of(job: QueuedJob, result: Mapping[str, Any], now: float) -> Event:
+    """Return the event for a job with this result."""
+    code = int(result.get("exit_code") or 0)
+    cause = str(result.get("cause") or "")
+    if job.state == "starting":
+        host = f"{result['host']}: " if result.get("host") else ""
+        return _failed(job, {"code": code, "text": f"{host}{cause}"}, now)
+    is_late = job.time_limit is not None and now >= job.since + job.time_limit and code
+    reason = "removed" if job.is_removed else "time limit" if is_late else cause
+    return Finished(job.id, now, code, reason)
+
+
+def _failed(job: QueuedJob, failure: Mapping[str, Any], now: float) -> Event:
+    """Return the event for a start without workers: missing hosts or GPUs deserve another try."""
+    code, text = int(failure["code"]), str(failure["text"])
+    if job.is_withdrawn:
+        return Returned(job.id, now, "", 0.0)
+    if code == EXIT_TOO_FEW:
+        return Returned(job.id, now, text, now + _FILL_AGAIN)
+    if code == EXIT_HOSTS:
+        pause = min(_LONGEST, _AGAIN * 2 ** min(job.tries - 1, 10))
+        return Returned(job.id, now, text, now + pause)
+    return Finished(job.id, now, code, text)
+
+
+def _start_keeper(directory: Path) -> None:
+    """Start the process for restarts of a killed server."""
+    with suppress(OSError):
+        lock = take_lock(directory / MINDER, os.O_CREAT)
+        try:
+            start_process("hvlaunch.outside.queue_server", directory, kept=[lock], arguments=["keep"])
+        finally:
+            os.close(lock)
+
+
+def _keep(directory: Path) -> None:
+    queue = Queue(directory)
+    while _is_open(queue):
+        if has_driver(directory):
+            time.sleep(_LOOK)
+            continue
+        server = start_process("hvlaunch.outside.queue_server", directory)
+        while server.poll() is None and not has_driver(directory):
+            time.sleep(_LOOK / 4)
+        if server.poll() is not None:
+            # A server that fails at once has a cause that another start does not remove soon.
+            time.sleep(_RESTART)
+
+
+def _serve(directory: Path) -> None:
+    while _is_open(Queue(directory)):
+        try:
+            lock = take_lock(directory / LOCK, os.O_CREAT)
+        except BlockingIOError:
+            return
+        try:
+            QueueServer(directory).run()
+        finally:
+            # Then asked again: a command that has seen the lock has started no server.
+            os.close(lock)
+
+
+if __name__ == "__main__":
+    (_keep if "keep" in sys.argv[2:] else _serve)(Path(sys.argv[1]))
