@@ -312,6 +312,8 @@ class ElasticOptions(_Data):
     """Period for `max_restarts`."""
     spares: int = 0
     """Workers beyond max_np that start and wait as replacements."""
+    preload: tuple[str, ...] = ()
+    """Modules that a process for each slot imports in advance, for the slot's next worker; `auto` means those of the script."""
     cooldown: tuple[float, float] | None = None
     """First and longest time for which a failing host is excluded; None excludes it for ever."""
     worker_timeout: float = 30.0

@@ -10,9 +10,9 @@ from hvlaunch.agent.quick import has_own_proc, in_time, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Sequence, Set
+    from typing import Callable, Collection, Sequence, Set
 
-__all__ = ["end_daemon", "kill_marked"]
+__all__ = ["end_daemon", "kill_marked", "kill_others"]
 
 _PAUSE = 0.0005
 
@@ -34,17 +34,30 @@ def kill_marked(marks: Sequence[bytes], patience: float) -> None:
             return False  # the process has ended, or is another user's
         return any(mark in variables for mark in marks)
 
-    def kill() -> None:
-        deadline = time.monotonic() + patience
-        left: Set[int] = set()
-        while True:
-            left.update(reaper.stop_and_kill(deadline, is_marked))
-            left = {pid for pid in left if not _is_gone(pid)}
-            if not left or time.monotonic() > deadline:
-                return
-            time.sleep(_PAUSE)
+    in_time(lambda: _kill_chosen(is_marked, patience), patience, None)
 
-    in_time(kill, patience, None)
+
+def kill_others(sessions: Collection[int], patience: float) -> None:
+    """Kill and reap the descendants in other sessions than these."""
+
+    def is_other(pid: int) -> bool:
+        try:
+            return os.getsid(pid) not in sessions
+        except OSError:
+            return False  # it has ended
+
+    _kill_chosen(is_other, patience)
+
+
+def _kill_chosen(is_chosen: Callable[[int], bool], patience: float) -> None:
+    deadline = time.monotonic() + patience
+    left: Set[int] = set()
+    while True:
+        left.update(reaper.stop_and_kill(deadline, is_chosen))
+        left = {pid for pid in left if not _is_gone(pid)}
+        if not left or time.monotonic() > deadline:
+            return
+        time.sleep(_PAUSE)
 
 
 def _is_gone(pid: int) -> bool:

@@ -42,6 +42,8 @@ class WorkerProcess:
         self.stdin = stdin
         self.error_file = error_file
         self.killed = False
+        self.marks: List[bytes] = []
+        """NAME=VALUE in the environment that it was started with, if it has got another one since."""
 
     def send_signal(self, number: int, *, group: bool) -> None:
         """Signal the worker, with `group` its process group too; ignore a worker that has ended."""
@@ -93,9 +95,14 @@ def _kill(pid: int, number: int) -> None:
 
 
 def start(
-    slot: int, argv: Sequence[str], env: Dict[str, str], with_stdin: bool, with_result: bool = False
+    slot: int,
+    argv: Sequence[str],
+    env: Dict[str, str],
+    with_stdin: bool,
+    with_result: bool = False,
+    more: Sequence[int] = (),
 ) -> WorkerProcess:
-    """Start `argv` in the current directory, in a session of its own. Raises CannotStart."""
+    """Start `argv` in the current directory, in a session of its own, with `more` descriptors. Raises CannotStart."""
     program = find(argv[0] if argv else "", env.get("PATH", os.defpath))
     streams = _STREAMS if with_result else _STREAMS[:-1]
     fds: List[int] = []
@@ -105,7 +112,7 @@ def start(
         fds.extend(os.pipe() if with_stdin else [os.open(os.devnull, os.O_RDONLY)])
         output, (their_stdin, *stdin) = fds[: 2 * len(streams)], fds[2 * len(streams) :]
         ours, theirs = output[::2], [their_stdin, *output[1::2]]
-        pid = spawn(program, argv, env, theirs)
+        pid = spawn(program, argv, env, [*theirs, *more])
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.binding import Binder
     from hvlaunch.agent.local_ranks import LocalRanks
+    from hvlaunch.agent.preload import Preload
     from hvlaunch.agent.wire.rejoin import Spill
     from hvlaunch.agent.worker import WorkerProcess
 
@@ -234,6 +235,7 @@ class HostWorkers:
         """`window`, `scratch` and `spill` are for WorkerOutput."""
         self._channel = channel
         self._selector = selector
+        self._scratch = scratch
         self._slots: List[WorkerSlot] = []
         self.output = WorkerOutput(self._slots, channel, selector, window, scratch, spill)
         self._oom = process.OomWatch()
@@ -242,6 +244,7 @@ class HostWorkers:
         self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
         """Gets pid and wait status of other children."""
         self._binder: Optional[Binder] = None
+        self._preload: Optional[Preload] = None
         self.ranks: Optional[LocalRanks] = None
         """A launcher's other processes on this host, each the parent of its slot's worker."""
 
@@ -259,6 +262,10 @@ class HostWorkers:
             from hvlaunch.agent.binding import Binder  # noqa: PLC0415 (few jobs bind their workers)
 
             self._binder = Binder(plan["bind"], plan["env"])
+        if "preload" in plan and self._preload is None:
+            from hvlaunch.agent.preload import Preload  # noqa: PLC0415 (few jobs preload modules)
+
+            self._preload = Preload(plan["preload"], self._selector, self._scratch, self._channel.send)
         # All orders go out first, so that the launcher's processes start their workers at the same time.
         for item in plan["workers"]:
             if self.ranks is not None and item["slot"] in self.ranks:
@@ -298,23 +305,30 @@ class HostWorkers:
         # The host's own variables win over hvlaunch's defaults, and the job's over the host's.
         env = {**plan["defaults"], **os.environ, **job_env}
 
-        def begin() -> process.WorkerProcess:
-            return process.start(number, _argv(item, plan), env, item["stdin"], plan["result"])
+        binder = self._binder
 
-        return begin() if self._binder is None else self._binder.start(number, env, job_env, begin)
+        def within(begin: Callable[[], WorkerProcess]) -> WorkerProcess:
+            """Call `begin` with this thread bound as the slot's workers are."""
+            return begin() if binder is None else binder.start(number, env, job_env, begin)
+
+        def begin() -> WorkerProcess:
+            order = number, _argv(item, plan), env, item["stdin"], plan["result"]
+            return process.start(*order) if self._preload is None else self._preload.start(within, *order)
+
+        return within(begin)
 
     def _clear(self, numbers: Sequence[int]) -> None:
         """End leftover processes of earlier workers in these slots: some may hold GPUs and ports."""
         if not self._slots:
             return
         if self.all_ended:
-            # No worker lives, so every descendant is a leftover.
-            reaper.kill_descendants(_CLEARING)
+            # No worker lives, so every descendant is a leftover, except processes that wait for --preload.
+            (reaper.kill_descendants if self._preload is None else self._preload.kill_others)(_CLEARING)
         else:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
             from hvlaunch.agent.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
 
-            kill_marked([slot.mark for slot in gone], _CLEARING)
+            kill_marked([mark for slot in gone for mark in (slot.mark, *slot.worker.marks)], _CLEARING)
         # In place, because WorkerOutput has the same list.
         self._slots[:] = [
             slot for slot in self._slots if slot.end is None or slot.worker.output or not slot.is_reported
@@ -359,6 +373,8 @@ class HostWorkers:
                 yield slot.steps[0][1]
             if slot.suspended_at is not None and self.suspension is not None:
                 yield slot.suspended_at + self.suspension
+        if self._preload is not None:
+            yield self._preload.deadline()
 
     def take_due_steps(self, now: float) -> None:
         """Send due signals, and report workers with a long suspension."""
@@ -373,6 +389,8 @@ class HostWorkers:
                 if not slot.was_suspended:
                     slot.was_suspended = True
                     self._channel.send({"type": "suspended", **slot.about})
+        if self._preload is not None:
+            self._preload.start_due(now, [slot.worker.slot for slot in self._alive(None)])
 
     def reap(self) -> None:
         """Collect ended processes: workers, and orphans from the kernel."""
@@ -388,6 +406,8 @@ class HostWorkers:
             if pid not in by_pid:
                 if not (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
                     self.reaped_other(pid, status)
+                    if self._preload is not None:
+                        self._preload.reaped(pid, status)
                 continue
             if os.WIFSTOPPED(status):
                 # The kernel reports stops by signals alone: a debugger's and py-spy's stops (ptrace) are not seen here.

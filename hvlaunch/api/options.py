@@ -184,6 +184,8 @@ class LauncherOptions:
     """Number of failures that do not end the job. Default: no limit."""
     spares: int | None = None
     """Workers that wait to replace a failed one. Default: 0."""
+    preload: str | None = None
+    """Modules that are imported before a worker restarts."""
     cooldown: tuple[float, float] | None = None
     """How long a failing host is excluded, in seconds. Default: for good."""
     elastic_timeout: float | None = None
@@ -367,6 +369,7 @@ class GivenOptions(TypedDict, total=False):
     host_discovery_script: str | None
     max_restarts: int | None
     spares: int | None
+    preload: str | None
     cooldown: tuple[float, float] | None
     elastic_timeout: float | None
     reset_timeout: float | None

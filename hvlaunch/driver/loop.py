@@ -137,6 +137,7 @@ class Driver:
             clock=clock,
             record=record,
             prepare=prepare,
+            say=self._say,
         )
         self._stdin = StdinFeed(stdin, printer)
         self.observing = Observing(

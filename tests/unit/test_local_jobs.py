@@ -496,3 +496,44 @@ def test_a_port_of_a_role_stays_taken_when_the_next_role_starts() -> None:
     assert done.returncode == 1
     assert "b:0 (rank 1 of 2) on host localhost failed first" in done.stderr
     assert "Address already in use" in done.stderr
+
+
+FAILS_ONCE = """
+import os, pathlib, sys, time
+record = pathlib.Path("waiting")
+def waiting(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\\n"
+    except OSError:
+        return False
+if os.environ["HVLAUNCH_ROUND"] == "0":
+    children = f"/proc/{os.getppid()}/task/{os.getppid()}/children"
+    while len(pids := [pid for pid in open(children).read().split() if waiting(pid)]) < 2:
+        time.sleep(0.01)
+    if os.environ["HVLAUNCH_RANK"] == "1":
+        record.write_text(" ".join(pids))
+        os.kill(os.getpid(), 9)
+    time.sleep(100)
+print(str(os.getpid()) in record.read_text().split(), "json" in sys.modules, sys.argv[1:])
+"""
+
+
+def test_preloaded_workers_replace_failed_ones(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FAILS_ONCE)
+    words = "-np", 2, "-H", "localhost:2", "--min-np", 2, "--preload", "json", sys.executable, "train.py", 1
+    done = run(*words, cwd=tmp_path)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (
+        0,
+        [f"[{rank}]<stdout>: True True ['1']" for rank in range(2)],
+    ), done.stderr
+
+
+def test_preload_that_fails_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    words = "-np", 2, "-H", "localhost:2", "--min-np", 2, "--preload", "no_such", sys.executable, "train.py"
+    done = run(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("1\n")) == (0, 2)
+    cause = "ModuleNotFoundError: No module named 'no_such'"
+    assert [line for line in done.stderr.splitlines() if "preload" in line] == [
+        f"hvlaunch: host localhost: --preload has no effect from now on, and workers start as usual: {cause}"
+    ]

@@ -157,11 +157,13 @@ PLAN = record(
             },
             optional=("gpus",),
         ),
+        # With --preload; `program` is agent/standby.py.
+        "preload": record({"modules": several(_WORDS, 1 << 10), "program": _WORDS}),
         # Paths to put before and behind a variable's own.
         "first": _VARIABLES,
         "last": _VARIABLES,
     },
-    optional=("bind", "first", "last"),
+    optional=("bind", "preload", "first", "last"),
 )
 """The body of a `start`."""
 

@@ -205,7 +205,7 @@ BY_AGENT: Mapping[str, int] = {
         ),
         LASTING,
     ),
-    **dict.fromkeys(("stdin_taken", "relay", "errand", "held"), _OF_EPOCH),
+    **dict.fromkeys(("stdin_taken", "relay", "errand", "held", "no_preload"), _OF_EPOCH),
 }
 SELDOM = 1 << 20
 """Bytes of received frames after which an acknowledgement is due."""

@@ -179,6 +179,16 @@ ELASTIC = OptionGroup(
             more="They are started beyond `--max-np`, so that they can do it at once.",
         ),
         Option(
+            "preload",
+            ("--preload",),
+            "modules that are imported before a worker restarts",
+            Value(("MODULES",), values.module_names),
+            field="elastic.preload",
+            more="Names with commas, such as `torch`; `auto` takes the imports at the top of the script. A second process for each worker "
+            "[imports them in advance](../guides/lost-host.md#restart-without-the-imports).",
+            example="hvlaunch --min-np 2 -H a:4,b:4 --preload torch python train.py",
+        ),
+        Option(
             "cooldown",
             ("--blacklist-cooldown-range",),
             "how long a failing host is excluded",

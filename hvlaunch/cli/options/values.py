@@ -35,6 +35,7 @@ __all__ = [
     "hosts_or_bounds",
     "http_url",
     "mapping",
+    "module_names",
     "mount",
     "names",
     "not_empty",
@@ -250,6 +251,14 @@ def readable(name: str) -> Path:
 def names(lists: Iterable[str]) -> tuple[str, ...]:
     """Return the names in lists with commas: `ib0, eth0`."""
     return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
+
+
+def module_names(text: str) -> tuple[str, ...]:
+    """Convert a list of modules: `torch, mypackage.data`."""
+    modules = names([text])
+    if not modules or not all(part.isidentifier() for name in modules for part in name.split(".")):
+        raise BadValue("not names of modules with commas, such as torch", hint="torch, or auto")
+    return modules
 
 
 def notify_target(text: str) -> str:

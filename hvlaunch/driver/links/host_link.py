@@ -295,6 +295,8 @@ class HostLink:
         self.stdin_taken: Callable[[int, int], None] = lambda _slot, _size: None
         self.held: Callable[[Mapping[str, Any]], None] = lambda _header: None
         """Takes the agent's answers about leases."""
+        self.no_preload: Callable[[str], None] = lambda _cause: None
+        """Takes the reason for which the agent does without --preload."""
         self.pids: dict[tuple[int, int], int] = {}
         """The living workers, by slot and start."""
         self._errands: HostErrands | None = None
@@ -551,6 +553,8 @@ class HostLink:
                 self.stdin_taken(header["slot"], header["bytes"])
             case "held":
                 self.held(header)
+            case "no_preload":
+                self.no_preload(header["cause"])
             case "errand":
                 self.errands.obey(header, body)
             case "pong":

@@ -54,6 +54,7 @@ class HostLinks:
         clock: Callable[[], float],
         record: "JobRecord | None",
         prepare: Prepare | None = None,
+        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._spec = spec
         self._keys = keys
@@ -65,6 +66,8 @@ class HostLinks:
         self._clock = clock
         self._record = record
         self._prepare = prepare
+        self._say = say
+        self._no_preload_causes: set[str] = set()
         program = workers_python(spec)
         self._python = None if program is None else (program, spec.env.get("PATH"))
         self._links: dict[str, HostLink] = {}
@@ -90,6 +93,7 @@ class HostLinks:
             own_pythons,
             binds=spec.is_bound,
             leases=spec.leases is not None,
+            preloads=spec.elastic is not None and bool(spec.elastic.preload),
             container=_container(spec),
         )
 
@@ -167,8 +171,17 @@ class HostLinks:
             partial(self._ranks.first_round_of, host.name),
         )
         link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
+        link.no_preload = partial(self._tell_no_preload, host.name)
         self._links[host.name] = link
         return link
+
+    def _tell_no_preload(self, host: str, cause: str) -> None:
+        """Tell why a host does without --preload, once for all hosts with this cause."""
+        if cause not in self._no_preload_causes:
+            self._no_preload_causes.add(cause)
+            self._say(
+                f"host {host}: --preload has no effect from now on, and workers start as usual: {cause}"
+            )
 
     def _window(self) -> int:
         # The driver's memory is shared by all hosts; a small window still holds many lines.

@@ -118,6 +118,7 @@ REPORTS: Mapping[str, Form | Choice] = {
     "alone": Form(fields=_WORKER, library=of("torch", "tensorflow", "mpi4py")),
     "master_port": Form(optional=("more",), port=PORT, more=several(PORT, MOST_PORTS)),
     "held": Form(names=several(_NAME, 1 << 10), cause=or_null(_CAUSE)),
+    "no_preload": Form(cause=_CAUSE),
     "stdin_taken": Form(slot=_COUNT, bytes=whole(1, 1 << 53)),
     "relay": Choice(
         "what",
@@ -277,6 +278,8 @@ class Expected:
                 self._held += 1
                 if self._held > self._holds:
                     raise BadFrame("a frame of type held that was not asked for")
+            case "no_preload":
+                self._once("no_preload", kind)
             case "stdin_taken":
                 self._check_taken(header["slot"], header["bytes"])
             case "relay":

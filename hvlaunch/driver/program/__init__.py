@@ -28,6 +28,7 @@ __all__ = [
     "local_agent_command",
     "python_candidates",
     "rare_modules",
+    "standby_program",
     "warm_bundle",
     "without_docstrings",
     "without_words",
@@ -49,9 +50,10 @@ class AgentProgram:
         *,
         binds: bool = False,
         leases: bool = False,
+        preloads: bool = False,
         container: Mapping[str, Any] | None = None,
     ) -> None:
-        """`binds`: the agent needs the module for --bind; `leases`: that for --lease-gpus.
+        """`binds`: the agent needs the module for --bind; `leases`: that for --lease-gpus; `preloads`: that for --preload.
 
         `container` has the options of agent/container.py; None without one.
         """
@@ -59,7 +61,11 @@ class AgentProgram:
         self.container = container
         self._python = python
         self._own_pythons = own_pythons
-        self._more = (*(_BINDING if binds else ()), *(_LEASES if leases else ()))
+        self._more = (
+            *(_BINDING if binds else ()),
+            *(_LEASES if leases else ()),
+            *(_PRELOAD if preloads else ()),
+        )
         self._making = Lock()
         self._packed: dict[tuple[bool, bool], bytes] = {}
         self._rare = b""
@@ -159,11 +165,13 @@ _MODULES = (
 """Files below agent/ that every agent needs: first its guardian's."""
 _WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
 """Needed besides if a launcher has started a process for each rank."""
-_WARM = ("warm", "binding")
+_WARM = ("warm", "binding", "preload")
 _BINDING = ("binding",)
 """Needed by jobs that bind their workers: sent with the rare ones."""
 _LEASES = ("leases",)
 """Needed by jobs with leases, likewise."""
+_PRELOAD = ("preload",)
+"""Needed by jobs with --preload, likewise; agent/standby.py is sent with their workers."""
 _RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _TIGHT, _QUICK = 6, 1
@@ -250,6 +258,11 @@ def _boot() -> str:
 def rare_modules(more: Sequence[str] = ()) -> bytes:
     """Return the agent's rarely used modules and `more`, in the form for agent/boot.py."""
     return _packed(_texts((*_RARE, *more)), _TIGHT)
+
+
+def standby_program() -> str:
+    """Return agent/standby.py as a worker's `sitecustomize`."""
+    return _text(Path(agent.__file__).with_name("standby.py")) + "\nmain()\n"
 
 
 def carrier(scratch: str) -> bytes:

@@ -95,6 +95,10 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
         **({"first": first} if first else {}),
         **({"last": last} if last else {}),
     }
+    if spec.elastic is not None and spec.elastic.preload:
+        from hvlaunch.driver.program import standby_program  # noqa: PLC0415 (few jobs preload modules)
+
+        body["preload"] = {"modules": spec.elastic.preload, "program": standby_program()}
     if spec.is_bound:
         body["bind"] = {
             "mode": spec.bind,

@@ -34,6 +34,7 @@ TEXTS = {
     values.not_empty: ["some-text"],
     values.notify_target: ["https://ntfy.sh/jobs", "mail:me@x.org"],
     values.notify_events: ["failed,done"],
+    values.module_names: ["torch,numpy.linalg"],
     values.words: ["--first 'a b'", "--second"],
     str: ["some text"],
 }
