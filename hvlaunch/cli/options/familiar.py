@@ -5,7 +5,7 @@ from typing import Any
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 
-__all__ = ["BINDING", "FAMILIAR", "HOROVOD", "LEASES", "PROGRAMS"]
+__all__ = ["BINDING", "CONTROLLER", "FAMILIAR", "HOROVOD", "LEASES", "PROGRAMS"]
 
 PROGRAMS = OptionGroup(
     "programs",
@@ -448,6 +448,80 @@ HOROVOD = OptionGroup(
             "disable_cache",
             ("--disable-cache",),
             "nothing, for horovodrun's sake: there is no cache",
+        ),
+    ),
+)
+
+CONTROLLER = OptionGroup(
+    "controller",
+    about="The program that starts the workers.",
+    pages=(("mpirun, srun and jsrun", "mpi.md"),),
+    options=(
+        Option(
+            "launcher",
+            ("--gloo",),
+            "start the workers with hvlaunch (default)",
+            # None is hvlaunch's own controller; --gloo takes back a file's launcher.
+            constant=None,
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--mpi",),
+            "start the workers with mpirun",
+            more="The mpirun may be that of Open MPI, MPICH, Intel MPI, MVAPICH or IBM Spectrum MPI.",
+            example="hvlaunch --mpi -np 8 -H a:4,b:4 python train.py",
+            constant="mpirun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--srun",),
+            "start the workers with srun, in a job of Slurm",
+            example="hvlaunch --srun python train.py",
+            constant="srun",
+            excludes="launcher",
+        ),
+        Option(
+            "launcher",
+            ("--jsrun",),
+            "start the workers with jsrun, in a job of LSF",
+            constant="jsrun",
+            excludes="launcher",
+        ),
+        Option(
+            "mpirun",
+            ("--mpirun",),
+            "the mpirun that `--mpi` calls",
+            Value(("PATH",), values.not_empty),
+            field="mpi.program",
+            default="the one on `PATH`",
+            source="own",
+        ),
+        Option(
+            "mpi_args",
+            ("--mpi-args",),
+            "more options for the launcher, in one word",
+            values.WORDS,
+            # Words for another program, which begin with dashes.
+            field="mpi.args",
+            example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+            source="own",
+        ),
+        Option(
+            "binding_args",
+            ("--binding-args",),
+            "the launcher's options for binding",
+            values.WORDS,
+            field="mpi.binding",
+            more="They bind workers to processors, and are one word.",
+            default="no worker is bound to processors",
+            example="hvlaunch --mpi --binding-args='--bind-to core' -np 2 python train.py",
+            repeats="list",
+            convert=values.flat,
+            source="own",
         ),
     ),
 )

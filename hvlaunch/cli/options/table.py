@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
-from hvlaunch.cli.options.familiar import BINDING, FAMILIAR, HOROVOD, LEASES, PROGRAMS
+from hvlaunch.cli.options.familiar import BINDING, CONTROLLER, FAMILIAR, HOROVOD, LEASES, PROGRAMS
 from hvlaunch.cli.options.files import CONTAINERS, ENVIRONMENT, FILES
 from hvlaunch.cli.options.general import GENERAL
 from hvlaunch.job import (
@@ -712,80 +712,6 @@ _ENDING = OptionGroup(
     ),
 )
 
-_CONTROLLER = OptionGroup(
-    "controller",
-    about="The program that starts the workers.",
-    pages=(("mpirun, srun and jsrun", "mpi.md"),),
-    options=(
-        Option(
-            "launcher",
-            ("--gloo",),
-            "start the workers with hvlaunch (default)",
-            # None is hvlaunch's own controller; --gloo takes back a file's launcher.
-            constant=None,
-            excludes="launcher",
-        ),
-        Option(
-            "launcher",
-            ("--mpi",),
-            "start the workers with mpirun",
-            more="The mpirun may be that of Open MPI, MPICH, Intel MPI, MVAPICH or IBM Spectrum MPI.",
-            example="hvlaunch --mpi -np 8 -H a:4,b:4 python train.py",
-            constant="mpirun",
-            excludes="launcher",
-        ),
-        Option(
-            "launcher",
-            ("--srun",),
-            "start the workers with srun, in a job of Slurm",
-            example="hvlaunch --srun python train.py",
-            constant="srun",
-            excludes="launcher",
-        ),
-        Option(
-            "launcher",
-            ("--jsrun",),
-            "start the workers with jsrun, in a job of LSF",
-            constant="jsrun",
-            excludes="launcher",
-        ),
-        Option(
-            "mpirun",
-            ("--mpirun",),
-            "the mpirun that `--mpi` calls",
-            Value(("PATH",), values.not_empty),
-            field="mpi.program",
-            default="the one on `PATH`",
-            source="own",
-        ),
-        Option(
-            "mpi_args",
-            ("--mpi-args",),
-            "more options for the launcher, in one word",
-            values.WORDS,
-            # Words for another program, which begin with dashes.
-            field="mpi.args",
-            example="hvlaunch --mpi --mpi-args='--report-bindings' -np 2 python train.py",
-            repeats="list",
-            convert=values.flat,
-            source="own",
-        ),
-        Option(
-            "binding_args",
-            ("--binding-args",),
-            "the launcher's options for binding",
-            values.WORDS,
-            field="mpi.binding",
-            more="They bind workers to processors, and are one word.",
-            default="no worker is bound to processors",
-            example="hvlaunch --mpi --binding-args='--bind-to core' -np 2 python train.py",
-            repeats="list",
-            convert=values.flat,
-            source="own",
-        ),
-    ),
-)
-
 GROUPS = (
     _HOSTS,
     BINDING,
@@ -799,7 +725,7 @@ GROUPS = (
     SSH,
     _ENDING,
     ELASTIC,
-    _CONTROLLER,
+    CONTROLLER,
     FAMILIAR,
     HOROVOD,
     GENERAL,
