@@ -24,6 +24,7 @@ from typing import Collection, Dict, Iterable, Iterator, List, Mapping, NamedTup
 
 __all__ = [
     "CHUNK",
+    "COPIES",
     "PAGE",
     "KeptCommit",
     "NoRoom",
@@ -33,7 +34,6 @@ __all__ = [
     "buddies",
     "choose",
     "directory_of",
-    "find",
     "held",
     "is_whole",
     "make_directory",
@@ -65,6 +65,8 @@ _SUFFIX = ".kept"
 _PREFIX = "hvlaunch-"
 _STALE = 86400.0
 """Seconds without a sign of life before removal of a directory, as after a killed guardian."""
+COPIES = "copies"
+"""The directory of other hosts' commits, in the directory of commits."""
 _PINS = "pins"
 _THREADS = 4
 
@@ -145,10 +147,10 @@ def _chunks(length: int) -> int:
     return -(-length // CHUNK)
 
 
-def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) -> Tuple[int, str]:
-    """Return descriptor and path of a file for the commit, locked and without a valid header; the caller releases the descriptor.
+def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) -> int:
+    """Return the descriptor of a file for the commit, locked and without a valid header; the caller releases the descriptor.
 
-    The newest whole version and the versions in `keep` stay. Waits for a reader of the only other file. Raises
+    The newest whole version and the versions in `keep` stay, for common states the newest alone. Waits for a reader of the only other file. Raises
     NoRoom, OSError.
     """
     if len(commit.name.encode()) > _LONGEST_NAME or "/" in commit.name:
@@ -158,13 +160,16 @@ def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) ->
     ]
     whole = {path: kept.version for path in paths for kept in [_read(path)] if kept is not None}
     newest = max(whole.values(), default=None)
-    free = [path for path in paths if path not in whole or whole[path] not in {newest, *keep}]
-    # Two of three files are kept at most; a wrong list of pins must not stop training.
+    pinned = set(keep) if commit.size else set()
+    free = [path for path in paths if path not in whole or whole[path] not in {newest, *pinned}]
+    # With two pins the newest version gives way: other hosts have the pinned ones too.
+    free = free or [path for path in paths if whole[path] not in pinned]
+    # A wrong list of pins must not stop training.
     free = free or [path for path in paths if whole[path] != newest]
     free.sort(key=lambda path: whole.get(path, (-1, -1)))
     size = size_of_file(commit.length)
     _check_room(sum(max(0, size - _memory(path)) for path in paths))
-    descriptor, path = _locked(free)
+    descriptor = _locked(free)
     try:
         # The header first: nothing of the old version may count from here on.
         os.pwrite(descriptor, bytes(PAGE), 0)
@@ -175,7 +180,7 @@ def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) ->
     except OSError as error:
         release(descriptor)
         raise NoRoom("%s: %s" % (_SHM, os.strerror(error.errno or 0).lower())) from None
-    return descriptor, path
+    return descriptor
 
 
 def _memory(path: str) -> int:
@@ -194,7 +199,7 @@ def _check_room(missing: int) -> None:
             raise NoRoom(words % (missing / 1e9, room / 1e9))
 
 
-def _locked(paths: List[str]) -> Tuple[int, str]:
+def _locked(paths: List[str]) -> int:
     for patience in (fcntl.LOCK_NB, 0):
         for path in paths:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -203,7 +208,7 @@ def _locked(paths: List[str]) -> Tuple[int, str]:
             except BlockingIOError:
                 os.close(descriptor)
                 continue
-            return descriptor, path
+            return descriptor
     raise OSError("no file for a commit")
 
 
@@ -296,18 +301,15 @@ def _read(path: str) -> Optional[KeptCommit]:
 
 
 def held(directory: str) -> List[KeptCommit]:
-    """Return the commits in the directory by their headers; their content is not checked. Newest first."""
-    try:
-        paths = [os.path.join(directory, name) for name in os.listdir(directory)]
-    except OSError:
-        return []
+    """Return the commits in the directory, copies included, by their headers without a check of the content. Newest first."""
+    paths = []
+    for folder in (directory, os.path.join(directory, COPIES)):
+        try:
+            paths += [os.path.join(folder, name) for name in os.listdir(folder)]
+        except OSError:  # noqa: PERF203 (there are two)
+            continue
     commits = [commit for commit in map(_read, paths) if commit is not None]
     return sorted(commits, key=lambda commit: commit.version, reverse=True)
-
-
-def find(directory: str, name: str, version: Version) -> Optional[KeptCommit]:
-    """Return a state's commit of this version; None if missing."""
-    return next((item for item in held(directory) if item.name == name and item.version == version), None)
 
 
 @contextmanager

@@ -13,10 +13,18 @@ from typing import Any
 import torch
 
 from hvlaunch.agent import commits
-from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version
+from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
 from hvlaunch.torch.sharing import TensorSpec
 
-__all__ = ["BackgroundKeeper", "KeptState", "Version", "kept_directory"]
+__all__ = [
+    "BackgroundKeeper",
+    "KeptCommit",
+    "KeptState",
+    "Version",
+    "choose",
+    "kept_commits",
+    "kept_directory",
+]
 
 _ALIGNED = 64
 """Bytes: each tensor begins at a multiple."""
@@ -31,15 +39,20 @@ def kept_directory() -> str | None:
     return None if scratch is None else commits.directory_of(scratch)
 
 
+def kept_commits() -> list[KeptCommit]:
+    """Return all commits on this host, newest first."""
+    directory = kept_directory()
+    return [] if directory is None else commits.held(directory)
+
+
 class KeptState:
     """The commits of a state. `name` is the same in each life of the worker."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._directory = kept_directory()
-        self._maps: dict[str, mmap.mmap] = {}
-        """Mappings stay: without their page tables a copy of 2 GB takes twice as long."""
-        self._is_off = self._directory is None
+        self._maps: dict[int, mmap.mmap] = {}
+        """Mappings by inode. They stay: without their page tables a copy of 2 GB takes twice as long."""
+        self._is_off = kept_directory() is None
 
     def write(self, version: Version, size: int, parts: Parts) -> Callable[[], None] | None:
         """Copy a value into memory and return a function to complete the commit; None after stop().
@@ -59,12 +72,12 @@ class KeptState:
         commit = KeptCommit(self.name, *version, size, len(meta), begin + end)
         try:
             directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
-            descriptor, path = commits.begin(directory, commit, commits.pins(directory))
+            descriptor = commits.begin(directory, commit, commits.pins(directory))
         except (NoRoom, OSError) as error:
             self.stop(str(error))
             return None
         try:
-            content = self._content(descriptor, path, commit)
+            content = self._content(descriptor, commit)
             content[: len(meta)] = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
             for tensor, offset in zip(tensors, offsets, strict=True):
                 _view(content, begin + offset, TensorSpec.of(tensor)).copy_(tensor.detach())
@@ -85,42 +98,45 @@ class KeptState:
         self._is_off = True
         sys.stderr.write(f"hvlaunch: commits are not kept in memory: {cause}\n")
 
-    def _content(self, descriptor: int, path: str, commit: KeptCommit) -> torch.Tensor:
+    def _content(self, descriptor: int, commit: KeptCommit) -> torch.Tensor:
         size = PAGE + commit.length
-        mapped = self._maps.get(path)
+        inode = os.fstat(descriptor).st_ino
+        mapped = self._maps.get(inode)
         if mapped is None or len(mapped) != size:
-            mapped = self._maps[path] = mmap.mmap(descriptor, size)
+            mapped = self._maps[inode] = mmap.mmap(descriptor, size)
         return torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
 
     def versions(self) -> list[Version]:
         """Return the versions in this host's memory, by their headers; newest first."""
-        if self._directory is None:
-            return []
-        return [commit.version for commit in commits.held(self._directory) if commit.name == self.name]
+        return [commit.version for commit in kept_commits() if commit.name == self.name]
 
     def load(self, version: Version) -> Parts | None:
         """Return the value of a version; None if missing, or corrupt, with a message."""
-        commit = None if self._directory is None else commits.find(self._directory, self.name, version)
-        if commit is None:
+        for commit in kept_commits():
+            if (commit.name, commit.version) == (self.name, version) and (parts := _load(commit)) is not None:
+                return parts
+        return None
+
+
+def _load(commit: KeptCommit) -> Parts | None:
+    with commits.shared_lock(commit) as descriptor:
+        if not commits.is_whole(descriptor, commit):
+            sys.stderr.write(
+                f"hvlaunch: the commit of step {commit.step} in the memory of this host is corrupt"
+                " (its checksums differ): it is not used\n"
+            )
             return None
-        with commits.shared_lock(commit) as descriptor:
-            if not commits.is_whole(descriptor, commit):
-                sys.stderr.write(
-                    f"hvlaunch: the commit of step {commit.step} in the memory of this host is corrupt"
-                    " (its checksums differ): it is not used\n"
-                )
-                return None
-            mapped = mmap.mmap(descriptor, PAGE + commit.length)
-            content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
-            # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
-            skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
-            begin = _aligned(commit.meta)
-            # Copies: the file will be written again.
-            tensors = [
-                spec.empty().copy_(_view(content, begin + offset, spec))
-                for spec, offset in zip(specs, offsets, strict=True)
-            ]
-        return skeleton, tensors
+        mapped = mmap.mmap(descriptor, PAGE + commit.length)
+        content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
+        # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
+        skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
+        begin = _aligned(commit.meta)
+        # Copies: the file will be written again.
+        tensors = [
+            spec.empty().copy_(_view(content, begin + offset, spec))
+            for spec, offset in zip(specs, offsets, strict=True)
+        ]
+    return skeleton, tensors
 
 
 def _aligned(size: int) -> int:

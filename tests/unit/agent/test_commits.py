@@ -32,7 +32,8 @@ def content_of(round_number: int, step: int, length: int = LENGTH) -> bytes:
 def write(folder, step, *, name="default.0", round_number=0, size=1, length=LENGTH, keep=(), is_sealed=True):
     """KeptCommit content that follows from its version, or leave it as a worker that was killed before the header."""
     commit = KeptCommit(name, round_number, step, size, 0, length)
-    descriptor, path = commits.begin(folder, commit, keep)
+    descriptor = commits.begin(folder, commit, keep)
+    path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
     os.pwrite(descriptor, content_of(round_number, step, length), PAGE)
     if is_sealed:
         commits.seal(descriptor, commit)
@@ -162,7 +163,7 @@ def test_copy_with_other_checksums_than_its_origin_is_refused(folder):
     commit = commits.held(folder)[0]
     with commits.shared_lock(commit) as descriptor:
         table = commits.table_of(descriptor, commit)
-    target, _ = commits.begin(folder, commit._replace(name="default.1"))
+    target = commits.begin(folder, commit._replace(name="default.1"))
     os.pwrite(target, content_of(0, 1)[:-1] + b"\0", PAGE)
     with pytest.raises(ValueError, match="checksums"):
         commits.seal(target, commit._replace(name="default.1"), table)

@@ -1,0 +1,165 @@
+"""Checkpoints in the memory of hosts, for any training loop: save() after a step, load() at the start of the script.
+
+The commits outlive the workers. They end with the job: docs/guides/keep-state.md is the guide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from functools import partial
+from typing import Any
+
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.membership import patiently
+from hvlaunch.torch import current
+from hvlaunch.torch.kept import KeptCommit, KeptState, Version, choose, kept_commits
+from hvlaunch.torch.place import Place
+from hvlaunch.torch.sharing import join, split
+
+__all__ = ["load", "save"]
+
+_PATIENCE = 600.0
+"""Seconds for all ranks to come to load()."""
+
+
+class _Saver:
+    """The saves of this process."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, KeptState] = {}
+        self._last: Version = (-1, -1)
+        self._sealing: threading.Thread | None = None
+
+    def save(self, step: int, value: Any, name: str, round_number: int, size: int) -> None:
+        version = round_number, step
+        if version <= self._last:
+            raise ValueError(f"step {step} does not follow step {self._last[1]}")
+        self._last = version
+        if self._sealing is not None:
+            # All ranks must have the version before this one: it is the one that a broken save leaves.
+            self._sealing.join()
+        complete = self._states.setdefault(name, KeptState(name)).write(version, size, split(value))
+        if complete is not None:
+            # No daemon: the end of the program waits for the last commit.
+            self._sealing = threading.Thread(target=complete, name="hvlaunch commits")
+            self._sealing.start()
+
+
+_saver = _Saver()
+_loads: dict[str, int] = {}
+
+
+def save(step: int, value: Any, *, shared: bool = False) -> None:
+    """Keep the value of a step in this host's memory: tensors, plain values, dicts and lists, such as state_dict()s.
+
+    Each rank calls save() at the same steps, with its own value. Returns after a copy of the tensors; the checksums are computed in the
+    background. `shared`: all ranks have the same value, and each host keeps one. Without an agent of hvlaunch, save() does nothing.
+
+    Raises ValueError for a step that is not greater than the last.
+    """
+    place = _place()
+    if place is None or (shared and place.local_rank):
+        return
+    name = _name(None if shared else place.rank)
+    _saver.save(step, value, name, place.round, 0 if shared else place.size)
+
+
+def load() -> tuple[int, Any] | None:
+    """Return step and value of the newest save() that all ranks of the round can have; None without such a step. Collective.
+
+    Rank 0 chooses. A value with wrong checksums does not count: all ranks then take an older step. Values of ranks fit only a
+    round of as many ranks; a shared value fits any. Tensors return to the kind of device from which they came.
+    """
+    place = _place()
+    if place is None or "HVLAUNCH_RENDEZVOUS" not in os.environ:
+        return None
+    # A script may call load() repeatedly: each call has its own keys.
+    scope = f"commits.{_role()}.{place.round}"
+    times = _loads[scope] = _loads.get(scope, 0) + 1
+    with Client.from_environment() as client:
+        return _Meeting(client, f"{scope}.{times}", place).load()
+
+
+def _place() -> Place | None:
+    """Return this worker's place; None if another launcher gives the ranks, or no agent outlives the worker."""
+    if "HVLAUNCH_SCRATCH" not in os.environ:
+        return None
+    place = current.world().place if current.is_initialized() else Place.from_environment()
+    return place if place.launcher == "hvlaunch" else None
+
+
+def _role() -> str:
+    return os.environ.get("ROLE_NAME", "default")
+
+
+def _name(rank: int | None) -> str:
+    return f"{_role()}.{'shared' if rank is None else rank}"
+
+
+class _Meeting:
+    """The ranks of a round in load(): values by key and rank at the rendezvous."""
+
+    def __init__(self, client: Client, scope: str, place: Place) -> None:
+        self._client = client
+        self._scope = scope
+        self._place = place
+
+    def load(self) -> tuple[int, Any] | None:
+        # One list for each host is enough.
+        here = kept_commits() if self._place.local_rank == 0 else []
+        self._tell("here", {"host": self._place.host, "commits": [list(commit[:6]) for commit in here]})
+        by_host: dict[str, list[KeptCommit]] = {}
+        for item in self._hear("here"):
+            by_host.setdefault(item["host"], []).extend(KeptCommit(*fields) for fields in item["commits"])
+        attempt = 0
+        while True:
+            plan = self._plan(f"plan.{attempt}", by_host)
+            if plan is None:
+                return None
+            version = plan["version"][0], plan["version"][1]
+            name = _name(None if plan["is_shared"] else self._place.rank)
+            parts = KeptState(name).load(version) if self._place.host in plan["hosts"][name] else None
+            self._tell(f"whole.{attempt}", parts is not None)
+            verdict = f"verdict.{attempt}"
+            if self._place.rank == 0:
+                self._put(verdict, all(self._hear(f"whole.{attempt}")))
+            if self._wait(verdict) and parts is not None:
+                return version[1], join(*parts)
+            by_host = {
+                host: [commit for commit in items if commit.version != version]
+                for host, items in by_host.items()
+            }
+            attempt += 1
+
+    def _plan(self, key: str, by_host: dict[str, list[KeptCommit]]) -> Any:
+        """Return version and hosts, as rank 0 has chosen from the commits by host; None if no version is left."""
+        if self._place.rank == 0:
+            size = self._place.size
+            choices = [
+                (choice, names[0] == _name(None))
+                for names in ([_name(None)], [_name(rank) for rank in range(size)])
+                if (choice := choose(by_host, names, size)) is not None
+            ]
+            (version, hosts), is_shared = max(
+                choices, key=lambda item: item[0][0], default=((None, None), False)
+            )
+            plan = {"version": version, "hosts": hosts, "is_shared": is_shared}
+            self._put(key, None if version is None else plan)
+        return self._wait(key)
+
+    def _tell(self, key: str, value: Any) -> None:
+        self._put(f"{key}.{self._place.rank}", value)
+
+    def _hear(self, key: str) -> list[Any]:
+        """Return the values of all ranks; empty except on rank 0."""
+        if self._place.rank:
+            return []
+        return [self._wait(f"{key}.{rank}") for rank in range(self._place.size)]
+
+    def _put(self, key: str, value: Any) -> None:
+        patiently(partial(self._client.put, self._scope, key, json.dumps(value).encode()))
+
+    def _wait(self, key: str) -> Any:
+        return json.loads(patiently(partial(self._client.wait, self._scope, key, _PATIENCE)))
