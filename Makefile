@@ -132,13 +132,15 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: dev ## write docs/reference/options.md, docs/reference/coming-from.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
+options-page: dev ## write docs/reference/options.md, docs/reference/coming-from.md, docs/reference/json.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
 	$(BIN)/python docs/waits_page.py > docs/internals/waits.md.new
 	mv docs/internals/waits.md.new docs/internals/waits.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/reference/options.md.new
 	mv docs/reference/options.md.new docs/reference/options.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/reference/coming-from.md.new
 	mv docs/reference/coming-from.md.new docs/reference/coming-from.md
+	$(BIN)/python -m hvlaunch.cli.pages.documents json.md > docs/reference/json.md.new
+	mv docs/reference/json.md.new docs/reference/json.md
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py
 

@@ -1,14 +1,14 @@
 """The verdict of a view: one line that says what is wrong with the job, or how far it is. Pure."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
-from hvlaunch.view.model import RankRow, View, ViewEnding
+from hvlaunch.view.model import RankRow, View, ViewEnding, as_json
 from hvlaunch.view.timeline import Moment, RoundSpan
 
-__all__ = ["JobVerdict", "verdict"]
+__all__ = ["JobVerdict", "verdict", "view_record"]
 
 _NEWS = 60.0
 """Seconds for which a failure is the verdict after a round of full size has followed it."""
@@ -20,6 +20,11 @@ class JobVerdict(NamedTuple):
     tone: Literal["good", "wait", "bad"]
     text: str
     detail: str = ""
+
+
+def view_record(view: View) -> dict[str, Any]:
+    """Return a view and its verdict for programs."""
+    return {"verdict": verdict(view)._asdict(), **as_json(view)}
 
 
 def verdict(view: View) -> JobVerdict:

@@ -96,7 +96,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if argv[0] == "presets":
         from hvlaunch.cli.presets import preset_list  # noqa: PLC0415 (for this word alone)
 
-        return print_answer(preset_list(environ))
+        return print_answer(preset_list(environ, is_json=options.json))
     if argv[0] == "practise":
         from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
 
@@ -155,7 +155,7 @@ def parser_of(name: str) -> Parser:
         parser.add_argument("to", metavar="TO", nargs="?", help=text)
         text = "id or name of the job; not needed if only one job runs"
         parser.add_argument("--job", metavar="JOB", help=text)
-    elif name != "jobs":
+    elif name not in ("jobs", "presets"):
         count = None if name in ("forget", "rerun", "diff") else "?"
         text = "id or name of the job, or the first letters of its id; not needed if only one job runs"
         parser.add_argument("job", metavar="JOB", nargs=count, help=text)
@@ -164,7 +164,6 @@ def parser_of(name: str) -> Parser:
             parser.add_argument(
                 "-a", "--all", action="store_true", help="with all ended jobs, not only the newest five"
             )
-            parser.add_argument("--json", action="store_true", help="an object for each job, on its own line")
         case "attach" | "logs":
             _add_view_options(parser, name)
         case "top":
@@ -174,12 +173,8 @@ def parser_of(name: str) -> Parser:
         case "stacks":
             _add_ranks(parser)
             parser.add_argument("--native", action="store_true", help="with the frames of C and C++ (py-spy)")
-            parser.add_argument(
-                "--json", action="store_true", help="an object for each process, on its own line"
-            )
         case "diff":
             parser.add_argument("other", metavar="JOB", help="the other job")
-            parser.add_argument("--json", action="store_true", help="an object with all differences")
         case "rerun":
             parser.add_argument(
                 "options", metavar="OPTIONS", nargs="*", help="options of a job, in place of the job's own"
@@ -187,7 +182,6 @@ def parser_of(name: str) -> Parser:
         case "collect":
             text = "pattern of paths below the workers' directory, and a directory here; default: those of --collect"
             parser.add_argument("globs", metavar="GLOB[:DIR]", nargs="*", help=text)
-            parser.add_argument("--json", action="store_true", help="an object for programs")
         case "events":
             parser.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
         case "wait":
@@ -200,6 +194,8 @@ def parser_of(name: str) -> Parser:
             parser.add_argument(
                 "--kill", action="store_true", help="kill the workers at once, as the second Ctrl-C does"
             )
+    if "[--json]" in word.usage:
+        parser.add_argument("--json", action="store_true", help="print objects for programs instead")
     return parser
 
 
@@ -220,9 +216,6 @@ def _add_view_options(parser: Parser, name: str) -> None:
     when = partial(since, now=datetime.now().astimezone())
     parser.add_argument(
         "--since", metavar="TIME", type=_reader(when), help="from then on: 10m, 2h, 14:30, 2026-11-22T14:30"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="an object for each piece of output, on its own line"
     )
 
 

@@ -16,9 +16,8 @@ from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
 from hvlaunch.console.stored import StoreReader
 from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.view.model import as_json
 from hvlaunch.view.output import newest_lines_with, shown_stacks
-from hvlaunch.view.verdict import verdict
+from hvlaunch.view.verdict import view_record
 
 __all__ = ["JobPage"]
 
@@ -140,7 +139,7 @@ class JobPage:
         newest = self._feed.next()
         if newest is None:
             raise DriverGone("the job has ended")
-        record = {**as_json(newest), "verdict": verdict(newest)._asdict()}
+        record = view_record(newest)
         if newest.ending is not None:
             record["report"] = self._report()
             self._has_last_view = True

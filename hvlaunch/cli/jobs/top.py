@@ -1,6 +1,7 @@
 """`hvlaunch top`: activity of a job's hosts and ranks, full screen, as a plain table, or in a browser."""
 
 import argparse
+import json
 import os
 import shutil
 import time
@@ -12,7 +13,9 @@ from hvlaunch.cli.jobs.view import await_output
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, await_driver, await_end, choose, result_of
+from hvlaunch.outside.control import DriverGone
 from hvlaunch.view.table import plain
+from hvlaunch.view.verdict import view_record
 
 __all__ = ["top"]
 
@@ -34,6 +37,8 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         return _web(job, options)
     await_output(job)
     feed = JobFeed(job)
+    if options.json:
+        return _json(feed)
     has_terminal = all(map(os.isatty, range(3))) and os.environ.get("TERM", "dumb") != "dumb"
     if options.plain or not has_terminal:
         return _plain(feed, is_redrawn=has_terminal)
@@ -72,6 +77,14 @@ def _web(job: KnownJob, options: argparse.Namespace) -> int:
         wait=wait,
     )
     return code or _leave(feed)
+
+
+def _json(feed: JobFeed) -> int:
+    """Print the job at this moment as an object. Raises DriverGone."""
+    view = feed.next()
+    if view is None:
+        raise DriverGone(f"job {feed.job.id} has ended", hint=f"hvlaunch logs {feed.job.id}")
+    return print_answer(f"{json.dumps(view_record(view))}\n")
 
 
 def _plain(feed: JobFeed, *, is_redrawn: bool) -> int:

@@ -134,7 +134,7 @@ class JobWord(NamedTuple):
 JOB_WORDS = {
     word.name: word
     for word in (
-        JobWord("presets", "", "list the programs that `--for` knows, and your own presets"),
+        JobWord("presets", "[--json]", "list the programs that `--for` knows, and your own presets"),
         JobWord(
             "jobs",
             "[--all] [--json]",
@@ -153,7 +153,7 @@ JOB_WORDS = {
         JobWord("events", "[JOB] [-f]", "print what has happened in a job, an object on each line"),
         JobWord(
             "top",
-            "[JOB] [--plain] [--web [--bind ADDRESS [--no-tls]]]",
+            "[JOB] [--plain] [--json] [--web [--bind ADDRESS [--no-tls]]]",
             "show what a job's hosts and ranks do, full screen or in a browser",
         ),
         JobWord(

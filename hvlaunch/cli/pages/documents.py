@@ -1,6 +1,6 @@
-"""Documents made of the tables of options: the manual page, docs/reference/options.md and docs/reference/coming-from.md.
+"""Documents made of tables: the manual page, and options.md, coming-from.md and json.md of docs/reference/.
 
-`python -m hvlaunch.cli.pages.documents NAME` prints hvlaunch.1, options.md or coming-from.md. `make options-page` writes
+`python -m hvlaunch.cli.pages.documents NAME` prints hvlaunch.1, options.md, coming-from.md or json.md. `make options-page` writes
 the pages; setup.py puts the manual page into the wheel, with the standard library alone.
 """
 
@@ -15,6 +15,7 @@ from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, default_text, sentences
 from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.pages.json_forms import json_page
 
 __all__ = ["coming_from_page", "man_page", "options_page"]
 
@@ -297,6 +298,8 @@ def _document(name: str) -> str:
             return man_page(GROUPS)
         case "options.md":
             return options_page(GROUPS)
+        case "json.md":
+            return json_page()
         case _:
             return coming_from_page()
 

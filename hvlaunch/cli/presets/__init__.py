@@ -85,10 +85,15 @@ def preset_of(name: str, environ: Mapping[str, str]) -> Preset:
     return _Reader(name, f"preset {name}").preset(toml_tree(ours[name]))
 
 
-def preset_list(environ: Mapping[str, str]) -> str:
-    """Return a line about each preset. Raises BadUsage for invalid files."""
+def preset_list(environ: Mapping[str, str], *, is_json: bool = False) -> str:
+    """Return a line about each preset, as text or as an object. Raises BadUsage for invalid files."""
     users, ours = _files(environ)
     presets = [preset_of(name, environ) for name in sorted({*users, *ours})]
+    if is_json:
+        names = ("name", "about", "example", "origin")
+        return "".join(
+            json.dumps({name: getattr(preset, name) for name in names}) + "\n" for preset in presets
+        )
     width = max(len(preset.name) for preset in presets)
     return "".join(f"{preset.name:{width}}  {preset.about}\n" for preset in presets)
 
