@@ -349,6 +349,8 @@ class LeaseOptions(NamedTuple):
     """Seconds after which a waiting job has the first claim on its hosts."""
     passes_own: bool = False
     """Pass waiting jobs of the same user: the user's queue has made sure that they are not delayed."""
+    given: Mapping[str, tuple[str, ...]] | None = None
+    """GPUs by host that a batch job around this one holds; None takes leases."""
 
 
 class QueuedAs(NamedTuple):

@@ -240,7 +240,7 @@ def _run(
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
     leases = None
-    if spec.leases is not None:
+    if spec.leases is not None and spec.leases.given is None:
         from hvlaunch.gloo.leasing import JobLeases  # noqa: PLC0415 (few jobs have any)
 
         leases = JobLeases(spec, spec.leases, job.about, printer.say, is_successor=job.past is not None)

@@ -83,6 +83,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         from hvlaunch.cli.hosts.bisect import run_bisect_command  # noqa: PLC0415 (for this word alone)
 
         return run_bisect_command(argv[1:], environ)
+    if argv[0] == "sbatch":
+        from hvlaunch.cli.slurm.command import run_sbatch_command  # noqa: PLC0415 (for this word alone)
+
+        return run_sbatch_command(argv[1:], environ)
     if argv[0] == "translate":
         return _translate(argv[1:])
     try:

@@ -234,6 +234,11 @@ JOB_WORDS = {
             "run a failing command on sets of hosts, until one host or one link explains all results",
         ),
         JobWord(
+            "sbatch",
+            "[-H HOSTS | --hostfile FILE] [--wait] [OPTIONS] SCRIPT [ARG ...]",
+            "run a batch script of Slurm on hosts without Slurm, and print its number",
+        ),
+        JobWord(
             "practise",
             "[kill | cut | freeze | slow | host | all]",
             "train on pretended hosts, and cause faults to see how hvlaunch recovers",

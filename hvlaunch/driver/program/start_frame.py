@@ -64,8 +64,10 @@ def start_frame(start: Start, spec: JobSpec, *, job_id: str, keys: Keys) -> tupl
     )
     if start.host in spec.visible_gpus:
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.visible_gpus[start.host]))
-    if start.facts.leased is not None and spec.leases is not None and spec.leases.slots is None:
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(start.facts.leased)
+    if spec.leases is not None and spec.leases.slots is None:
+        leased = start.facts.leased if spec.leases.given is None else spec.leases.given.get(start.host)
+        if leased is not None:
+            shared["CUDA_VISIBLE_DEVICES"] = ",".join(leased)
     if role is not None:
         from hvlaunch.hosts.roles import RoleAddresses  # noqa: PLC0415 (few jobs have roles)
 

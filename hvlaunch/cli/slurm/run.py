@@ -1,0 +1,267 @@
+"""A batch job that runs: what its script gets and writes, and the jobs of hvlaunch that its `srun`s become."""
+
+import getpass
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+from hvlaunch.agent.quick import prctl
+from hvlaunch.cli.arguments import parse
+from hvlaunch.cli.process import complain
+from hvlaunch.cli.slurm.directives import BatchOptions, expanded
+from hvlaunch.cli.slurm.steps import (
+    exported,
+    job_variables,
+    patterns_of,
+    scontrol,
+    step_of,
+    task_variables,
+)
+from hvlaunch.cli.slurm.submission import Submission, allocation, write_private
+from hvlaunch.cli.spec import job_spec
+from hvlaunch.errors import EXIT_HOSTS, BadUsage
+from hvlaunch.gloo.batch import Allocated, Answer, BatchJob, Body, Request, StepLine
+from hvlaunch.hosts.templates import escaped
+from hvlaunch.job import ConsoleOptions, LeaseOptions, Templates
+from hvlaunch.owners import reason
+
+__all__ = ["BatchRun", "run_step"]
+
+_PR_SET_PDEATHSIG = 1
+_STDERR = 2
+
+
+class BatchRun:
+    """A batch job, or a task of an array, from the lease of its hosts to its end."""
+
+    def __init__(self, folder: Path, submission: Submission, options: BatchOptions) -> None:
+        self._folder = folder
+        self._submission = submission
+        self._options = options
+        self._spec, _ = allocation(submission, options, os.environ)
+        index = 0 if submission.task is None else options.array.index(submission.task)
+        self._id = submission.number + index
+        cwd = submission.cwd
+        self._cwd = str(Path(cwd, options.chdir)) if options.chdir else cwd
+        self._job = self._job_itself()
+        self._variables: dict[str, str] = {}
+        self._exported: dict[str, str] = {}
+        self._output = _Output()
+        self._steps = 0
+        self._told: set[str] = set()
+
+    def _job_itself(self) -> dict[str, str]:
+        """Return the variables of the job that do not depend on its hosts."""
+        submission, options = self._submission, self._options
+        job = {
+            "SLURM_JOB_ID": str(self._id),
+            "SLURM_JOBID": str(self._id),
+            "SLURM_JOB_NAME": options.job_name or Path(submission.name).name,
+            "SLURM_JOB_USER": getpass.getuser(),
+            "SLURM_JOB_UID": str(os.getuid()),
+            "SLURM_SUBMIT_DIR": submission.cwd,
+            "SLURM_SUBMIT_HOST": os.uname().nodename,
+        }
+        if submission.task is not None:
+            job |= {
+                "SLURM_ARRAY_JOB_ID": str(submission.number),
+                "SLURM_ARRAY_TASK_ID": str(submission.task),
+                "SLURM_ARRAY_TASK_COUNT": str(len(options.array)),
+                "SLURM_ARRAY_TASK_MIN": str(options.array[0]),
+                "SLURM_ARRAY_TASK_MAX": str(options.array[-1]),
+            }
+        return job
+
+    def run(self) -> int:
+        """Return the script's exit code, or that of the first problem of a host."""
+        about = {"id": f"{os.getpid()}-{time.time_ns():x}", "began": time.time()}
+        name = f"{self._id}" if self._options.job_name is None else f"{self._options.job_name} ({self._id})"
+        job = BatchJob(
+            replace(self._spec, name=name),
+            about,
+            self._begin,
+            self._answer,
+            self._output.write,
+            time_limit=self._options.time_limit,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: job.stop())
+        code: int | None = None
+        try:
+            code, problems = job.run(sys.stderr.buffer)
+            for text in dict.fromkeys(map(str, problems.values())):
+                complain(text)
+                self._output.write(2, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
+            if code is None:
+                code = next((problem.exit_code for problem in problems.values()), EXIT_HOSTS)
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGTERM
+            self._output.write(2, b"hvlaunch: the job was stopped before it began\n")
+        finally:
+            self._open_output("")
+        return code
+
+    def _begin(self, hosts: Sequence[Allocated]) -> Body:
+        self._open_output(hosts[0].node)
+        self._variables = job_variables(self._options, self._job, hosts)
+        self._exported = exported(self._options.export, self._spec.env, os.environ)
+        interpreter = self._submission.script.partition("\n")[0][2:].split(None, 1)
+        return Body(
+            self._submission.script,
+            tuple(word.strip() for word in interpreter),
+            self._submission.arguments,
+            self._cwd,
+            {**self._exported, **self._variables},
+        )
+
+    def _open_output(self, node: str) -> None:
+        default = "slurm-%j.out" if self._submission.task is None else "slurm-%A_%a.out"
+        values = patterns_of(self._job, node)
+        output, error = (
+            None if name is None else str(Path(self._cwd, expanded(name, values)))
+            for name in (self._options.output or default, self._options.error)
+        )
+        self._output.open(output or "", error, appends=self._options.appends)
+
+    def _answer(self, request: Request, hosts: Sequence[Allocated]) -> Answer | StepLine:
+        """Return the answer to `scontrol`, or how the step of an `srun` is started."""
+        environ = {**self._exported, **self._variables, **request.env}
+        for name in request.removed:
+            environ.pop(name, None)
+        try:
+            if request.program == "scontrol":
+                return Answer(scontrol(request.words, environ, self._variables))
+            number, self._steps = self._steps, self._steps + 1
+            step = step_of(request.words, environ, hosts, number)
+        except BadUsage as error:
+            return Answer(f"{error}\n", 1)
+        text = ", ".join(name for name in step.unused if name not in self._told)
+        self._told.update(step.unused)
+        if text:
+            complain(f"srun: not used here: {text}")
+        path = self._folder / f"step-{self._id}-{number}"
+        leased = {host.host: host.leased for host in hosts if host.leased is not None}
+        passed = {name: value for name, value in environ.items() if name not in _OF_THE_FIRST_HOST}
+        if "CUDA_VISIBLE_DEVICES" in request.env:
+            passed["CUDA_VISIBLE_DEVICES"] = request.env["CUDA_VISIBLE_DEVICES"]
+        cwd = request.cwd if step.cwd is None else str(Path(request.cwd, step.cwd))
+        about = {
+            "words": self._submission.words,
+            "nodelist": self._options.nodelist,
+            "command": step.command,
+            "counts": step.counts,
+            "cwd": cwd,
+            "env": {**self._variables_of_job(), **exported(step.exports, passed, environ)},
+            "places": {**step.variables, **task_variables(passed)},
+            "given": leased if self._options.gpus_per_node and leased else None,
+            "gpus": step.gpus_per_task,
+            "prefix": "{rank}: " if step.is_labelled else "",
+            "map_by": "node" if step.by_node else "slot",
+            "stdin": bool(request.stdin),
+            "name": f"{self._id}.{number}",
+            "files": step.files if step.has_own_files else None,
+        }
+        write_private(path, about)
+        line = [sys.executable, "-m", "hvlaunch", "sbatch", "--step", str(path)]
+        return StepLine(line, (None, None) if step.has_own_files else step.files)
+
+    def _variables_of_job(self) -> dict[str, str]:
+        return {name: value for name, value in self._variables.items() if name not in _OF_THE_FIRST_HOST}
+
+
+_OF_THE_FIRST_HOST = frozenset(["CUDA_VISIBLE_DEVICES"])
+"""Variables of the script that other hosts have values of their own for."""
+
+
+class _Output:
+    """The files of the script's output. For any thread."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, IO[bytes]] = {}
+        self._waiting: list[tuple[int, bytes]] = []
+        self._lock = threading.Lock()
+
+    def open(self, output: str, error: str | None, *, appends: bool) -> None:
+        """Open the files, and write what was written before."""
+        with self._lock:
+            if self._files:
+                return
+            mode = "ab" if appends else "wb"
+            for number, name in ((1, output), (_STDERR, error)):
+                if name is None:
+                    self._files[number] = self._files[1]
+                    continue
+                try:
+                    # No buffer: readers follow the file.
+                    self._files[number] = Path(name).open(mode, buffering=0)  # noqa: SIM115 (for the job's time)
+                except OSError as failure:
+                    complain(f"{name}: {reason(failure)}; the output goes to hvlaunch logs")
+                    self._files[number] = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 (a descriptor)
+            for number, data in self._waiting:
+                self._put(number, data)
+            self._waiting = []
+
+    def write(self, number: int, data: bytes) -> None:
+        with self._lock:
+            if self._files:
+                self._put(number, data)
+            else:
+                self._waiting.append((number, data))
+
+    def _put(self, number: int, data: bytes) -> None:
+        try:
+            self._files[number].write(data)
+        except OSError as failure:
+            complain(f"the output of the script: {reason(failure)}")
+
+
+def run_step(path: Path) -> int:
+    """Run the step that the file describes; return its exit code. Raises HvlaunchError."""
+    about = json.loads(path.read_text(encoding="utf-8"))
+    path.unlink()
+    # A killed batch job takes its steps along.
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    shares = dict(about["counts"])
+    words = [*about["words"], "-np", str(sum(shares.values()))]
+    if about["nodelist"] is not None:
+        words += ["-H", about["nodelist"]]
+    options = parse([*words, "--", *about["command"]], environ=os.environ)
+    spec, _ = job_spec(options, os.environ)
+    words = [escaped(word) for word in spec.command]
+    if about["files"] is not None:
+        output, error = about["files"]
+        if error is None:
+            words = ["/bin/sh", "-c", 'exec > "$0" 2>&1; exec "$@"', output, *words]
+        else:
+            opening = 'exec > "$0" 2> "$1"; shift; exec "$@"'
+            words = ["/bin/sh", "-c", opening, output or "/dev/stdout", error, *words]
+    own = {host.name: host for host in spec.hosts}
+    given = about["given"]
+    spec = replace(
+        spec,
+        hosts=tuple(replace(own[name], slots=share) for name, share in shares.items()),
+        force_slots=True,
+        cwd=spec.cwd if spec.sync is not None else about["cwd"],
+        env=about["env"],
+        templates=Templates(tuple(words), about["places"], (), {}),
+        leases=None
+        if given is None
+        else LeaseOptions(given={name: tuple(units) for name, units in given.items()}),
+        gpus_per_worker=about["gpus"],
+        map_by=about["map_by"],
+        stdin="all" if about["stdin"] else "none",
+        console=ConsoleOptions(prefix=about["prefix"], color="never", quiet=True),
+        name=about["name"],
+        detach="never",
+        notify=(),
+    )
+    from hvlaunch.gloo import run  # noqa: PLC0415 (errors come first)
+
+    return run(spec, stdout=sys.stdout.buffer, stderr=sys.stderr.buffer).exit_code

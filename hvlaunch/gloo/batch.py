@@ -1,0 +1,360 @@
+"""The allocation of `hvlaunch sbatch`: hosts that are kept from the batch script's begin to its end, and the steps in it.
+
+A batch job visits its hosts: their agents hold the leases, and the errand `batch` runs the script on the first host. A step
+(`srun` in the script) is a job of its own, which this process starts as a child: it has its own agents, report and name.
+"""
+
+import signal
+import subprocess
+import threading
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from hvlaunch.agent.errands.batch import ANSWER, READY
+from hvlaunch.agent.quick import dumps
+from hvlaunch.console.printer import Printer
+from hvlaunch.console.status import duration
+from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
+from hvlaunch.engine.network import LOOPBACK, candidates
+from hvlaunch.errors import HostError, HostFault, Problem
+from hvlaunch.gloo.examination import Gathering
+from hvlaunch.gloo.leasing import JobLeases
+from hvlaunch.gloo.visit import visit_hosts
+from hvlaunch.job import JobSpec
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["Allocated", "Answer", "BatchJob", "Body", "Request", "StepLine"]
+
+_NO_LIMITS = Limits(seconds=None, memory=None, output=None)
+_FOR_EVER = 1e8
+_CHUNK = 1 << 16
+_STDOUT, _STDERR = 1, 2
+
+
+class Allocated(NamedTuple):
+    """A host of the allocation."""
+
+    host: str
+    """Its name for hvlaunch."""
+    node: str
+    """Its name in the script: the host's name, or its address if not all hosts can resolve the names."""
+    address: str
+    cpus: int
+    leased: tuple[str, ...] | None = None
+    """Its leased GPUs or slots; None without leases."""
+
+
+class Body(NamedTuple):
+    """The batch script, and how it runs."""
+
+    text: str
+    interpreter: tuple[str, ...]
+    words: tuple[str, ...]
+    """Arguments of the script."""
+    cwd: str
+    env: Mapping[str, str]
+
+
+class Request(NamedTuple):
+    """A program of the script that asks: `srun`, `scontrol`."""
+
+    program: str
+    words: tuple[str, ...]
+    cwd: str
+    env: Mapping[str, str]
+    """Variables that the script has set or changed."""
+    removed: tuple[str, ...]
+    """Variables that the script has removed."""
+    stdin: bytes
+
+
+class Answer(NamedTuple):
+    """An answer without a step."""
+
+    text: str
+    code: int = 0
+
+
+class StepLine(NamedTuple):
+    """The command of this machine that carries out a step."""
+
+    words: list[str]
+    files: tuple[str | None, str | None] = (None, None)
+    """Files of the script's host for stdout and stderr; None for those of `srun`."""
+
+
+class BatchJob:
+    """A batch job. stop() is for any thread, and for signal handlers."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        about: Mapping[str, Any],
+        begin: Callable[[Sequence[Allocated]], Body],
+        answer: Callable[[Request, Sequence[Allocated]], Answer | StepLine],
+        write: Callable[[int, bytes], object],
+        *,
+        time_limit: float | None = None,
+    ) -> None:
+        """`begin` returns the script for an allocation, `answer` the command that carries out a step.
+
+        `write` takes the script's output, with the number of the stream.
+        """
+        self._spec = spec
+        self._begin = begin
+        self._answer = answer
+        self._write = write
+        self._time_limit = time_limit
+        self._printer: Printer | None = None
+        self._leases = JobLeases(spec, spec.leases, about, self.say) if spec.leases is not None else None
+        self._folder = f"/tmp/hvlaunch-batch-{about['id']}"  # noqa: S108 (the errand makes it, and takes no other's)
+        self._gathering = Gathering([host.name for host in spec.hosts])
+        self._lock = threading.Lock()
+        self._hosts: dict[str, tuple[HostLink, HostFacts]] = {}
+        self._unknown: set[str] = set()
+        self._lost: list[str] = []
+        self._allocated: tuple[Allocated, ...] = ()
+        self._errand: Errand | None = None
+        self._steps: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+        self._is_over = threading.Event()
+        self._stopping: int | None = None
+        self._code: int | None = None
+
+    def run(self, stderr: BinaryIO) -> tuple[int | None, Mapping[str, Problem]]:
+        """Return the script's exit code, None if it has not run to its end, and the problems of hosts."""
+        self._printer = printer = Printer(stderr, stderr, options=self._spec.console)
+        try:
+            problems = visit_hosts(self._spec, printer, self._work, self._drop)
+        finally:
+            self._is_over.set()
+            self._end_steps(signal.SIGKILL)
+            printer.status(None)
+            printer.close(1.0)
+        return self._code, problems
+
+    def say(self, text: str) -> None:
+        """Write a message where hvlaunch's messages go, and into the script's output."""
+        if self._printer is not None:
+            self._printer.say(text)
+        self._write(_STDERR, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Signal the script and its steps; kill what is left after the time of grace, or at the second call."""
+        kills = self._stopping is not None
+        self._stopping = number
+        self._signal(signal.SIGKILL if kills else number)
+        if self._errand is None:
+            raise KeyboardInterrupt
+        if not kills:
+            timer = threading.Timer(self._spec.grace, self._signal, [signal.SIGKILL])
+            timer.daemon = True
+            timer.start()
+
+    def _signal(self, number: int) -> None:
+        self._end_steps(number)
+        if self._errand is not None:
+            self._errand.write(_line({"signal": number}))
+
+    def _end_steps(self, number: int) -> None:
+        with self._lock:
+            steps = list(self._steps.values())
+        for step in steps:
+            # A step is hvlaunch, which ends its workers itself: its death is only the last means.
+            with suppress(OSError):
+                step.send_signal(
+                    signal.SIGTERM if number == signal.SIGKILL and step.poll() is None else number
+                )
+
+    def _drop(self, name: str) -> None:
+        self._gathering.leave(name)
+        if self._leases is not None:
+            self._leases.drop(name)
+        if any(host.host == name for host in self._allocated) or self._leases is None:
+            self._lost.append(name)
+
+    def _work(self, link: "HostLink", facts: "HostFacts") -> None:
+        """Serve a host from its answer to the job's end, in a thread of its own. Raises HostError."""
+        try:
+            self._serve(link, facts)
+        except HostError:
+            self._drop(link.host.name)
+            self._is_over.set()
+            raise
+
+    def _serve(self, link: "HostLink", facts: "HostFacts") -> None:
+        name = link.host.name
+        if self._leases is not None:
+            self._leases.lease_host(link, facts, lambda leased: self._hosts.update({name: (link, leased)}))
+        else:
+            self._hosts[name] = link, facts
+        self._gathering.meet(name, "leased", _FOR_EVER)
+        hosts = self._chosen()
+        if name not in hosts or self._lost:
+            return
+        address = next(iter(candidates(facts)), LOOPBACK)
+        arguments = {"directory": self._folder, "names": hosts, "address": address}
+        errand = link.errands.start("batch", arguments, _NO_LIMITS)
+        try:
+            answers = Answers(errand, name)
+            with self._lock:
+                self._unknown.update(answers.next(READY)["unknown"])
+            self._gathering.meet(name, "names", _FOR_EVER)
+            if name == hosts[0]:
+                self._run_script(errand, hosts)
+            reader = threading.Thread(target=self._read, args=(name, errand, answers), daemon=True)
+            reader.start()
+            if name == hosts[0]:
+                errand.wait(None)
+                reader.join(_FOR_EVER)
+                self._code = errand.result()["code"]
+                self._is_over.set()
+                self._finish_steps()
+            else:
+                self._is_over.wait()
+                errand.close_input()
+                errand.wait(_CLOSING)
+        finally:
+            errand.stop()
+
+    def _chosen(self) -> list[str]:
+        """Return the hosts of the allocation, in the user's order."""
+        names = [host.name for host in self._spec.hosts if host.name in self._hosts]
+        return [name for name in names if self._leases is None or self._hosts[name][1].leased]
+
+    def _run_script(self, errand: Errand, hosts: Sequence[str]) -> None:
+        """Raises HostError."""
+        if self._lost:
+            raise HostFault(f"the job needs {len(self._spec.hosts)} hosts", host=self._lost[0])
+        addresses = {name: next(iter(candidates(self._hosts[name][1])), LOOPBACK) for name in hosts}
+        nodes = addresses if self._unknown else dict(zip(hosts, hosts, strict=True))
+        if self._unknown and len(hosts) > 1:
+            names = ", ".join(sorted(self._unknown))
+            self.say(f"the script gets addresses as names of hosts: not every host can resolve {names}")
+        self._allocated = tuple(
+            Allocated(
+                name, nodes[name], addresses[name], self._hosts[name][1].cpus, self._hosts[name][1].leased
+            )
+            for name in hosts
+        )
+        body = self._begin(self._allocated)
+        self._errand = errand
+        order = {
+            "script": body.text,
+            "interpreter": [*body.interpreter],
+            "words": [*body.words],
+            "cwd": body.cwd,
+            "env": dict(body.env),
+        }
+        errand.write(_line({"begin": order}))
+        if self._time_limit is not None:
+            timer = threading.Timer(self._time_limit, self._end_in_time)
+            timer.daemon = True
+            timer.start()
+
+    def _end_in_time(self) -> None:
+        if not self._is_over.is_set():
+            self.say(f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over")
+            self.stop()
+
+    def _read(self, name: str, errand: Errand, answers: Answers) -> None:
+        """Carry out the lines of a host's errand until its end."""
+        # ValueError: what should be base64 is not.
+        with suppress(ErrandFailed, ValueError):
+            while True:
+                line = answers.next(ANSWER)
+                if "stream" in line:
+                    self._write(line["stream"], b64decode(line["out"]))
+                elif "gone" in line:
+                    self._end_step((name, line["gone"]))
+                elif "ask" in line:
+                    thread = threading.Thread(
+                        target=self._carry_out, args=((name, line["ask"]), errand, line), daemon=True
+                    )
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _carry_out(self, key: tuple[str, int], errand: Errand, line: Mapping[str, Any]) -> None:
+        """Answer a request of `srun` or `scontrol`."""
+
+        def tell(answer: Mapping[str, Any]) -> None:
+            errand.write(_line({"ask": key[1], **answer}))
+
+        def show(stream: int, data: bytes) -> None:
+            tell({"stream": stream, "out": b64encode(data).decode()})
+
+        request = Request(
+            line["program"],
+            tuple(line["words"]),
+            line["cwd"],
+            dict(line["set"]),
+            tuple(line["unset"]),
+            b64decode(line["stdin"]),
+        )
+        answer = self._answer(request, self._allocated)
+        # The script's own host starts programs on the others, and none of the others does.
+        if isinstance(answer, StepLine) and key[0] != self._allocated[0].host:
+            answer = Answer("srun: only the script itself can start steps\n", 1)
+        if isinstance(answer, Answer):
+            show(_STDERR if answer.code else _STDOUT, answer.text.encode())
+            tell({"code": answer.code})
+            return
+        if any(answer.files):
+            tell({"files": answer.files})
+        step = subprocess.Popen(
+            answer.words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with self._lock:
+            self._steps[key] = step
+        readers = [
+            threading.Thread(target=_pass_on, args=(pipe, number, show), daemon=True)
+            for number, pipe in ((_STDOUT, step.stdout), (_STDERR, step.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        if step.stdin is not None:
+            with suppress(OSError):
+                step.stdin.write(request.stdin)
+                step.stdin.close()
+        if self._is_over.is_set() or self._stopping is not None:
+            self._end_step(key)
+        for reader in readers:
+            reader.join()
+        code = step.wait()
+        with self._lock:
+            del self._steps[key]
+        tell({"code": code if code >= 0 else 128 - code})
+
+    def _end_step(self, key: tuple[str, int]) -> None:
+        """Stop a step, as Ctrl-C does: nobody waits for it any more."""
+        with self._lock:
+            step = self._steps.get(key)
+        if step is not None:
+            step.terminate()
+
+    def _finish_steps(self) -> None:
+        """End the steps that the script has left running."""
+        self._end_steps(signal.SIGTERM)
+        for thread in self._threads:
+            thread.join(self._spec.grace + _CLOSING)
+
+
+_CLOSING = 10.0
+
+
+def _pass_on(pipe: Any, number: int, show: Callable[[int, bytes], None]) -> None:
+    while data := pipe.read1(_CHUNK):
+        show(number, data)
+
+
+def _line(order: Mapping[str, Any]) -> bytes:
+    return dumps(dict(order)).encode("ascii") + b"\n"
