@@ -111,13 +111,15 @@ class BatchJob:
         self._write = write
         self._time_limit = time_limit
         self._printer: Printer | None = None
-        self._leases = JobLeases(spec, spec.leases, about, self.say) if spec.leases is not None else None
+        self._leases = JobLeases(spec, spec.leases, about, self._tell) if spec.leases is not None else None
         self._folder = f"/tmp/hvlaunch-batch-{about['id']}"  # noqa: S108 (the errand makes it, and takes no other's)
         self._gathering = Gathering([host.name for host in spec.hosts])
         self._lock = threading.Lock()
         self._hosts: dict[str, tuple[HostLink, HostFacts]] = {}
         self._unknown: set[str] = set()
         self._lost: list[str] = []
+        self._serving: set[str] = set()
+        """Hosts of the allocation whose errand was started."""
         self._allocated: tuple[Allocated, ...] = ()
         self._errand: Errand | None = None
         self._steps: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
@@ -130,7 +132,7 @@ class BatchJob:
         """Return the script's exit code, None if it has not run to its end, and the problems of hosts."""
         self._printer = printer = Printer(stderr, stderr, options=self._spec.console)
         try:
-            problems = visit_hosts(self._spec, printer, self._work, self._drop)
+            problems = visit_hosts(self._spec, printer, self._work, self._drop, is_long=True)
         finally:
             self._is_over.set()
             self._end_steps(signal.SIGKILL)
@@ -138,10 +140,13 @@ class BatchJob:
             printer.close(1.0)
         return self._code, problems
 
-    def say(self, text: str) -> None:
-        """Write a message where hvlaunch's messages go, and into the script's output."""
+    def _tell(self, text: str) -> None:
         if self._printer is not None:
             self._printer.say(text)
+
+    def _say(self, text: str) -> None:
+        """Write a message where hvlaunch's messages go, and into the script's output."""
+        self._tell(text)
         self._write(_STDERR, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
@@ -183,8 +188,11 @@ class BatchJob:
         try:
             self._serve(link, facts)
         except HostError:
-            self._drop(link.host.name)
-            self._is_over.set()
+            name = link.host.name
+            self._drop(name)
+            # Without the first host, or before the script runs, no host of the allocation has anything to wait for.
+            if name in self._serving and (not self._allocated or name == self._allocated[0].host):
+                self._is_over.set()
             raise
 
     def _serve(self, link: "HostLink", facts: "HostFacts") -> None:
@@ -196,7 +204,9 @@ class BatchJob:
         self._gathering.meet(name, "leased", _FOR_EVER)
         hosts = self._chosen()
         if name not in hosts or self._lost:
+            self._gathering.leave(name)
             return
+        self._serving.add(name)
         address = next(iter(candidates(facts)), LOOPBACK)
         arguments = {"directory": self._folder, "names": hosts, "address": address}
         errand = link.errands.start("batch", arguments, _NO_LIMITS)
@@ -235,7 +245,7 @@ class BatchJob:
         nodes = addresses if self._unknown else dict(zip(hosts, hosts, strict=True))
         if self._unknown and len(hosts) > 1:
             names = ", ".join(sorted(self._unknown))
-            self.say(f"the script gets addresses as names of hosts: not every host can resolve {names}")
+            self._say(f"the script gets addresses as names of hosts: not every host can resolve {names}")
         self._allocated = tuple(
             Allocated(
                 name, nodes[name], addresses[name], self._hosts[name][1].cpus, self._hosts[name][1].leased
@@ -259,7 +269,7 @@ class BatchJob:
 
     def _end_in_time(self) -> None:
         if not self._is_over.is_set():
-            self.say(f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over")
+            self._say(f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over")
             self.stop()
 
     def _read(self, name: str, errand: Errand, answers: Answers) -> None:

@@ -38,10 +38,12 @@ def visit_hosts(
     printer: Printer,
     work: "Callable[[HostLink, HostFacts], None]",
     gone: Callable[[str], None] = lambda _name: None,
+    *,
+    is_long: bool = False,
 ) -> Mapping[str, Problem]:
     """Do `work` on each host of `spec`, in a thread for each; return the problems of hosts, by name.
 
-    `work` raises HostError. `gone` gets the name of each failed host. Ends with KeyboardInterrupt at once: the agents end with their connections.
+    `work` raises HostError. `gone` gets the name of each failed host. `is_long`: no status is shown during the work. Ends with KeyboardInterrupt at once: the agents end with their connections.
     """
     keys = Keys.new()
     with (
@@ -53,7 +55,7 @@ def visit_hosts(
         ) as server,
         by_ssh(spec, keys, printer.say) as ways,
     ):
-        visit = _Visit(spec, printer, work, gone)
+        visit = _Visit(spec, printer, work, gone, is_long=is_long)
         visit.links = HostLinks(
             spec,
             keys,
@@ -81,8 +83,12 @@ class _Visit:
         printer: Printer,
         work: "Callable[[HostLink, HostFacts], None]",
         gone: Callable[[str], None],
+        *,
+        is_long: bool,
     ) -> None:
         self._gone = gone
+        self._is_long = is_long
+        self._working: set[str] = set()
         self.events: SimpleQueue[on.Event | Arrival] = SimpleQueue()
         self._spec = spec
         self._work = work
@@ -113,6 +119,7 @@ class _Visit:
 
         # Its agent answers, and the work has no time limit.
         self._due.pop(link.host.name, None)
+        self._working.add(link.host.name)
         threading.Thread(target=run, name=f"visit {link.host.name}", daemon=True).start()
 
     def run(self) -> Mapping[str, Problem]:
@@ -128,6 +135,9 @@ class _Visit:
                 event = item.event if isinstance(item, Arrival) else item
                 self._narrate(event, [])
                 left -= self._take(event)
+            if self._is_long and left <= self._working:
+                self._is_long = False
+                self._narrate(on.Tick(), [do.Stop("", ())])
             heartbeat.beat()
             for name in [name for name, due in list(self._due.items()) if time.monotonic() > due]:
                 left -= self._give_up(name)

@@ -15,7 +15,15 @@ from pathlib import Path
 from hvlaunch.cli.arguments import Answered
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.slurm.directives import BatchOptions
-from hvlaunch.cli.slurm.submission import Submission, allocation, read_submission, spool, submission_of
+from hvlaunch.cli.slurm.submission import (
+    Submission,
+    allocation,
+    batch_directory,
+    forget,
+    read_submission,
+    spool,
+    submission_of,
+)
 
 __all__ = ["run_sbatch_command"]
 
@@ -35,8 +43,8 @@ The output is in slurm-NUMBER.out, or where --output says, on this machine. `hvl
 def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `sbatch`; return the exit code. Raises HvlaunchError."""
     match [*argv]:
-        case ["--run", path, *task]:
-            return _run(Path(path), int(task[0]) if task else None)
+        case ["--run", number, _, *task]:
+            return _run(batch_directory(environ) / number, int(task[0]) if task else None)
         case ["--step", path]:
             from hvlaunch.cli.slurm.run import run_step  # noqa: PLC0415 (it connects to hosts)
 
@@ -61,7 +69,7 @@ def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _run(folder, None)
     words = ["--isolated", "--detach", "--quiet", "--job-name", number, "-np", "1", "-H", "localhost", "--"]
     started = subprocess.run(
-        [*_hvlaunch(), *words, *_hvlaunch(), "sbatch", "--run", str(folder)],
+        [*_hvlaunch(), *words, *_hvlaunch(), "sbatch", "--run", number, submission.name],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         check=False,
@@ -77,11 +85,18 @@ def _run(folder: Path, task: int | None) -> int:
     """Run a kept job, all tasks of its array or one of them; return the exit code. Raises HvlaunchError."""
     submission = read_submission(folder)
     options, _ = submission.options()
-    if options.array and task is None:
-        return _run_array(folder, submission, options)
+    if options.array and task is not None:
+        return _run_one(folder, submission._replace(task=task), options)
+    try:
+        return (_run_array if options.array else _run_one)(folder, submission, options)
+    finally:
+        forget(folder)
+
+
+def _run_one(folder: Path, submission: Submission, options: BatchOptions) -> int:
     from hvlaunch.cli.slurm.run import BatchRun  # noqa: PLC0415 (it connects to hosts)
 
-    return BatchRun(folder, submission._replace(task=task), options).run()
+    return BatchRun(folder, submission, options).run()
 
 
 def _run_array(folder: Path, submission: Submission, options: BatchOptions) -> int:
@@ -95,7 +110,7 @@ def _run_array(folder: Path, submission: Submission, options: BatchOptions) -> i
     def run_one(task: int) -> int:
         if is_stopped:
             return 128 + signal.SIGTERM
-        child = subprocess.Popen([*_hvlaunch(), "sbatch", "--run", str(folder), str(task)])
+        child = subprocess.Popen([*_hvlaunch(), "sbatch", "--run", folder.name, submission.name, str(task)])
         children.append(child)
         return child.wait()
 

@@ -189,7 +189,7 @@ def known_option(word: str) -> bool:
     """Return whether sbatch has an option of this name; `-H` are the hosts."""
     name = word.partition("=")[0]
     if name.startswith("--"):
-        return name[2:] in _takes_value("sbatch")
+        return name[2:].replace("_", "-") in _takes_value("sbatch")
     return word[1:2] in SHORT and word[1:2] != "H"
 
 
@@ -209,6 +209,7 @@ def read_options(
         if word == "--":
             break
         name, equals, value = word[2:].partition("=")
+        name = name.replace("_", "-")
         if not word.startswith("--"):
             name, value = word[1], word[2:].removeprefix("=")
             equals = value

@@ -31,13 +31,23 @@ from hvlaunch.job import JobSpec
 from hvlaunch.outside import jobs_directory
 from hvlaunch.owners import make_own_directory, reason
 
-__all__ = ["Submission", "allocation", "read_submission", "spool", "submission_of", "write_private"]
+__all__ = [
+    "Submission",
+    "allocation",
+    "batch_directory",
+    "forget",
+    "read_submission",
+    "spool",
+    "submission_of",
+    "write_private",
+]
 
 _OWN = frozenset(["wait", "parsable", "test-only"])
 """Options of sbatch about the submission itself."""
 _ABOUT, _NUMBER = "batch.json", "number"
 _MOST_BYTES = 400_000
-_KEPT = 7 * 86400.0
+_KEPT = 60 * 86400.0
+"""Seconds after which a submission is a killed job's."""
 
 
 class Submission(NamedTuple):
@@ -96,14 +106,19 @@ def submission_of(argv: Sequence[str], environ: Mapping[str, str]) -> Submission
     return Submission(script, name, tuple(given), tuple(words), tuple(arguments), cwd)
 
 
+def batch_directory(environ: Mapping[str, str]) -> Path:
+    """Return the directory of batch jobs in the user's state directory. Raises NoJobDirectory."""
+    return jobs_directory(environ).with_name("batch")
+
+
 def spool(submission: Submission, tasks: int, environ: Mapping[str, str]) -> Path:
     """Keep the submission under a new number, of which an array has one for each task. Raises BadUsage."""
-    root = jobs_directory(environ).with_name("batch")
+    root = batch_directory(environ)
     try:
         make_own_directory(str(root))
         for old in root.iterdir():
             if old.is_dir() and old.stat().st_mtime < time.time() - _KEPT:
-                _remove(old)
+                forget(old)
         descriptor = os.open(root / _NUMBER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+") as file:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -123,7 +138,8 @@ def spool(submission: Submission, tasks: int, environ: Mapping[str, str]) -> Pat
     return folder
 
 
-def _remove(folder: Path) -> None:
+def forget(folder: Path) -> None:
+    """Remove a submission that has run."""
     with suppress(OSError):
         for path in folder.iterdir():
             path.unlink()
