@@ -7,6 +7,7 @@ A batch job visits its hosts: their agents hold the leases, and the errand `batc
 import signal
 import subprocess
 import threading
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Allocated", "Answer", "BatchJob", "Body", "Request", "StepLine"]
+__all__ = ["Allocated", "BatchJob", "Body", "ProgramAnswer", "ProgramRequest", "StepLine"]
 
 _NO_LIMITS = Limits(seconds=None, memory=None, output=None)
 _FOR_EVER = 1e8
@@ -60,7 +61,7 @@ class Body(NamedTuple):
     env: Mapping[str, str]
 
 
-class Request(NamedTuple):
+class ProgramRequest(NamedTuple):
     """A program of the script that asks: `srun`, `scontrol`."""
 
     program: str
@@ -73,7 +74,7 @@ class Request(NamedTuple):
     stdin: bytes
 
 
-class Answer(NamedTuple):
+class ProgramAnswer(NamedTuple):
     """An answer without a step."""
 
     text: str
@@ -96,7 +97,7 @@ class BatchJob:
         spec: JobSpec,
         about: Mapping[str, Any],
         begin: Callable[[Sequence[Allocated]], Body],
-        answer: Callable[[Request, Sequence[Allocated]], Answer | StepLine],
+        answer: Callable[[ProgramRequest, Sequence[Allocated]], ProgramAnswer | StepLine],
         write: Callable[[int, bytes], object],
         *,
         time_limit: float | None = None,
@@ -122,8 +123,7 @@ class BatchJob:
         """Hosts of the allocation whose errand was started."""
         self._allocated: tuple[Allocated, ...] = ()
         self._errand: Errand | None = None
-        self._steps: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
-        self._threads: list[threading.Thread] = []
+        self._steps = _Steps()
         self._is_over = threading.Event()
         self._stopping: int | None = None
         self._code: int | None = None
@@ -135,7 +135,7 @@ class BatchJob:
             problems = visit_hosts(self._spec, printer, self._work, self._drop, is_long=True)
         finally:
             self._is_over.set()
-            self._end_steps(signal.SIGKILL)
+            self._steps.stop()
             printer.status(None)
             printer.close(1.0)
         return self._code, problems
@@ -162,19 +162,10 @@ class BatchJob:
             timer.start()
 
     def _signal(self, number: int) -> None:
-        self._end_steps(number)
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            self._steps.stop()
         if self._errand is not None:
             self._errand.write(_line({"signal": number}))
-
-    def _end_steps(self, number: int) -> None:
-        with self._lock:
-            steps = list(self._steps.values())
-        for step in steps:
-            # A step is hvlaunch, which ends its workers itself: its death is only the last means.
-            with suppress(OSError):
-                step.send_signal(
-                    signal.SIGTERM if number == signal.SIGKILL and step.poll() is None else number
-                )
 
     def _drop(self, name: str) -> None:
         self._gathering.leave(name)
@@ -224,7 +215,9 @@ class BatchJob:
                 reader.join(_FOR_EVER)
                 self._code = errand.result()["code"]
                 self._is_over.set()
-                self._finish_steps()
+                # Steps that the script has left running end with it.
+                self._steps.stop()
+                self._steps.wait(self._spec.grace + _CLOSING)
             else:
                 self._is_over.wait()
                 errand.close_input()
@@ -281,13 +274,11 @@ class BatchJob:
                 if "stream" in line:
                     self._write(line["stream"], b64decode(line["out"]))
                 elif "gone" in line:
-                    self._end_step((name, line["gone"]))
+                    self._steps.stop((name, line["gone"]))
                 elif "ask" in line:
-                    thread = threading.Thread(
-                        target=self._carry_out, args=((name, line["ask"]), errand, line), daemon=True
-                    )
-                    self._threads.append(thread)
-                    thread.start()
+                    # A step lasts for hours, and others may run beside it.
+                    arguments = (name, line["ask"]), errand, line
+                    threading.Thread(target=self._carry_out, args=arguments, daemon=True).start()
 
     def _carry_out(self, key: tuple[str, int], errand: Errand, line: Mapping[str, Any]) -> None:
         """Answer a request of `srun` or `scontrol`."""
@@ -298,7 +289,7 @@ class BatchJob:
         def show(stream: int, data: bytes) -> None:
             tell({"stream": stream, "out": b64encode(data).decode()})
 
-        request = Request(
+        request = ProgramRequest(
             line["program"],
             tuple(line["words"]),
             line["cwd"],
@@ -309,22 +300,40 @@ class BatchJob:
         answer = self._answer(request, self._allocated)
         # The script's own host starts programs on the others, and none of the others does.
         if isinstance(answer, StepLine) and key[0] != self._allocated[0].host:
-            answer = Answer("srun: only the script itself can start steps\n", 1)
-        if isinstance(answer, Answer):
+            answer = ProgramAnswer("srun: only the script itself can start steps\n", 1)
+        if isinstance(answer, ProgramAnswer):
             show(_STDERR if answer.code else _STDOUT, answer.text.encode())
             tell({"code": answer.code})
             return
         if any(answer.files):
             tell({"files": answer.files})
-        step = subprocess.Popen(
-            answer.words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        tell({"code": self._steps.run(key, answer.words, request.stdin, show)})
+
+
+class _Steps:
+    """The running steps, each a child process. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._has_ended = False
+
+    def run(
+        self, key: tuple[str, int], words: list[str], stdin: bytes, show: Callable[[int, bytes], None]
+    ) -> int:
+        """Run a step to its end; return its exit code."""
         with self._lock:
-            self._steps[key] = step
+            if self._has_ended:
+                return 128 + signal.SIGTERM
+            # A session of its own: Ctrl-C is for the batch job, which ends its steps.
+            step = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            self._running[key] = step
         readers = [
             threading.Thread(target=_pass_on, args=(pipe, number, show), daemon=True)
             for number, pipe in ((_STDOUT, step.stdout), (_STDERR, step.stderr))
@@ -333,31 +342,31 @@ class BatchJob:
             reader.start()
         if step.stdin is not None:
             with suppress(OSError):
-                step.stdin.write(request.stdin)
+                step.stdin.write(stdin)
                 step.stdin.close()
-        if self._is_over.is_set() or self._stopping is not None:
-            self._end_step(key)
         for reader in readers:
             reader.join()
         code = step.wait()
         with self._lock:
-            del self._steps[key]
-        tell({"code": code if code >= 0 else 128 - code})
+            del self._running[key]
+        return code if code >= 0 else 128 - code
 
-    def _end_step(self, key: tuple[str, int]) -> None:
-        """Stop a step, as Ctrl-C does: nobody waits for it any more."""
+    def stop(self, key: tuple[str, int] | None = None) -> None:
+        """Stop a step, as Ctrl-C does, or all of them: then no other begins. A step ends its workers itself, in its time of grace."""
         with self._lock:
-            step = self._steps.get(key)
-        if step is not None:
-            step.terminate()
+            self._has_ended = self._has_ended or key is None
+            for other, step in self._running.items():
+                if key in (None, other):
+                    step.terminate()
 
-    def _finish_steps(self) -> None:
-        """End the steps that the script has left running."""
-        self._end_steps(signal.SIGTERM)
-        for thread in self._threads:
-            thread.join(self._spec.grace + _CLOSING)
+    def wait(self, seconds: float) -> None:
+        """Wait until no step runs."""
+        deadline = time.monotonic() + seconds
+        while self._running and time.monotonic() < deadline:
+            time.sleep(_LOOKING)
 
 
+_LOOKING = 0.05
 _CLOSING = 10.0
 
 

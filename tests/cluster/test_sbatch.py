@@ -73,7 +73,7 @@ STEPS = {
 }
 LIGHTNING = Script("lightning.sh", {"slurm-1.out": STEPS}, ["myenv"])
 PYTHON = Script(
-    "python.py",
+    "python.batch",
     {"slurm-1.out": {"2 nodes ['0: from stdin', '1: from stdin'] ['x', 'y z']": 1}},
     ["x", "y z"],
     5,
@@ -116,7 +116,7 @@ OTHERS = [
                     f"--node_rank {node} train_gpt.py --deepspeed --world 12\n": 1
                     for node in range(3)
                 },
-                "\nworld 12 at a:9901\n": 3,
+                "world 12 at a:9901\n": 3,
             }
         },
     ),

@@ -68,7 +68,6 @@ import base64, json, os, socket, stat, sys
 folder, program = os.path.dirname(os.path.abspath(__file__)), sys.argv[1]
 words = [os.fsencode(word).decode("utf-8", "replace") for word in sys.argv[2:]]
 data = b""
-# A file, a here-document or a pipe; a terminal or /dev/null has nothing for the step.
 if program == "srun" and not stat.S_ISCHR(os.fstat(0).st_mode):
     data = sys.stdin.buffer.read(LIMIT)
 connection = socket.socket(socket.AF_UNIX)
@@ -230,13 +229,13 @@ class _Host:
             try:
                 request = json.loads(line.decode("utf-8"))
                 environ = request.pop("env")
-                known = self._environ or os.environ
+                before = self._environ or os.environ
                 names = [name for name in environ if name not in _SHELLS]
                 # PATH has the programs above, which tasks call too.
                 request["set"] = [
                     [name, environ[name]]
                     for name in names
-                    if name == "PATH" or known.get(name) != environ[name]
+                    if name == "PATH" or before.get(name) != environ[name]
                 ]
                 request["unset"] = [name for name in self._environ if name not in environ]
             except (ValueError, KeyError, AttributeError):

@@ -84,7 +84,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return run_bisect_command(argv[1:], environ)
     if argv[0] == "sbatch":
-        from hvlaunch.cli.slurm.command import run_sbatch_command  # noqa: PLC0415 (for this word alone)
+        from hvlaunch.cli.slurm import run_sbatch_command  # noqa: PLC0415 (for this word alone)
 
         return run_sbatch_command(argv[1:], environ)
     if argv[0] == "translate":

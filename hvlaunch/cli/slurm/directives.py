@@ -176,13 +176,13 @@ _SBATCH = "#SBATCH"
 @cache
 def _takes_value(program: str) -> Mapping[str, bool]:
     """Return the known options of srun and sbatch, and whether each has a value in `program`."""
-    known = {}
+    takes_value = {}
     for option in LAUNCHERS["srun"].options:
         for name in option.names:
-            known[name.lstrip("-")] = bool(option.metavars)
-    known |= dict.fromkeys((*_USED, *_VALUES), True) | dict.fromkeys(_FLAGS, False)
-    known["wait"] = program == "srun"
-    return known | {short: known[name] for short, name in SHORT.items() if name in known}
+            takes_value[name.lstrip("-")] = bool(option.metavars)
+    takes_value |= dict.fromkeys((*_USED, *_VALUES), True) | dict.fromkeys(_FLAGS, False)
+    takes_value["wait"] = program == "srun"
+    return takes_value | {short: takes_value[name] for short, name in SHORT.items() if name in takes_value}
 
 
 def known_option(word: str) -> bool:

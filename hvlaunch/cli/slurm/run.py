@@ -27,7 +27,7 @@ from hvlaunch.cli.slurm.steps import (
 from hvlaunch.cli.slurm.submission import Submission, allocation, write_private
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import EXIT_HOSTS, BadUsage
-from hvlaunch.gloo.batch import Allocated, Answer, BatchJob, Body, Request, StepLine
+from hvlaunch.gloo.batch import Allocated, BatchJob, Body, ProgramAnswer, ProgramRequest, StepLine
 from hvlaunch.hosts.templates import escaped
 from hvlaunch.job import ConsoleOptions, LeaseOptions, Templates
 from hvlaunch.owners import reason
@@ -130,18 +130,18 @@ class BatchRun:
         )
         self._output.open(output or "", error, appends=self._options.appends)
 
-    def _answer(self, request: Request, hosts: Sequence[Allocated]) -> Answer | StepLine:
+    def _answer(self, request: ProgramRequest, hosts: Sequence[Allocated]) -> ProgramAnswer | StepLine:
         """Return the answer to `scontrol`, or how the step of an `srun` is started."""
         environ = {**self._exported, **self._variables, **request.env}
         for name in request.removed:
             environ.pop(name, None)
         try:
             if request.program == "scontrol":
-                return Answer(scontrol(request.words, environ, self._variables))
+                return ProgramAnswer(scontrol(request.words, environ, self._variables))
             number, self._steps = self._steps, self._steps + 1
             step = step_of(request.words, environ, hosts, number)
         except BadUsage as error:
-            return Answer(f"{error}\n", 1)
+            return ProgramAnswer(f"{error}\n", 1)
         text = ", ".join(name for name in step.unused if name not in self._told)
         self._told.update(step.unused)
         if text:
@@ -242,11 +242,11 @@ def run_step(path: Path) -> int:
         else:
             opening = 'exec > "$0" 2> "$1"; shift; exec "$@"'
             words = ["/bin/sh", "-c", opening, output or "/dev/stdout", error, *words]
-    own = {host.name: host for host in spec.hosts}
+    hosts = {host.name: host for host in spec.hosts}
     given = about["given"]
     spec = replace(
         spec,
-        hosts=tuple(replace(own[name], slots=share) for name, share in shares.items()),
+        hosts=tuple(replace(hosts[name], slots=share) for name, share in shares.items()),
         force_slots=True,
         cwd=spec.cwd if spec.sync is not None else about["cwd"],
         env=about["env"],

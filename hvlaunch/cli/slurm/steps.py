@@ -13,7 +13,7 @@ from hvlaunch.hosts.parse import host_set, parse_hosts
 from hvlaunch.hosts.templates import escaped
 from hvlaunch.hosts.variables import matcher
 
-__all__ = ["Step", "exported", "job_variables", "patterns_of", "scontrol", "step_of", "task_variables"]
+__all__ = ["SlurmStep", "exported", "job_variables", "patterns_of", "scontrol", "step_of", "task_variables"]
 
 _QUIETLY = frozenset(
     [
@@ -50,7 +50,7 @@ _REFUSED = {
 _OF_A_TASK = re.compile(r"%\d*[tnN]")
 
 
-class Step(NamedTuple):
+class SlurmStep(NamedTuple):
     """A step: a job of hvlaunch within the allocation."""
 
     command: tuple[str, ...]
@@ -127,7 +127,7 @@ def patterns_of(job: Mapping[str, str], node: str) -> dict[str, str]:
 
 def step_of(
     words: Sequence[str], environ: Mapping[str, str], hosts: Sequence[Allocated], number: int
-) -> Step:
+) -> SlurmStep:
     """Return the step of the words behind `srun`. `environ` is the script's. Raises BadUsage."""
     given, command = read_options(words, "srun: ", program="srun")
     by_name = {option.name: option for option in given}
@@ -175,7 +175,7 @@ def step_of(
     has_own_files = any(name is not None and _OF_A_TASK.search(name) for name in files)
     output, error = (_file(name, environ, number, has_places=has_own_files) for name in files)
     unused = [option.name for option in given if option.name not in _QUIETLY and option.name not in _USED]
-    return Step(
+    return SlurmStep(
         command=tuple(command),
         counts=tuple((host.host, share) for host, share in zip(chosen, shares, strict=True)),
         cwd=by_name["chdir"].value if "chdir" in by_name else None,

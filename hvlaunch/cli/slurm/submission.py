@@ -189,10 +189,10 @@ def allocation(
         hosts = [replace(host, slots=1) for host in spec.hosts[:nodes]]
         return replace(spec, hosts=tuple(hosts), np=nodes, leases=None), warnings
     leases = leases._replace(wait=True)
-    each = -(-options.tasks // nodes) if leases.slots is not None else 1
-    hosts = [replace(host, slots=each) for host in spec.hosts]
+    tasks = -(-options.tasks // nodes) if leases.slots is not None else 1
+    hosts = [replace(host, slots=tasks) for host in spec.hosts]
     per_worker = gpus if leases.slots is None else 1
     return (
-        replace(spec, hosts=tuple(hosts), np=nodes * each, leases=leases, gpus_per_worker=per_worker),
+        replace(spec, hosts=tuple(hosts), np=nodes * tasks, leases=leases, gpus_per_worker=per_worker),
         warnings,
     )

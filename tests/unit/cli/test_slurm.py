@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hvlaunch.cli.slurm.command import run_sbatch_command
+from hvlaunch.cli.slurm import run_sbatch_command
 from hvlaunch.cli.slurm.directives import batch_options, expanded, read_options, read_script
 from hvlaunch.cli.slurm.steps import exported, job_variables, scontrol, step_of, task_variables
 from hvlaunch.cli.slurm.submission import allocation, read_submission, spool, submission_of
@@ -183,7 +183,7 @@ def test_variables_of_a_job():
     assert "SLURM_NTASKS" not in job_variables(options_of("-N 3"), job, HOSTS)
 
 
-def test_the_scripts_own_values_are_stronger_than_those_of_hvlaunch():
+def test_values_of_the_script_are_stronger_than_values_of_hvlaunch():
     assert task_variables({"WORLD_SIZE": "8", "FOO": "1", "RANK": "{rank}", "HVLAUNCH_TOKEN": "x"}) == {
         "WORLD_SIZE": "8",
         "RANK": "{{rank}}",
@@ -238,14 +238,13 @@ def test_hosts_of_a_job(environ):
     assert allocated("-H a,b --gres=nvme:1 s.sh", configured).leases is None
     for line, message in {
         "-H a s.sh": "s.sh asks for 2 nodes, and there are 1 hosts",
-        "-H a,b --pool p s.sh": "",
         "-H a,b --min-np 1 s.sh": "sbatch and elastic jobs can't be together",
     }.items():
         with pytest.raises(BadUsage, match=message):
             allocated(line, environ)
 
 
-def test_a_submission_is_kept_as_it_was(environ, tmp_path, monkeypatch):
+def test_kept_submission_is_the_submitted_one(environ, tmp_path, monkeypatch):
     environ |= {"HVLAUNCH_LEASE_GPUS": "true"}
     first = submission_of(["-H", "a,b", "--nodes=1", "-J", "x", "s.sh", "--flag", "two words"], environ)
     folder = spool(first, 5, environ)
@@ -281,6 +280,6 @@ def test_words_behind_sbatch(environ, capsys):
             run_sbatch_command(line.split(), environ)
 
 
-def test_options_of_sbatch_end_where_those_of_hvlaunch_begin():
+def test_options_of_sbatch_end_at_the_script():
     given, others = read_options(["-N2", "--wait", "s.sh"])
     assert ([option.name for option in given], others) == (["nodes", "wait"], ["s.sh"])
