@@ -3,9 +3,9 @@
 #SBATCH --output=TravailGPU%j.out  # fichier de sortie (%j = job ID)
 #SBATCH --error=TravailGPU%j.err   # fichier d'erreur (%j = job ID)
 #SBATCH --constraint=v100-32g      # demander des GPU a 32 Go de RAM
-#SBATCH --nodes=2                  # reserver 2 noeuds
-#SBATCH --ntasks=4                 # reserver 4 taches (ou processus)
-#SBATCH --gres=gpu:2               # reserver 2 GPU par noeud
+#SBATCH --nodes=2                  # deux noeuds
+#SBATCH --ntasks=4                 # 4 taches en tout
+#SBATCH --gres=gpu:2               # deux GPU par noeud
 #SBATCH --hint=nomultithread       # desactiver l'hyperthreading
 #SBATCH --qos=qos_gpu-dev
 
