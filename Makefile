@@ -13,8 +13,10 @@ install = $(BIN)/python .ci/locked.py $(1) $(2) > $(VENV)/locked.txt && $(PIP_IN
 else
 install = $(PIP_INSTALL) --constraint $(CONSTRAINTS) '$(1)$(if $(2),[$(2)])'
 endif
-# pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python. Half of all
+# files, in these directories, are hardly ever imported, and compiled then.
+RARE := /(_inductor|_vendored|devtools|lexers|mypyc?|networkx|physics|pip|setuptools|testing|tests)/
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
@@ -49,19 +51,23 @@ PYTEST := $(BIN)/pytest -m 'not long and not timing'
 # What failed runs once more, alone: beside nine busy processes of tests, a process may wait for many seconds. What fails twice fails.
 ONCE_MORE = || { echo 'make test: these failed beside others, and run once more, alone:'; $(PYTEST) --last-failed --last-failed-no-failures none -x
 
-# `make test` lints and runs all tests at once; each of these shows its output when it is done.
+# `make test` does these at once, which need an environment,
+READY := pythons compiled-tests
+# and then lints and runs all tests at once; each of these shows its output when it is done.
 CHECKS := lint unit-tests host-tests
 AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-# Nine processes of pytest load the same tests: compiling them takes longer than all that loading else does.
+# Eight processes of pytest load the same tests: compiling them takes longer than all that loading else does.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 ifneq ($(MAKECMDGOALS),$(CHECKS))
+ifneq ($(MAKECMDGOALS),$(READY))
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+endif
+.PHONY: help demo test lint compiled-tests unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,7 +79,8 @@ demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2
 	@echo '  your own script       . $(BIN)/activate && hvlaunch -np 2 python train.py'
 	@echo '  two machines          docs/start.md, from step 2 on'
 
-test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel pythons ## install what the tests need, then lint and run all tests
+test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel ## install what the tests need, then lint and run all tests
+	@$(MAKE) --no-print-directory $(AT_ONCE) $(READY)
 	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
 	@$(MAKE) --no-print-directory $(AT_ONCE) $(CHECKS)
 	@$(MAKE) --no-print-directory timing-tests
@@ -85,6 +92,10 @@ lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spe
 	$(BIN)/lint-imports
 	$(BIN)/vermin -t=3.8- --no-tips --violations hvlaunch/agent
 	$(BIN)/codespell
+
+# Else each of the eight processes would do that, at the same time.
+compiled-tests: $(VENV)/.extras-dev $(VENV)/.wheel
+	@$(PYTEST) --collect-only -qq $(UNIT_TESTS) $(HOST_TESTS) >$(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
 unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, and the simulations
 	$(PYTEST) -o cache_dir=.pytest_cache/unit -n $(TEST_JOBS) --dist worksteal --wheel=$(WHEEL) $(if $(COVERAGE),--cov --cov-report=) $(UNIT_TESTS) \
