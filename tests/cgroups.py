@@ -14,7 +14,7 @@ from tests.unit.agent.harness import until
 __all__ = ["BOMB", "LIMIT", "Group"]
 
 CGROUPS = Path("/sys/fs/cgroup")
-LIMIT = 100
+LIMIT = 60
 BOMB = """if True:
     import os, signal, sys, time
     last = time.monotonic() + 40

@@ -101,7 +101,7 @@ def test_a_host_is_the_source_until_it_is_killed(cluster: TestHosts, model: Path
     """The source dies on the way: an error names it, what has come stays, and the next call sends only the other parts."""
     code, _, stderr = Copy(cluster, "-H", "a", model, f"{PLACE}/").end()
     assert code == 0, stderr
-    words = ("-H", "b,c", f"a:{PLACE}/model", f"{PLACE}/model")
+    words = ("--lease", 6, "-H", "b,c", f"a:{PLACE}/model", f"{PLACE}/model")
     copy = Copy(cluster, *words)
     # Slow enough that it is killed on the way.
     wait_until(

@@ -100,19 +100,19 @@ def trained(job: Job, count: int) -> float:
 
 
 def test_pip_builds_once_on_each_bare_host(bare: TestHosts, project: Path) -> None:
-    words = ("--env", "pip", "-H", "a:1,b:1,c:1", "python", "train.py")
+    words = ("--env", "pip", "-H", "a:1,b:1", "python", "train.py")
     job = start(bare, project, *words)
-    first = trained(job, 3)
+    first = trained(job, 2)
     assert "hvlaunch: setup on " in job.stderr
     assert "Successfully installed tiny-1.0" in job.stderr
     job = start(bare, project, *words)
-    second = trained(job, 3)
+    second = trained(job, 2)
     assert "setup on" not in job.stderr
     assert second < first
     # Another file of the key asks for another environment.
     (project / "requirements.txt").write_text("--no-index\n--find-links wheels\ntiny\n# more\n")
-    job = start(bare, project, *words)
-    trained(job, 3)
+    job = start(bare, project, "--env", "pip", "-H", "a:1", "python", "train.py")
+    trained(job, 1)
     assert "Successfully installed tiny-1.0" in job.stderr
 
 

@@ -202,7 +202,21 @@ def test_hosts_pass_large_content_on(cluster: TestHosts, project: Path) -> None:
 def test_a_source_that_dies_is_replaced(cluster: TestHosts, project: Path) -> None:
     """The first host is killed while others fetch from it: an elastic job goes on with whole copies on the others."""
     (project / "data").write_bytes(os.urandom(128 << 20))
-    job = SyncJob(cluster, project, "-np", 2, "--min-np", 2, "-H", "a:1,b:1,c:1", "--start-timeout", 60, *SUM)
+    job = SyncJob(
+        cluster,
+        project,
+        "-np",
+        2,
+        "--min-np",
+        2,
+        "-H",
+        "a:1,b:1,c:1",
+        "--start-timeout",
+        60,
+        "--lease",
+        6,
+        *SUM,
+    )
     incoming = "ls ~/.cache/hvlaunch/trees/*/incoming/*.part"
     wait_until(lambda: not cluster["b"].run(["sh", "-c", incoming]).returncode, "content comes to b", LIMIT)
     cluster["a"].kill()

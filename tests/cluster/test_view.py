@@ -27,7 +27,7 @@ for step in range(10**6):
     progress(step, 10**6, loss=1 / (step + 1))
     print(f"step {step} of <b>rank {os.environ['RANK']}</b>", flush=True)
     if step == 3: print("a needle", flush=True)
-    time.sleep(0.2)
+    time.sleep(0.4)
 """
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("view")]

@@ -170,7 +170,7 @@ def in_the_middle(
 CLIENT = """
 import os, sys
 from hvlaunch.rendezvous.client import Client
-client = Client.from_environment(timeout=20)
+client = Client.from_environment(timeout=6)
 client.put("s", "k", b"a" * 10_000)
 print("PUT", flush=True)
 print("GOT", client.get("s", "k") == b"a" * 10_000, flush=True)
@@ -194,7 +194,7 @@ def test_modified_bytes_are_refused(cluster: TestHosts, how: str) -> None:
 @pytest.mark.parametrize("how", ["change", "answer"])
 def test_a_modified_ssh_stream_runs_no_command(cluster: TestHosts, how: str) -> None:
     with in_the_middle(cluster.driver, how, SSH) as middle:
-        job = Job(cluster, ["--start-timeout", 10, "-H", "a:1", "touch", "/run/home/root/ran"])
+        job = Job(cluster, ["--start-timeout", 6, "-H", "a:1", "touch", "/run/home/root/ran"])
         assert job.code() == 69
         assert middle.stdout is not None
         assert middle.stdout.readline() == "met\n"

@@ -42,7 +42,7 @@ def test_after_a_fork_bomb_under_a_limit_of_processes(launch: Launch, limited: G
     agent = launch(shell=limited.shell)
     agent.hello()
     guardian, process = agent.guardian, agent.agent
-    agent.start(python(BOMB, "0.005"), own={"HVLAUNCH_SIZE": "2"})
+    agent.start(python(BOMB, "0.02"), own={"HVLAUNCH_SIZE": "2"})
     agent.read_output(len("refused"))
     if ending == "bye":
         assert agent.bye() == ({"type": "bye", "left": 0, "pids": []}, 0)

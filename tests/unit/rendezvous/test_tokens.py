@@ -77,8 +77,9 @@ def test_without_token_every_path_is_401_and_unchanged(server, connect, stranger
     server.put("s", "k", b"secret")
     server.put("s", "s", b"secret")
     asked = 0
-    for place in [*places(server), *NOT_PLACES]:
-        for method in METHODS:
+    for number, place in enumerate([*places(server), *NOT_PLACES]):
+        # Who shows nothing asks in each way for all; the others, each way in turn.
+        for method in METHODS if stranger == "nothing" else (METHODS[number % len(METHODS)], "GET", "PUT"):
             with closing(connect(server)) as foreign:
                 answer = foreign.ask(method, place, b"1", headers=STRANGERS[stranger])
             assert answer.status == 401, (method, place)
