@@ -236,7 +236,7 @@ class Policy:
             return []
         current.convict(cause)
         actions = self._strike(cause.host, cause, now, fruitful=current.is_fruitful(now))
-        if actions and self._is_first_exclusion(cause.host):
+        if actions and self._is_remedy(cause.host, now):
             self._restarts.remedied()
         return actions
 
@@ -411,7 +411,7 @@ class Policy:
             return Decision(excluded)
         # A lost host says nothing about the workers, so its round counts neither way. The same holds for an exclusion: the
         # next round runs without the bad host. A host that comes back and is excluded again is no news.
-        is_neutral = problem is not None or (bool(excluded) and self._is_first_exclusion(host))
+        is_neutral = problem is not None or (bool(excluded) and self._is_remedy(host, now))
         if host is None and isinstance(cause, why.NotMet) and len(cause.hosts) == 1:
             host = cause.hosts[0]
         limit = self._restarts.failed(
@@ -434,9 +434,10 @@ class Policy:
         idle = cause.seconds if isinstance(cause, _WITHOUT_PROGRESS) else None
         return current.is_fruitful(now, lost=idle or 0.0)
 
-    def _is_first_exclusion(self, host: str | None) -> bool:
-        excluded = None if host is None else self._pool.get(host)
-        return excluded is not None and excluded.cooldown.count <= 1
+    def _is_remedy(self, name: str | None, now: float) -> bool:
+        """True if the exclusion of this host is a remedy: its first one, or one until a spare is there."""
+        host = None if name is None else self._pool.get(name)
+        return host is not None and (host.cooldown.count <= 1 or not self._can_do_without(host, now))
 
     # Hosts
 
@@ -448,13 +449,22 @@ class Policy:
             return []
         # A fruitful round forgives earlier failures, but not this one.
         host.strikes = 1 if fruitful else host.strikes + 1
-        if host.strikes < _STRIKES or not self._can_do_without(host, now):
+        if host.strikes < _STRIKES or not self._can_do_without(host, now, soon=True):
             return []
-        return self.exclude(host, why.WorkersFail(cause), now)
+        # Until a spare has connected, the job needs the host, and tries it again if no spare comes.
+        bounds = None if self._can_do_without(host, now) else _CONNECT_COOLDOWN
+        return self.exclude(host, why.WorkersFail(cause), now, bounds)
 
-    def _can_do_without(self, host: PoolHost, now: float) -> bool:
-        """True if the other hosts have enough slots, and the host's workers are not the only ones with the state."""
-        others = [other for other in self._pool if other is not host and other.is_usable(now)]
+    def _can_do_without(self, host: PoolHost, now: float, *, soon: bool = False) -> bool:
+        """True if the other hosts have enough slots, and the host's workers are not the only ones with the state.
+
+        `soon` also counts hosts that are connecting.
+        """
+        others = [
+            other
+            for other in self._pool
+            if other is not host and (other.is_usable(now) or (soon and other.is_coming(now)))
+        ]
         return self._have_enough(others) and not self._alone_has_state(host)
 
     def _alone_has_state(self, host: PoolHost) -> bool:

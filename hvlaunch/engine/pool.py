@@ -164,6 +164,10 @@ class PoolHost:
         """True if workers may be started there."""
         return self.state is HostState.READY and self.listed and not self.cooldown.holds(now)
 
+    def is_coming(self, now: float) -> bool:
+        """True if workers may be started there once it has connected."""
+        return self.state is HostState.CONNECTING and self.listed and not self.cooldown.holds(now)
+
 
 class Pool:
     """The hosts in order: the newest list, then former members."""

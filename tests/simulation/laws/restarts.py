@@ -72,9 +72,31 @@ class Restarts(Law):
                 last = sorted(self.ledger.rounds.items())[-action.cause.times :]
                 fruitful = [number for number, failed_round in last if failed_round.best > failed_round.base]
                 assert not fruitful, f"the job gets nowhere, and has got on in round {fruitful[0]}"
+                self._check_spares(event, action.cause)
         if limit is not None:
             failed = self._recent(self._failed)
             assert len(failed) <= limit, f"{len(failed)} failures are made up for, of {limit}"
+
+    def _check_spares(self, event: on.Event, cause: why.NoProgress) -> None:
+        """Check that the job does not end for a host that fails while one that could replace it is connecting."""
+        ledger, name = self.ledger, cause.suspect
+        is_own = isinstance(event, on.WorkerExited) and event.host == name and event.look != "consequence"
+        if (
+            not is_own
+            or self.world.is_late
+            or {one.host for one in ledger.living() if one.commit >= 0} == {name}
+        ):
+            return
+        connecting = [
+            host
+            for host in ledger.hosts.values()
+            if host.is_listed and host.link == "connecting" and ledger.now >= host.until
+        ]
+        ready = sum(host.slots for host in ledger.usable() if host.name != name)
+        both = ready + sum(host.slots for host in connecting if host.name != name)
+        assert not ready < self.world.options.min_np <= both, (
+            f"the job ends for {name} before its spare is there"
+        )
 
     def _check_progress(self) -> None:
         """Check that no other round begins after too many in a row that failed without progress."""

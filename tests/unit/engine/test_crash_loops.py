@@ -14,6 +14,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.lifecycle import AT_WORK
 from hvlaunch.engine.pool import HostState
 from hvlaunch.engine.round import RoundState
+from hvlaunch.errors import ConnectFailed
 from tests.unit.gloo.elastic_history import arrive, elastic, wire
 from tests.unit.gloo.history import History, lost
 
@@ -23,9 +24,9 @@ HOSTS = "ab"
 class Loop:
     """An elastic job that needs both of its hosts, a worker on each."""
 
-    def __init__(self, hosts: str = "a:1,b:1", **options: Any) -> None:
+    def __init__(self, hosts: str = "a:1,b:1", *, late: str = "", **options: Any) -> None:
         self.job: History = elastic(hosts, **{"min_np": 2, "max_np": 2, "elastic_timeout": 1e6} | options)
-        arrive(self.job, *(word[0] for word in hosts.split(",")))
+        arrive(self.job, *(word[0] for word in hosts.split(",") if word[0] not in late))
         self.commit = -1
 
     @property
@@ -259,6 +260,42 @@ def test_hosts_that_come_back_only_to_fail_are_no_excuse() -> None:
             loop.await_round()
     assert not loop.goes_on
     assert loop.number < 12
+
+
+def with_a_late_spare(cooldown: tuple[float, float] | None) -> Loop:
+    """Let host b fail as long as rounds begin there, while its spare is connecting."""
+    loop = Loop("a:1,b:1,c:1", late="c", spares=1, cooldown=cooldown)
+    for _ in range(12):
+        loop.live(1.0)
+        if loop.job.engine.round.state is RoundState.RUNNING:  # type: ignore[union-attr]
+            loop.fails()
+        assert loop.goes_on, "the job ends before its spare is there"
+    return loop
+
+
+@pytest.mark.parametrize("cooldown", [None, (4.0, 60.0)])
+def test_a_spare_that_connects_late_takes_the_place_of_a_bad_host(
+    cooldown: tuple[float, float] | None,
+) -> None:
+    loop = with_a_late_spare(cooldown)
+    arrive(loop.job, "c")
+    loop.await_round()
+    assert loop.job.engine.round is not None
+    assert loop.job.engine.round.hosts == ["a", "c"]
+    assert loop.goes_on
+
+
+def test_a_spare_that_never_comes_ends_the_wait_for_it() -> None:
+    loop = with_a_late_spare(None)
+    loop.job.play(on.HostGone("c", ConnectFailed("refused", host="c").problem))
+    for _ in range(20):
+        if loop.goes_on:
+            loop.await_round()
+            loop.live(1.0)
+            loop.fails()
+    assert not loop.goes_on
+    (ending,) = loop.job.of(tell.JobEnding)
+    assert ending.cause == why.NoProgress(3, "b")
 
 
 def test_a_bad_host_does_not_end_a_job_that_can_do_without_it() -> None:
