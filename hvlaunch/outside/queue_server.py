@@ -20,6 +20,7 @@ from hvlaunch.errors import EXIT_HOSTS, EXIT_TOO_FEW, HvlaunchError
 from hvlaunch.outside import (
     LOCK,
     MINDER,
+    REPORT,
     KnownJob,
     has_driver,
     has_minder,
@@ -185,11 +186,11 @@ class QueueServer:
         directory = self._jobs / job.job
         run = known_job(directory)
         if run is not None and run.result is not None:
-            return None if is_alive else _end_of(job, run.result, now)
+            return None if is_alive else _end_of(job, run.result, directory, now)
         if is_alive or (run is not None and (run.has_driver or has_minder(directory))):
             return None
         if run is not None and (result := result_of(run)) is not None:
-            return _end_of(job, result, now)
+            return _end_of(job, result, directory, now)
         if job.state == "running":
             return self._without_driver(job, run, now)
         if run is not None:
@@ -264,16 +265,26 @@ def _event_of(action: Action, now: float) -> Event | None:
     return None
 
 
-def _end_of(job: QueuedJob, result: Mapping[str, Any], now: float) -> Event:
+def _end_of(job: QueuedJob, result: Mapping[str, Any], directory: Path, now: float) -> Event:
     """Return the event for a job with this result."""
     code = int(result.get("exit_code") or 0)
-    cause = str(result.get("cause") or "")
+    cause = _cause(result, directory)
     if job.state == "starting":
-        host = f"{result['host']}: " if result.get("host") else ""
-        return _failed(job, {"code": code, "text": f"{host}{cause}"}, now)
+        return _failed(job, {"code": code, "text": cause}, now)
     is_late = job.time_limit is not None and now >= job.since + job.time_limit and code
     reason = "removed" if job.is_removed else "time limit" if is_late else cause
     return Finished(job.id, now, code, reason)
+
+
+def _cause(result: Mapping[str, Any], directory: Path) -> str:
+    """Return the cause of a failure in a few words, with its host."""
+    if result.get("rank") is not None:
+        return f"rank {result['rank']} on {result.get('host')}"
+    cause = str(result.get("cause") or "")
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        host = json.loads((directory / REPORT).read_bytes())["error"]["host"]
+        return f"host {host}: {cause}" if host else cause
+    return cause
 
 
 def _failed(job: QueuedJob, failure: Mapping[str, Any], now: float) -> Event:

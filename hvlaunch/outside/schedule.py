@@ -398,9 +398,16 @@ class Schedule:
 
     def promise(self, job: QueuedJob, now: float, free: Mapping[str, int]) -> float:
         """Return the latest start of the job by the time limits of running jobs; infinite without enough limits."""
-        ends = sorted({end for other in self._running() if (end := self._end(other, now)) < inf})
-        for at in (now, *ends):
-            if job.room(self._free_at(at, now, free)) >= job.workers:
+        ends = {end for other in self._running() if (end := self._end(other, now)) < inf}
+        # In the worst case, each GPU of a backfill that starts just now is the room of a worker.
+        filling = [
+            (now + (other.time_limit or inf) + MARGIN, other.workers * other.per_worker)
+            for other in self.jobs.values()
+            if other.state == "starting" and other.is_backfill and not other.is_withdrawn
+        ]
+        for at in (now, *sorted(ends | {end for end, _ in filling})):
+            room = job.room(self._free_at(at, now, free))
+            if room - sum(size for end, size in filling if at < end) >= job.workers:
                 return at
         return inf
 
@@ -427,7 +434,7 @@ class Schedule:
                 return f"never: {failed[0].id} has failed, {failed[0].outcome}"
             return f"after {name}"
         if now < job.not_before:
-            return job.reason
+            return f"{job.reason}; again in {job.not_before - now:.0f} s"
         active = [other for other in self.named(job.array) if other.state in ACTIVE]
         if job.most is not None and len(active) >= job.most:
             return f"{len(active)} of its array"

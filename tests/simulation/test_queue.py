@@ -354,6 +354,30 @@ def test_many_random_histories() -> None:
         play(seed)
 
 
+def test_a_promise_counts_a_backfill_that_has_no_gpus_yet() -> None:
+    schedule = Schedule()
+    whole = QueuedJob("1", "", "train", 0.0, ("a",), 4, 1)
+    jobs = (
+        whole._replace(id="1", workers=2, time_limit=100.0),
+        whole._replace(id="2", workers=4),
+        whole._replace(id="3", workers=1, time_limit=1000.0),
+    )
+    for event in (
+        Added(jobs),
+        Starting("1", "x", 0.0, is_backfill=False),
+        Running("1", 0.0, {"a": 2}),
+        Starting("2", "y", 0.0, is_backfill=False),
+    ):
+        schedule.apply(event)
+    head = schedule.jobs["2"]
+    assert schedule.promise(head, 10.0, {"a": 2}) == 100.0 + MARGIN
+    # It was started when there was no promise yet.
+    schedule.apply(Starting("3", "z", 10.0, is_backfill=True))
+    assert schedule.promise(head, 10.0, {"a": 2}) == 10.0 + 1000.0 + MARGIN
+    schedule.apply(Withdrawn("3"))
+    assert schedule.promise(head, 10.0, {"a": 2}) == 100.0 + MARGIN
+
+
 PLANTED: dict[str, tuple[str, Callable[..., Any]]] = {
     "any job that fits passes": (
         "_may_pass",

@@ -82,6 +82,11 @@ class Tools:
                 {},
                 lambda _: self._lines(["hosts", "--json"]),
             ),
+            "queue": Tool(
+                "jobs in the queue, what each of them waits for, and those that have ended lately",
+                {},
+                lambda _: self._lines(["queue", "ls", "--json"]),
+            ),
             **{
                 path.removeprefix("/"): self._of_request(path, request)
                 for path, request in REQUESTS.items()

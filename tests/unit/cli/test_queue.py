@@ -1,0 +1,364 @@
+"""`hvlaunch queue`: real servers, drivers and workers on this machine, killed at random."""
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hvlaunch.cli.jobs.assistant import Tools
+from hvlaunch.cli.jobs.queue_commands import submit
+from hvlaunch.errors import BadUsage
+from hvlaunch.outside import known_jobs, prune
+from hvlaunch.outside.queue import OPEN, Queue
+from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+
+HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
+
+
+class QueueSite(Site):
+    """A user with a queue, and two slots on this machine."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place / "state")
+        self.place = place
+        self.environ["XDG_CACHE_HOME"] = str(place / "cache")
+        self.queue = Queue(place / "state/hvlaunch/queue")
+        self.leases = ["--lease-slots", "2", "--lease-directory", str(place / "leases"), "-H", "localhost"]
+        self.marks = place / "marks"
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [*HVLAUNCH, "queue", *words],
+            env=self.environ,
+            cwd=self.place,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    def add(self, *words: str) -> str:
+        return self.run("add", "--quiet", *self.leases, *words).strip()
+
+    def add_marked(self, *options: str, seconds: float = 0.0, until: str = "") -> str:
+        """Queue a job that leaves its number in a file, and then waits so long, or for another file."""
+        wait = f"until [ -e {self.place / until} ]; do sleep 0.05; done" if until else f"sleep {seconds}"
+        number = self.queue.read().next
+        return self.add(*options, "-np", "1", "sh", "-c", f"echo {number} >> {self.marks}; {wait}")
+
+    def starts(self) -> list[str]:
+        """Return the numbers of jobs with workers, in the order of their starts."""
+        return self.marks.read_text().split() if self.marks.exists() else []
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        return {row["id"]: row for row in map(json.loads, self.run("ls", "--json").splitlines())}
+
+    def state(self, number: str) -> str:
+        return self.queue.read().jobs[number].state
+
+    def wait_for(self, number: str, state: str) -> None:
+        wait_until(lambda: self.state(number) == state, f"{number} is not {state}")
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """All processes of this user, or those with these words."""
+        chosen = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                state = process.environ().get("XDG_STATE_HOME")
+                if state == self.environ["XDG_STATE_HOME"] and {*words} <= {*process.cmdline()}:
+                    chosen.append(process)
+        return chosen
+
+    def servers(self) -> list[psutil.Process]:
+        """The server's process; its keeper has one word more."""
+        directory, servers = str(self.queue.directory), []
+        for process in self.processes(directory):
+            with suppress(psutil.Error):
+                servers += [process] if process.cmdline()[-1] == directory else []
+        return servers
+
+    def kill(self) -> None:
+        """Kill all that is left, whatever starts another meanwhile."""
+        while processes := self.processes():
+            for process in processes:
+                with suppress(psutil.Error):
+                    process.kill()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[QueueSite]:
+    site = QueueSite(tmp_path)
+    yield site
+    site.kill()
+
+
+def test_jobs_start_in_order_and_leave_nothing(site: QueueSite) -> None:
+    first = site.add_marked(until="go")
+    second = site.add_marked("--job-name", "second", until="go")
+    third = site.add_marked()
+    site.wait_for(third, "starting")
+    # Both slots are taken.
+    wait_until(lambda: "0 of 2 free on localhost" in site.run("ls"), "what it waits for is not shown")
+    behind = site.add_marked()
+    assert site.rows()[behind]["text"] == f"waits: behind {third}"
+    assert site.starts() == [first, second]
+    assert site.do("logs", first) == 0
+    (site.place / "go").touch()
+    site.wait_for(behind, "ended")
+    assert site.starts() == [first, second, third, behind]
+    assert [row["text"] for row in site.rows().values()] == ["done"] * 4
+    # Directories of submissions go, and the server ends with its last job.
+    wait_until(lambda: not site.processes(), "the server goes on")
+    assert {path.name for path in site.queue.directory.iterdir()} == {
+        OPEN,
+        "lock",
+        "log",
+        "log.lock",
+        "minder",
+    }
+    assert not list((site.queue.directory / OPEN).iterdir())
+
+
+def test_a_tree_that_is_gone_runs(site: QueueSite) -> None:
+    tree = site.place / "project"
+    tree.mkdir()
+    (tree / "t.py").write_text("print('as it was')")
+    blocker = site.add("-np", "2", "sh", "-c", f"until [ -e {site.place}/go ]; do sleep 0.05; done")
+    job = site.add("--cwd", str(tree), "--sync", "-np", "1", sys.executable, "t.py")
+    shutil.rmtree(tree)
+    (site.place / "go").touch()
+    site.wait_for(job, "ended")
+    assert site.state(blocker) == "ended"
+    (record,) = [known for known in known_jobs(site.root) if known.about["queue"] == job]
+    assert record.ended_well
+    output = subprocess.run(
+        [*HVLAUNCH, "logs", job], env=site.environ, capture_output=True, text=True, check=True
+    )
+    assert output.stdout == "[0]<stdout>: as it was\n"
+
+
+def test_arrays_and_dependencies(site: QueueSite) -> None:
+    words = "echo {array}-$HVLAUNCH_ARRAY-$V >> " + str(site.place / "tasks") + "; exit $(( {array} == 2 ))"
+    array = site.add("--array", "0-3%1", "-np", "1", "-x", "V=v{array}", "sh", "-c", words)
+    ok, some, more = (
+        site.add_marked("--after", array),
+        site.add_marked("--after-any", array),
+        site.add_marked("--after", f"{array}_1"),
+    )
+    for number in (some, more):
+        site.wait_for(number, "ended")
+    assert (site.place / "tasks").read_text().split() == [f"{n}-{n}-v{n}" for n in range(4)]
+    assert site.rows()[ok]["text"] .startswith(f"waits: never: {array}_2 has failed, exit code 1")
+    assert site.rows()[f"{array}_2"]["text"] == "exit code 1, rank 0 on localhost"
+    site.run("release", ok)
+    site.wait_for(ok, "ended")
+    assert site.starts()[-1] == ok
+
+
+def test_rm_top_and_hold_act_on_jobs_that_wait_at_their_hosts(site: QueueSite) -> None:
+    blocker = site.add("-np", "2", "sh", "-c", f"until [ -e {site.place}/go ]; do sleep 0.05; done")
+    site.wait_for(blocker, "running")
+    jobs = [site.add_marked() for _ in range(4)]
+    site.wait_for(jobs[0], "starting")
+    site.run("top", jobs[3])
+    # The job at its hosts comes back for it.
+    site.wait_for(jobs[3], "starting")
+    assert site.state(jobs[0]) == "waiting"
+    site.run("hold", jobs[3])
+    site.wait_for(jobs[0], "starting")
+    assert site.rows()[jobs[3]]["text"] == "waits: held"
+    site.run("rm", jobs[0])
+    site.wait_for(jobs[0], "ended")
+    assert "runs" in site.run("hold", blocker, code=2)
+    (site.place / "go").touch()
+    site.wait_for(jobs[2], "ended")
+    site.run("release", jobs[3])
+    site.wait_for(jobs[3], "ended")
+    assert site.starts() == [jobs[1], jobs[2], jobs[3]]
+    assert site.rows()[jobs[0]]["text"] == "removed"
+    assert "has ended" in site.run("rm", jobs[0], code=2)
+
+
+def test_running_jobs_end_by_rm_and_by_their_limit(site: QueueSite) -> None:
+    removed = site.add_marked(seconds=1000)
+    late = site.add_marked("--time-limit", "1s", seconds=1000)
+    site.wait_for(removed, "running")
+    site.run("rm", removed)
+    for number, reason in ((removed, "removed"), (late, "time limit")):
+        site.wait_for(number, "ended")
+        assert site.rows()[number]["text"].endswith(reason)
+
+
+def play_kills(site: QueueSite, kills: int, jobs: int) -> None:
+    """Queue jobs while the server is killed again and again."""
+    draw = random.Random(kills)
+    # For this one the server stays.
+    held = site.add_marked("--hold")
+    for number in range(jobs):
+        site.add_marked(seconds=0.1)
+        for _ in range(kills // jobs + (number < kills % jobs)):
+            wait_until(site.servers, "no other server has come")
+            time.sleep(draw.uniform(0.0, 0.5))
+            for process in site.servers():
+                with suppress(psutil.Error):
+                    process.send_signal(signal.SIGKILL)
+    numbers = [str(number + 2) for number in range(jobs)]
+    site.wait_for(numbers[-1], "ended")
+    site.run("release", held)
+    wait_until(lambda: all(site.state(number) == "ended" for number in (held, *numbers)), "a job is left")
+    assert site.starts() == [*numbers, held]
+    assert [row["exit_code"] for row in site.rows().values()] == [0] * (jobs + 1)
+
+
+def test_a_killed_server_loses_nothing(site: QueueSite) -> None:
+    play_kills(site, kills=4, jobs=3)
+
+
+@pytest.mark.long
+def test_a_server_killed_twenty_times_loses_nothing(site: QueueSite) -> None:
+    play_kills(site, kills=20, jobs=10)
+
+
+def test_after_a_restart_of_the_machine_nothing_is_lost_or_runs_twice(site: QueueSite) -> None:
+    running, also = site.add_marked(seconds=1000), site.add_marked(seconds=1000)
+    waiting, later = site.add_marked(), site.add_marked()
+    for number, state in ((running, "running"), (also, "running"), (waiting, "starting")):
+        site.wait_for(number, state)
+    wait_until(lambda: len(site.starts()) == 2, "the first jobs do not run")
+    site.kill()
+    site.run("ls")
+    for number in (running, also, waiting, later):
+        site.wait_for(number, "ended")
+    rows = site.rows()
+    # Their workers are gone, and nobody starts them again.
+    assert all(rows[number]["exit_code"] != 0 for number in (running, also)), rows
+    assert [rows[number]["text"] for number in (waiting, later)] == ["done", "done"]
+    assert sorted(site.starts()[:2]) == [running, also]
+    assert site.starts()[2:] == [waiting, later]
+
+
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_a_killed_driver_without_gpus_is_started_again(site: QueueSite, *, has_directory: bool) -> None:
+    blocker = site.add("-np", "2", "sh", "-c", f"until [ -e {site.place}/go ]; do sleep 0.05; done")
+    job = site.add_marked()
+    site.wait_for(job, "starting")
+    if has_directory:
+        wait_until(lambda: "0 of 2 free" in site.rows()[job]["text"], "it does not come to its hosts")
+    wait_until(lambda: site.processes(job, "wait"), "it has no process")
+    before = site.queue.read().jobs[job]
+    site.processes(job, "wait")[0].kill()
+    if has_directory:
+        wait_until(lambda: site.queue.read().jobs[job].tries > before.tries, "it is not started again")
+    (site.place / "go").touch()
+    site.wait_for(job, "ended")
+    assert site.starts() == [job]
+    assert site.state(blocker) == "ended"
+
+
+def test_a_host_that_is_away_keeps_its_job_and_lets_others_pass(site: QueueSite) -> None:
+    hostfile = site.place / "hosts"
+    hostfile.write_text("away slots=1 address=127.0.0.1 port=1\n")
+    words = ["--lease-slots", "2", "--hostfile", str(hostfile), "-np", "1", "true"]
+    away = site.run("add", "--quiet", *words).strip()
+    other = site.add_marked()
+    wait_until(lambda: "away" in site.rows()[away]["text"], "its host's error is not shown")
+    assert site.state(away) == "waiting"
+    site.wait_for(other, "ended")
+
+
+def test_usage(site: QueueSite) -> None:
+    assert "is missing" in site.run(code=2)
+    assert "not one of" in site.run("shuffle", code=2)
+    assert "no job 7 in the queue" in site.run("rm", "7", code=2)
+    assert "no job 7 in the queue" in site.run(
+        "add", *site.leases, "--after", "7", "-np", "1", "true", code=2
+    )
+    assert "not a time" in site.run("add", *site.leases, "--time-limit", "soon", "-np", "1", "true", code=2)
+    assert "needs leases" in site.run("add", "--no-lease-gpus", "-np", "1", "true", code=2)
+    assert "usage:" in site.run("--help")
+    assert site.run("ls") == "the queue is empty\n"
+    assert not site.processes()
+
+
+def test_submit_is_for_other_commands(site: QueueSite) -> None:
+    environ = {**site.environ}
+    number = submit(
+        [*site.leases, "-np", "1", "-x", "A={array}"],
+        ["true"],
+        environ,
+        name="sweep",
+        array="0-2%2",
+        hold=True,
+    )
+    schedule = site.queue.read()
+    assert [(job.id, job.name, job.most, job.is_held) for job in schedule.jobs.values()] == [
+        (f"{number}_{index}", "sweep", 2, True) for index in range(3)
+    ]
+    with pytest.raises(BadUsage, match="no job 9"):
+        submit([*site.leases, "-np", "1"], ["true"], environ, after=["9"])
+
+
+def test_an_assistant_sees_the_queue(site: QueueSite) -> None:
+    site.add_marked("--hold")
+    tools = Tools(site.environ, allow_actions=False, run_own=lambda words: site.run(*words[1:]))
+    text, is_error = tools.call("queue", {})
+    assert not is_error
+    assert [(row["id"], row["text"]) for row in json.loads(text)] == [("1", "waits: held")]
+
+
+def test_a_full_disk_queues_nothing(site: QueueSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.add_marked("--hold")
+    before = (site.queue.directory / "log").read_bytes()
+    # As a full disk: no write may make a file longer than it is.
+    limit = f"ulimit -f 0; exec {' '.join(HVLAUNCH)} queue add {' '.join(site.leases)} -np 1 true"
+    done = subprocess.run(
+        ["bash", "-c", f"trap '' XFSZ; {limit}"],
+        env=site.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 74, done.stderr
+    assert re.search("not queued|can't be changed", done.stderr)
+    assert (site.queue.directory / "log").read_bytes() == before
+    assert [*site.rows()] == ["1"]
+    assert not list(site.queue.directory.glob(".*"))
+
+
+def test_a_damaged_list_keeps_what_can_be_read(site: QueueSite) -> None:
+    site.add_marked("--hold")
+    log = site.queue.directory / "log"
+    whole = log.read_bytes()
+    site.add_marked("--hold")
+    log.write_bytes(whole + b"x" * 40)
+    assert [*site.rows()] == ["1"]
+    site.add_marked("--hold")
+    assert [*site.rows()] == ["1", "2"]
+    assert (site.queue.directory / "log.damaged").read_bytes() == whole + b"x" * 40
+
+
+def test_directories_of_open_jobs_are_not_pruned(site: QueueSite) -> None:
+    job = site.add_marked()
+    site.wait_for(job, "ended")
+    (record,) = known_jobs(site.root)
+    lock = site.queue.directory / OPEN / record.id
+    lock.touch()
+    prune(site.root, time.time() + 100 * 86400)
+    assert known_jobs(site.root)
+    lock.unlink()
+    prune(site.root, time.time() + 100 * 86400)
+    assert not known_jobs(site.root)
