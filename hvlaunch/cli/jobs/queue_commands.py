@@ -48,7 +48,7 @@ from hvlaunch.outside.schedule import (
 )
 from hvlaunch.owners import make_own_directory, write_whole
 
-__all__ = ["QUEUE_OPTIONS", "queue_rows", "run_queue_command", "submit"]
+__all__ = ["QUEUE_OPTIONS", "queue_parser", "queue_rows", "run_queue_command", "submit"]
 
 _HINT = "hvlaunch queue --help"
 _USAGE = """\
@@ -73,6 +73,7 @@ Jobs that start one after the other, as soon as their GPUs are free, also after 
   --json   an object for each job, on its own line
 """
 _ARRAY = "{array}"
+_WORDS = ("add", "ls", "rm", "top", "hold", "release")
 _MOST_TASKS = 1000
 _FEW_ENDED = 5
 _HEAD = ("ID", "NAME", "STATE", "SINCE", "HOSTS", "COMMAND")
@@ -128,15 +129,13 @@ def run_queue_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `queue`; return the exit code. Raises HvlaunchError."""
     if not argv or argv[0] in ("-h", "--help") or (argv[0] != "add" and {"-h", "--help"} & {*argv}):
         if not argv:
-            raise BadUsage("queue: add, ls, rm, top, hold or release is missing", hint=_HINT)
+            raise BadUsage(f"queue: one of {', '.join(_WORDS)} is missing", hint=_HINT)
         return print_answer(_USAGE)
     if argv[0] == "add":
         return _add(argv[1:], environ)
     if argv[0] == "ls":
         return _list(argv[1:], environ)
-    if argv[0] in _CHANGES:
-        return _change(argv[0], argv[1:], environ)
-    raise BadUsage(f"queue: {argv[0]!r} is not one of add, ls, rm, top, hold, release", hint=_HINT)
+    return _change(argv[0], argv[1:], environ)
 
 
 def _add(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -303,10 +302,7 @@ def _queued(job: str, spec: JobSpec, options: Options, most: int | None) -> Queu
 
 
 def _list(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    parser = _parser("ls")
-    parser.add_argument("-a", "--all", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
+    options = queue_parser("ls").parse_args(argv)
     queue = Queue(queue_directory(environ))
     # For a queue whose processes were killed, or after a boot.
     ensure_server(queue.directory)
@@ -385,9 +381,7 @@ def _cells(row: Mapping[str, Any], now: float) -> tuple[str, ...]:
 
 
 def _change(word: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    parser = _parser(word)
-    parser.add_argument("jobs", metavar="JOB", nargs="+")
-    options = parser.parse_args(argv)
+    options = queue_parser(word).parse_args(argv)
     queue = Queue(queue_directory(environ))
     events = queue.change(partial(_events, word, options.jobs))
     ensure_server(queue.directory)
@@ -424,5 +418,14 @@ _CHANGES: Mapping[str, Callable[[str], Event]] = {
 }
 
 
-def _parser(word: str) -> Parser:
-    return Parser(prog=f"hvlaunch queue {word}", add_help=False, allow_abbrev=False, hint=_HINT)
+def queue_parser(word: str) -> Parser:
+    """Return the parser of the words behind `queue ls`, `queue rm` and others, except `queue add`. Raises BadUsage."""
+    if word not in _WORDS:
+        raise BadUsage(f"queue: {word!r} is not one of {', '.join(_WORDS)}", hint=_HINT)
+    parser = Parser(prog=f"hvlaunch queue {word}", add_help=False, allow_abbrev=False, hint=_HINT)
+    if word == "ls":
+        parser.add_argument("-a", "--all", action="store_true")
+        parser.add_argument("--json", action="store_true")
+    else:
+        parser.add_argument("jobs", metavar="JOB", nargs="+")
+    return parser

@@ -20,6 +20,7 @@ from hvlaunch.cli.hosts.gpus import GPU_OPTIONS
 from hvlaunch.cli.hosts.hosts import hosts_parser
 from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
+from hvlaunch.cli.jobs.queue_commands import QUEUE_OPTIONS, queue_parser
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.plan import plan
@@ -131,6 +132,10 @@ def hvlaunch(words: Sequence[str], environ: Mapping[str, str]) -> None:
             job([*words[2:], "true"], environ)
         elif words[0] == "cp":  # which would connect
             job([*(word for word in words[1:-2] if word != "--json"), "true"], environ)
+        elif list(words[:2]) == ["queue", "add"]:  # which would start it
+            parse(words[2:], (*GROUPS, QUEUE_OPTIONS), environ=environ)
+        elif words[0] == "queue":
+            queue_parser(words[1]).parse_args(words[2:])
         elif words[0] == "pool":
             run_pool_command(words[1:], environ)
         elif words[0] in JOB_WORDS:
