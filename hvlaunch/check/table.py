@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from hvlaunch.check import Check, Flaw, Level, Outlier, Show, Values, high, low, same, same_if_any
+from hvlaunch.console.status import size_words
 
 __all__ = ["CHECKS"]
 
@@ -23,12 +24,7 @@ def _at(part: str, name: str) -> Callable[[Values], Any]:
 
 
 def _size(value: float) -> str:
-    if value >= _UNLIMITED:
-        return "unlimited"
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B"
+    return "unlimited" if value >= _UNLIMITED else size_words(value)
 
 
 def _seconds(value: float) -> str:

@@ -15,7 +15,7 @@ from hvlaunch.cli.options.values import collect_options, source_and_path
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.status import count
+from hvlaunch.console.status import count, size_words
 from hvlaunch.errors import EXIT_NOT_WRITTEN, BadUsage
 from hvlaunch.hosts.parse import host_set, parse_hosts
 from hvlaunch.job import BringOptions, CollectOptions, JobSpec
@@ -174,10 +174,8 @@ def _copy(spec: JobSpec, options: BringOptions, *, is_json: bool) -> int:
         text = ""
         if done and files is not None:
             sent = sum(received.values()) / len(done)
-            text = (
-                f"{host_set(done)}: {options.path}, {count(files.count, 'file')}, {files.size / 1e6:.1f} MB"
-            )
-            text += " (all were there)\n" if not sent else f" ({sent / 1e6:.1f} MB were new)\n"
+            text = f"{host_set(done)}: {options.path}, {count(files.count, 'file')}, {size_words(files.size)}"
+            text += " (all were there)\n" if not sent else f" ({size_words(sent)} were new)\n"
         code = print_answer(text)
     for text in dict.fromkeys(map(str, problems.values())):
         complain(text)

@@ -3,7 +3,17 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["AskStatus", "OnStatus", "Status", "ago", "code_words", "count", "counted", "duration"]
+__all__ = [
+    "AskStatus",
+    "OnStatus",
+    "Status",
+    "ago",
+    "code_words",
+    "count",
+    "counted",
+    "duration",
+    "size_words",
+]
 
 
 class Status(NamedTuple):
@@ -51,6 +61,16 @@ def ago(seconds: float) -> str:
         if seconds >= size:
             return f"{int(seconds // size)} {unit} ago"
     return f"{max(0, int(seconds))} s ago"
+
+
+def size_words(count: float) -> str:
+    """Return a number of bytes in words: `512 B`, `65.5 kB`, `1.05 MB`, `80 GB`."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        # Rounded to three digits, 999,600 bytes are a megabyte.
+        if count >= 0.9995 * factor:
+            number = float(f"{count / factor:.3g}")
+            return f"{number:.15g} {unit}"
+    return f"{count:.0f} B"
 
 
 def code_words(code: object) -> tuple[str, str]:

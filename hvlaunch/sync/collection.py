@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.agent.errands.bring import Destination
-from hvlaunch.console.status import OnStatus, Status
+from hvlaunch.console.status import OnStatus, Status, size_words
 from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.engine.codec import BadData, decode, encode
 from hvlaunch.job import CollectOptions, Host, JobSpec, SSHOptions
@@ -141,7 +141,7 @@ class Collection:
             self._size += files.size
             if self._size > self._limit:
                 raise ValueError(
-                    f"the files of the hosts have more than the limit of {self._limit / 1e6:.1f} MB"
+                    f"the files of the hosts have more than the limit of {size_words(self._limit)}"
                 )
         with Destination(place, files.listed, is_file=False) as destination:
             writer = destination.writer()
@@ -281,7 +281,7 @@ def summary(results: Sequence[Collected], directories: Sequence[str], hint: str)
     received = sum(collected.received for collected in results)
     targets = ", ".join(dict.fromkeys(directories))
     hosts = f"{len(results)} host{'s' * (len(results) != 1)}"
-    lines = [f"{files} file{'s' * (files != 1)} of {hosts} in {targets} ({received / 1e6:.1f} MB were new)"]
+    lines = [f"{files} file{'s' * (files != 1)} of {hosts} in {targets} ({size_words(received)} were new)"]
     for collected in results:
         if collected.skipped:
             named = "; ".join(f"{path}: {why}" for path, why in collected.skipped[:_NAMED])

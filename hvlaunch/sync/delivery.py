@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.errands.sync.content import part_numbers
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.console.status import size_words
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of
 from hvlaunch.errors import CopyFailed
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.sync.snapshot import megabytes
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -244,9 +244,9 @@ class Delivery:
                 return
 
 
-def _stage(done: int, size: int) -> str:
+def _stage(done: int, total: int) -> str:
     """Return how far a host is, for its line: hosts with equal lines share one."""
-    return f"files {min(10 * done // max(size, 1), 10)}0% of {megabytes(size)}"
+    return f"files {min(10 * done // max(total, 1), 10)}0% of {size_words(total)}"
 
 
 def _port(text: str) -> int:

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.errands.sync.content import PART
+from hvlaunch.console.status import size_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree
 
-__all__ = ["PackedPart", "TreeSnapshot", "megabytes", "take_snapshot"]
+__all__ = ["PackedPart", "TreeSnapshot", "take_snapshot"]
 
 _QUIET = 0.1
 """Seconds for which nothing may have changed."""
@@ -37,7 +38,6 @@ _PATIENCE = 10.0
 _FORMAT = 1
 _MANIFEST, _SAVED = "manifest", "snapshot.json"
 _LARGEST = 10
-_GB = 1e9
 _KEPT = 30 * 86400.0
 """Seconds for which the content of a tree is kept without being used."""
 _MOST = 20 << 30
@@ -359,17 +359,17 @@ class _Reader:
 
     def _check_size(self, statuses: Mapping[str, Stat]) -> None:
         """Raises BadUsage for too large a tree; the error names the largest entries."""
-        size = sum(status.size for status in statuses.values())
-        if size <= self._limit:
+        total = sum(status.size for status in statuses.values())
+        if total <= self._limit:
             return
         sizes: dict[str, int] = {}
         for path, status in statuses.items():
             head, slash, _ = path.partition("/")
             sizes[head + slash] = sizes.get(head + slash, 0) + status.size
         largest = sorted(sizes.items(), key=lambda item: -item[1])[:_LARGEST]
-        named = ", ".join(f"{path} {megabytes(entry)}" for path, entry in largest if entry)
+        named = ", ".join(f"{path} {size_words(entry)}" for path, entry in largest if entry)
         raise BadUsage(
-            f"{self._root} has {megabytes(size)}, and --sync-limit is {megabytes(self._limit)}; "
+            f"{self._root} has {size_words(total)}, and --sync-limit is {size_words(self._limit)}; "
             f"its largest entries: {named}",
             hint="name what hosts do not need in .gitignore or .hvlaunchignore, or raise --sync-limit",
         )
@@ -398,8 +398,3 @@ class _Reader:
         new = self._folder / f"{name}.new"
         new.write_bytes(data)
         new.replace(self._folder / name)
-
-
-def megabytes(size: int) -> str:
-    """Return a number of bytes for people."""
-    return f"{size / _GB:.1f} GB" if size >= _GB else f"{size / 1e6:.1f} MB"

@@ -193,7 +193,7 @@ def test_an_earlier_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
 def test_all_hosts_together_have_the_limit(tmp_path: Path) -> None:
     collection = Collection(3)
     words = listed(["f", "a", 0o600, 2, [sha(b"hi")]])
-    for name, problem in (("a", None), ("b", "the files of the hosts have more than the limit of 0.0 MB")):
+    for name, problem in (("a", None), ("b", "the files of the hosts have more than the limit of 3 B")):
         host: Any = FakeHost(head(words), part(b"hi"), name=name)
         assert collection.collect(host, "/work", [CollectOptions("**", str(tmp_path))]).problem == problem
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from hvlaunch.cli.options import BadValue
@@ -55,53 +56,24 @@ _WIDEST = 40
 
 def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command line that begins with a job word; return its exit code. Raises HvlaunchError."""
-    if argv[0] == "pool":
-        from hvlaunch.cli.jobs.pool_commands import run_pool_command  # noqa: PLC0415 (for this word alone)
-
-        return run_pool_command(argv[1:], environ)
-    if argv[0] == "queue":
-        from hvlaunch.cli.jobs.queue_commands import run_queue_command  # noqa: PLC0415 (for this word alone)
-
-        return run_queue_command(argv[1:], environ)
-    if argv[0] == "doctor":
-        from hvlaunch.cli.doctor import run_doctor_command  # noqa: PLC0415 (for this word alone)
-
-        return run_doctor_command(argv[1:], environ)
-    if argv[0] == "hosts":
-        from hvlaunch.cli.hosts.hosts import run_hosts_command  # noqa: PLC0415 (for this word alone)
-
-        return run_hosts_command(argv[1:], environ)
-    if argv[0] == "cp":
-        from hvlaunch.cli.cp import run_cp_command  # noqa: PLC0415 (for this word alone)
-
-        return run_cp_command(argv[1:], environ)
-    if argv[0] == "check":
-        from hvlaunch.cli.hosts.check import run_check_command  # noqa: PLC0415 (for this word alone)
-
-        return run_check_command(argv[1:], environ)
-    if argv[0] == "bisect":
-        from hvlaunch.cli.hosts.bisect import run_bisect_command  # noqa: PLC0415 (for this word alone)
-
-        return run_bisect_command(argv[1:], environ)
-    if argv[0] == "sbatch":
-        from hvlaunch.cli.slurm import run_sbatch_command  # noqa: PLC0415 (for this word alone)
-
-        return run_sbatch_command(argv[1:], environ)
-    if argv[0] == "translate":
+    word = argv[0]
+    if word in _COMMANDS:
+        return _late(_COMMANDS[word])(argv[1:], environ)
+    if word == "translate":
         return _translate(argv[1:])
     try:
-        options = parser_of(argv[0]).parse_args(argv[1:])
+        options = parser_of(word).parse_args(argv[1:])
     except _Help as question:
         return print_answer(str(question))
-    if argv[0] == "mcp":
+    if word == "mcp":
         from hvlaunch.cli.jobs.assistant import serve  # noqa: PLC0415 (for this word alone)
 
         return serve(environ, allow_actions=options.allow_actions)
-    if argv[0] == "presets":
+    if word == "presets":
         from hvlaunch.cli.presets import preset_list  # noqa: PLC0415 (for this word alone)
 
         return print_answer(preset_list(environ, is_json=options.json))
-    if argv[0] == "practise":
+    if word == "practise":
         from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
 
         return run_practise_command(options.fault)
@@ -109,7 +81,10 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     # Directories of ended jobs are removed by whoever comes by: no daemon does it.
     prune(root)
     options.known_jobs = partial(known_jobs, root)
-    return _ACTS[argv[0]](options.known_jobs(), options)
+    if word in _ACTS:
+        return _ACTS[word](options.known_jobs(), options)
+    with _what_can_be_read():
+        return _late(_LATE_ACTS[word])(options.known_jobs(), options)
 
 
 class _Help(Exception):
@@ -279,33 +254,6 @@ def _signal_name(text: str) -> str:
     return name
 
 
-def _attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.attach import attach  # noqa: PLC0415 (for this word alone)
-
-    with _what_can_be_read():
-        return attach(jobs, options)
-
-
-def _logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.view import logs  # noqa: PLC0415 (for this word alone)
-
-    with _what_can_be_read():
-        return logs(jobs, options)
-
-
-def _top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.top import top  # noqa: PLC0415 (for this word alone)
-
-    with _what_can_be_read():
-        return top(jobs, options)
-
-
-def _metrics(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.metrics import metrics  # noqa: PLC0415 (for this word alone)
-
-    return metrics(jobs, options)
-
-
 @contextmanager
 def _what_can_be_read() -> Iterator[None]:
     """Turn errors of files in jobs' directories into BadUsage."""
@@ -368,19 +316,6 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         if code or is_over or (not page["events"] and not options.follow):
             return code
         number = page["next"]
-
-
-def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.stacks import stacks  # noqa: PLC0415 (for this word alone)
-
-    with _what_can_be_read():
-        return stacks(jobs, options)
-
-
-def _diff(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.jobs.diff import diff  # noqa: PLC0415 (for this word alone)
-
-    return diff(jobs, options)
 
 
 def _collect(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
@@ -475,15 +410,37 @@ def _running(jobs: Sequence[KnownJob], name: str | None) -> KnownJob:
     return job
 
 
+def _late(name: str) -> Callable[..., int]:
+    """Import a function of this package."""
+    # Each word loads its own modules alone: a question to a job is as quick as it can be.
+    module, _, function = name.rpartition(".")
+    command: Callable[..., int] = getattr(import_module(f"hvlaunch.cli.{module}"), function)
+    return command
+
+
+_COMMANDS: Mapping[str, str] = {
+    "pool": "jobs.pool_commands.run_pool_command",
+    "queue": "jobs.queue_commands.run_queue_command",
+    "doctor": "doctor.run_doctor_command",
+    "hosts": "hosts.hosts.run_hosts_command",
+    "cp": "cp.run_cp_command",
+    "check": "hosts.check.run_check_command",
+    "bisect": "hosts.bisect.run_bisect_command",
+    "sbatch": "slurm.run_sbatch_command",
+}
+"""Functions by word that parse the words behind it."""
+_LATE_ACTS: Mapping[str, str] = {
+    "attach": "jobs.attach.attach",
+    "logs": "jobs.view.logs",
+    "top": "jobs.top.top",
+    "metrics": "jobs.metrics.metrics",
+    "stacks": "jobs.stacks.stacks",
+    "diff": "jobs.diff.diff",
+}
+"""Functions by word that get the jobs and the parsed options, in modules of their own; _ACTS has those of this module."""
 _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "jobs": _jobs,
-    "attach": _attach,
-    "logs": _logs,
     "events": _events,
-    "top": _top,
-    "metrics": _metrics,
-    "stacks": _stacks,
-    "diff": _diff,
     "collect": _collect,
     "signal": _signal,
     "move": _move,

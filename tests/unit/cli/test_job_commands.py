@@ -20,7 +20,7 @@ from hvlaunch.cli.jobs import job_table, listed
 from hvlaunch.cli.jobs.attach import described
 from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.console.status import ago
+from hvlaunch.console.status import ago, size_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, known_jobs
 from hvlaunch.outside.control import DriverGone
@@ -291,6 +291,23 @@ def test_times_are_short_and_only_elastic_jobs_have_a_round():
     assert static.count("2 min ago") == 2
     both = job_table([(known(1), state), (known(2, is_elastic=True), state)], now=150.0)
     assert [line.split()[3] for line in both.splitlines()] == ["ROUND", "-", "0"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (65_536, "65.5 kB"),
+        (999_600, "1 MB"),
+        (999_900_000, "1 GB"),
+        (1 << 20, "1.05 MB"),
+        (80e9, "80 GB"),
+        (123.4e15, "123000 TB"),
+    ],
+)
+def test_sizes_have_three_digits(number, text):
+    assert size_words(number) == text
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_host_gets_what_it_asks_for_and_is_ready() -> None:
     assert link.errand.written == (
         b"\x00\x00\x00\x04list" + b'{"from":[]}\n' + part + bytes(1000) + part + b"\x02" * 1000
     )
-    assert link.stages == ["files", "files 00% of 0.0 MB", "files 50% of 0.0 MB"]
+    assert link.stages == ["files", "files 00% of 2 kB", "files 50% of 2 kB"]
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_too_large_a_tree_is_an_error_that_names_the_largest_entries(root, cache
         (root / f"file{number:02}").write_bytes(bytes(1000 * (number + 1)))
     (root / "data/x").write_bytes(bytes(50_000))
     with pytest.raises(
-        BadUsage, match=r"has 0\.1 MB, and --sync-limit is 0\.1 MB; its largest entries: data/ 0"
+        BadUsage, match=r"has 128 kB, and --sync-limit is 60 kB; its largest entries: data/ 50 kB"
     ) as caught:
         take_snapshot(str(root), cache, 60_000)
     named = str(caught.value)
