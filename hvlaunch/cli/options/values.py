@@ -151,7 +151,7 @@ def seconds(text: str) -> float:
 
 
 _SPAN = re.compile(r"([0-9]{1,9})([smhd]?)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS_OF = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def span(text: str) -> float:
@@ -159,7 +159,7 @@ def span(text: str) -> float:
     match = _SPAN.fullmatch(text)
     if match is None or not int(match[1]):
         raise BadValue(f"{text!r} is not a time such as 90s, 10m, 8h or 2d")
-    return float(int(match[1]) * _UNITS[match[2]])
+    return float(int(match[1]) * _SECONDS_OF[match[2]])
 
 
 def from_0(text: str) -> float:
