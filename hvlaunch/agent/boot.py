@@ -14,7 +14,7 @@ import zlib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
-    from typing import Any, Dict, Tuple, Union
+    from typing import Any, Dict, List, Tuple, Union
 
     Modules = Dict[str, Union[str, CodeType]]
     Sizes = Dict[bytes, Tuple[int, int]]
@@ -28,14 +28,17 @@ _ModuleSpec: Any = type(sys.__spec__)  # that of importlib.machinery, whose impo
 class _Finder:
     """Imports modules from texts or code objects; a name that ends in `.__init__` is a package."""
 
-    def __init__(self, modules: Modules, later: bytes = b"") -> None:
-        """Modules `later` are packed, and added at the first import of one of them."""
+    def __init__(self, modules: Modules) -> None:
         self._modules = modules
-        self._later = later
+        self._later: List[bytes] = []
 
     def add(self, more: bytes) -> None:
-        """Add packed modules: marshalled, compressed."""
-        self._modules.update(marshal.loads(zlib.decompress(more)))  # noqa: S302 (the driver sent it, as all of this)
+        """Add packed modules: marshalled, compressed. They are unpacked at the first import of an unknown module."""
+        self._later.append(more)
+
+    def unpack(self) -> None:
+        while self._later:
+            self._modules.update(marshal.loads(zlib.decompress(self._later.pop(0))))  # noqa: S302 (the driver sent it)
 
     def find_spec(
         self,
@@ -47,8 +50,7 @@ class _Finder:
         if not is_package and name not in self._modules:
             if not (self._later and name.startswith("hvlaunch.")):
                 return None
-            later, self._later = self._later, b""
-            self.add(later)
+            self.unpack()
             return self.find_spec(name)
         return _ModuleSpec(name, self, is_package=is_package)
 
@@ -80,8 +82,10 @@ def load(packed: bytes, sizes: Sizes) -> Modules:
             break
         start += first + size
     modules: Modules = {}
-    finder = _Finder(modules, packed[start + first : start + first + size])
+    finder = _Finder(modules)
     finder.add(packed[start : start + first])
+    finder.unpack()
+    finder.add(packed[start + first : start + first + size])
     # First in the path, so that no module of the host takes the place of the driver's.
     sys.meta_path.insert(0, finder)
     return modules

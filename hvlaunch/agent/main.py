@@ -321,11 +321,8 @@ class Agent:
             self._workers.suspension = header["elastic"]
             self._greet(header)
         elif kind == "modules":
-            try:
-                if body:
-                    sys.meta_path[0].add(body)  # type: ignore[attr-defined]
-            except Exception as error:  # noqa: BLE001 (zlib and marshal raise many kinds)
-                raise BadFrame("modules: %s" % error) from None
+            if body:
+                sys.meta_path[0].add(body)  # type: ignore[attr-defined]
             self._greeting.go_on()
             self._open_door()
         elif kind == "call":

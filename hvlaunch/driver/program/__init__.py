@@ -114,9 +114,11 @@ class AgentProgram:
         script = _agent_script(candidates, len(program), limit)
         options = {**(self.container or {}), "script": script, "joins": joins}
         packed, sizes = _modules_packed((*_GUARDIAN, "container"), (), is_near=False)
-        start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.container import main\n"
-        text = f"{_boot()}\n{start}main({dict(self.config)!r}, {options!r})\n"
-        guardian = zlib.compress(text.encode(), _TIGHT) + packed
+        start = (
+            f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.container import main\n"
+            f"main({dict(self.config)!r}, {options!r})"
+        )
+        guardian = _program(start, packed, is_near=False)
         return agent_command(python_candidates(None), len(guardian), limit), guardian + program
 
     def _has_files(self, host: Host, is_here: bool) -> bool:
@@ -207,16 +209,28 @@ def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False
     # bytes to send, and saves a Python of the same version 10 ms.
     later = tuple(path for path in _MODULES if path not in _GUARDIAN) + (_WITH_RANKS if with_ranks else ())
     packed, sizes = _modules_packed(_GUARDIAN, later, is_near=is_near)
-    text = f"{_boot()}\nboot(pack.unused_data, {sizes!r}, {dict(config)!r})\n"
-    return zlib.compress(text.encode(), _TIGHT) + packed
+    start = f"boot(pack.unused_data, {sizes!r}, {dict(config)!r})"
+    return _program(start, packed, is_near=is_near)
 
 
 def warm_bundle(lease: float) -> bytes:
     """Return the warm agent (agent/warm.py) with its lease in seconds as a program, with every module of an agent."""
     packed, sizes = _modules_packed((*_MODULES, *_RARE, *_WARM), (), is_near=True)
     config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
-    start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})\n"
-    return zlib.compress(f"{_boot()}\n{start}".encode(), _TIGHT) + packed
+    start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})"
+    return _program(start, packed, is_near=True)
+
+
+def _program(start: str, packed: bytes, *, is_near: bool) -> bytes:
+    """Return agent/boot.py and the code that begins with it, compressed, and the modules behind them."""
+    boot = _text(Path(agent.__file__).with_name("boot.py"))
+    if is_near:
+        compiled = marshal.dumps(_code(["boot"])[_name_of("boot")])
+        boot = (
+            "import marshal\nfrom _frozen_importlib_external import MAGIC_NUMBER\n"
+            f"exec(marshal.loads({compiled!r}) if MAGIC_NUMBER == {MAGIC_NUMBER!r} else {boot!r})"
+        )
+    return zlib.compress(f"{boot}\n{start}\n".encode(), _TIGHT) + packed
 
 
 def _modules_packed(
@@ -249,10 +263,6 @@ def _code(paths: Iterable[str]) -> dict[str, CodeType]:
 def _name_of(path: str) -> str:
     """Return the name of the module in this file below agent/; boot.py takes a name that ends in `.__init__` for a package."""
     return "hvlaunch.agent." + path.replace("/", ".")
-
-
-def _boot() -> str:
-    return _text(Path(agent.__file__).with_name("boot.py"))
 
 
 def rare_modules(more: Sequence[str] = ()) -> bytes:
