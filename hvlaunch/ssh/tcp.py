@@ -33,7 +33,8 @@ __all__ = [
 
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """Available on Linux."""
-_READ_SIZE = 1 << 18
+_FIRST_SIZE, _READ_SIZE = 1 << 14, 1 << 18
+"""Bytes of a read: few for a login's small packets, since Python takes memory for all of them, and many once they come."""
 _MIN_RTT = struct.Struct("=148xI")
 """Linux' struct tcp_info up to tcpi_min_rtt: the shortest round trip in microseconds."""
 _NEAR = 2000
@@ -61,6 +62,7 @@ class QuickSocket(GreetingSocket):
     """
 
     _ahead = memoryview(b"")
+    _size = _FIRST_SIZE
 
     @property
     def local_address(self) -> str:
@@ -79,7 +81,9 @@ class QuickSocket(GreetingSocket):
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         if not self._ahead:
-            self._ahead = memoryview(super().recv(_READ_SIZE, flags))
+            self._ahead = memoryview(super().recv(self._size, flags))
+            if len(self._ahead) == self._size:
+                self._size = _READ_SIZE
             if _QUICKACK is not None:
                 # The socket may have been closed meanwhile; the next call reports it.
                 with contextlib.suppress(OSError):

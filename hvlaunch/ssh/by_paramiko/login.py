@@ -4,7 +4,6 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from paramiko.pkey import PKey
 from paramiko.ssh_exception import (
@@ -160,11 +159,11 @@ class Login:
                 key = offer.load()
             # The next key may work without a passphrase.
             except Locked as locked:
-                offers = replace(offers, skipped=(*offers.skipped, str(locked)), locked=True)
+                offers = offers._replace(skipped=(*offers.skipped, str(locked)), locked=True)
                 continue
             if not self._may_sign(key):
                 cause = f"{offer.label}: PubkeyAcceptedAlgorithms of the ssh configuration excludes it"
-                offers = replace(offers, skipped=(*offers.skipped, cause))
+                offers = offers._replace(skipped=(*offers.skipped, cause))
                 continue
             tried.append(offer.label)
             done = threading.Event()

@@ -1,6 +1,7 @@
 """A host's settings: the user's options first, then the ssh configuration."""
 
 import fnmatch
+import functools
 import os
 import pwd
 import re
@@ -8,7 +9,6 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,8 +107,7 @@ _BEYOND = {
 Ask = Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSettings:
+class HostSettings(NamedTuple):
     """The settings of one host. Paths are expanded; OpenSSH's "none" is None or empty."""
 
     hostname: str
@@ -168,8 +167,7 @@ class HostSettings:
         return name if self.port == _SSH_PORT else f"[{name}]:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class LoginTarget:
+class LoginTarget(NamedTuple):
     """A host to connect to: its name for messages, its settings, and the equivalent ssh command for hints."""
 
     name: str
@@ -261,8 +259,14 @@ def _from_ssh(
     if answer.returncode != 0:
         complaints = answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"]
         raise _unusable(host, complaints[0].strip(), shlex.join(["ssh", *arguments, host.name]))
+    return _parsed(answer.stdout)
+
+
+@functools.lru_cache(maxsize=4)  # most jobs have one answer of ssh for all hosts
+def _parsed(printed: str) -> dict[str, list[str]]:
+    """Return the values by keyword of what `ssh -G` printed; not to be changed."""
     configured: dict[str, list[str]] = {}
-    for line in answer.stdout.splitlines():
+    for line in printed.splitlines():
         key, _, value = line.partition(" ")
         configured.setdefault(key.lower(), []).append(value)
     return configured
@@ -395,6 +399,7 @@ def _tilde(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111  (pathlib raises for ~nobody)
 
 
+@functools.cache
 def _account() -> tuple[str, str]:
     """Return name and home as OpenSSH does: from the user database, not from the environment."""
     try:

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
@@ -16,8 +16,7 @@ _WORD = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(NamedTuple):
     """A jump host. `key` is the way to it, in words; equal ways share a connection."""
 
     host: Host

@@ -7,7 +7,7 @@ are the rules of OpenSSH's sshkey_cert_check_host().
 import base64
 import fnmatch
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["CERTIFICATE", "BadHostCertificate", "HostCertificate", "read_certificate"]
 
@@ -23,8 +23,7 @@ class BadHostCertificate(Exception):
     """The certificate can't be read, or its authority's signature is wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCertificate:
+class HostCertificate(NamedTuple):
     """A certificate with a valid signature. The caller decides whether to trust the authority."""
 
     authority: bytes

@@ -6,8 +6,8 @@ import copy
 import io
 import os
 import stat
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -34,8 +34,7 @@ _PUBLIC_KEY_TYPES = (b"ssh-", b"ecdsa-", b"sk-")
 _FIDO = b"sk-"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """The content of an identity file: a private key, or the reason for its absence; and the public key if known."""
 
     path: str
@@ -48,8 +47,7 @@ class Identity:
     encrypted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class UserCertificate:
+class UserCertificate(NamedTuple):
     """A user's certificate; `public` is the key that its authority signed."""
 
     path: str

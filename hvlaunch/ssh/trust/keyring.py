@@ -8,9 +8,8 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hvlaunch.errors import HostError
 from hvlaunch.ssh import stage
@@ -135,8 +134,7 @@ class Locked(Exception):
     """A key that stays encrypted; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A key for authentication. `label` names it in messages."""
 
     label: str
@@ -144,8 +142,7 @@ class Offer:
     """Returns the key; asks the user first if it is encrypted. Raises Locked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offers:
+class Offers(NamedTuple):
     """The keys to try with a host, in order, and the reasons why others are skipped."""
 
     keys: tuple[Offer, ...]
@@ -156,15 +153,15 @@ class Offers:
     """File of a key that is skipped because other users can read it."""
 
 
-@dataclass(slots=True)
 class _Sorted:
     """Offers while they are collected: first and last keys, and reasons for skipped ones."""
 
-    first: list[Offer] = field(default_factory=list)
-    last: list[Offer] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    locked: bool = False
-    exposed: str | None = None
+    def __init__(self) -> None:
+        self.first: list[Offer] = []
+        self.last: list[Offer] = []
+        self.skipped: list[str] = []
+        self.locked = False
+        self.exposed: str | None = None
 
 
 class Keyring:
@@ -274,8 +271,8 @@ class Keyring:
                         passphrase = self._asker.ask(question, deadline)
                         stage("log in")
                     except TimeoutError:
-                        identity = replace(
-                            identity, problem="it is encrypted, and no passphrase was entered in time"
+                        identity = identity._replace(
+                            problem="it is encrypted, and no passphrase was entered in time"
                         )
                         break
                     if not passphrase:

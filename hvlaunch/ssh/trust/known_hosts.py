@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
@@ -55,8 +56,7 @@ class HostKey:
         return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     key: HostKey
     marker: str | None
     path: str
@@ -68,14 +68,14 @@ class _Entry:
         return self.marker is None
 
 
-@dataclass(slots=True)
 class _File:
-    lines: int = 0
-    exact: dict[str, list[_Entry]] = field(default_factory=dict)
-    hashed: list[tuple[bytes, bytes, _Entry]] = field(default_factory=list)
-    """Salt, HMAC of the name, entry."""
-    patterns: list[tuple[list[re.Pattern[str]], list[re.Pattern[str]], _Entry]] = field(default_factory=list)
-    """Patterns to match (at least one), patterns not to match, entry."""
+    def __init__(self) -> None:
+        self.lines = 0
+        self.exact: dict[str, list[_Entry]] = {}
+        self.hashed: list[tuple[bytes, bytes, _Entry]] = []
+        """Salt, HMAC of the name, entry."""
+        self.patterns: list[tuple[list[re.Pattern[str]], list[re.Pattern[str]], _Entry]] = []
+        """Patterns to match (at least one), patterns not to match, entry."""
 
     def add(self, names: str, entry: _Entry) -> None:
         if names.startswith("|1|"):

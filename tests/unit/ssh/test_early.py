@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -170,10 +169,8 @@ def test_one_connection_for_each_address(options, door):
 @pytest.mark.parametrize("way", ["command", "jump"])
 def test_no_host_behind_another_is_dialed(options, way):
     settings = resolve(at(free_port()), options)
-    behind = (
-        replace(settings, proxy_command="gate") if way == "command" else replace(settings, proxy_jump="gate")
-    )
-    assert dial_early(behind) is None
+    command, jump = ("gate", None) if way == "command" else (None, "gate")
+    assert dial_early(settings._replace(proxy_command=command, proxy_jump=jump)) is None
 
 
 def outcome(options, host, timeout, *, is_early):

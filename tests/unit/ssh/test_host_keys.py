@@ -216,7 +216,7 @@ def test_a_revoked_key_does_not_make_another_one_changed(settings):
 @pytest.mark.parametrize("hashed", [False, True])
 def test_accept_new_records_what_openssh_can_read(settings, hashed):
     path = Path(settings.user_known_hosts_files[0])
-    check(replace(settings, hash_known_hosts=hashed), "accept-new")
+    check(settings._replace(hash_known_hosts=hashed), "accept-new")
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert path.stat().st_mode & 0o777 == 0o600
     check(settings, "strict")
@@ -229,7 +229,7 @@ def test_accept_new_records_what_openssh_can_read(settings, hashed):
 def test_openssh_finds_what_we_record(settings, tmp_path, hashed):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "k"], check=True)
     kind, blob = (tmp_path / "k.pub").read_text().split()[:2]
-    check(replace(settings, hash_known_hosts=hashed), "accept-new", HostKey(kind, base64.b64decode(blob)))
+    check(settings._replace(hash_known_hosts=hashed), "accept-new", HostKey(kind, base64.b64decode(blob)))
     command = ["ssh-keygen", "-F", NAME, "-f", settings.user_known_hosts_files[0]]
     assert blob in subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -259,7 +259,7 @@ def test_accept_new_finishes_an_unfinished_line(settings):
 
 def test_accept_new_in_many_threads_records_each_host_once(settings):
     known_hosts = KnownHosts()
-    hosts = [replace(settings, hostname=f"n{i % 16}.example") for i in range(64)]
+    hosts = [settings._replace(hostname=f"n{i % 16}.example") for i in range(64)]
     threads = [
         threading.Thread(target=check, args=(host, "accept-new"), kwargs={"known_hosts": known_hosts})
         for host in hosts
@@ -292,7 +292,7 @@ def test_accept_new_waits_for_the_file_lock(settings):
 
 
 def test_accept_new_without_a_file_of_the_users_accepts(settings):
-    check(replace(settings, user_known_hosts_files=()), "accept-new")
+    check(settings._replace(user_known_hosts_files=()), "accept-new")
     assert not Path(settings.global_known_hosts_files[0]).exists()
 
 
@@ -300,7 +300,7 @@ def test_directories_that_are_made_for_the_file_are_private(settings, tmp_path):
     path = tmp_path / "home" / "new" / ".ssh" / "user"
     before = os.umask(0o002)
     try:
-        check(replace(settings, user_known_hosts_files=(str(path),)), "accept-new")
+        check(settings._replace(user_known_hosts_files=(str(path),)), "accept-new")
     finally:
         os.umask(before)
     assert path.exists()
@@ -311,12 +311,12 @@ def test_directories_that_are_made_for_the_file_are_private(settings, tmp_path):
 
 def test_a_file_that_can_not_be_written(settings):
     with pytest.raises(HostError, match=r"can't be written to /proc/nowhere/kh: No such file") as caught:
-        check(replace(settings, user_known_hosts_files=("/proc/nowhere/kh",)), "accept-new")
+        check(settings._replace(user_known_hosts_files=("/proc/nowhere/kh",)), "accept-new")
     assert caught.value.host == "node"
 
 
 def test_an_unreadable_file_counts_as_empty_as_in_openssh(settings, tmp_path):
-    settings = replace(settings, global_known_hosts_files=(str(tmp_path),))
+    settings = settings._replace(global_known_hosts_files=(str(tmp_path),))
     with pytest.raises(HostKeyUnknown, match=f"{tmp_path}, which can't be read"):
         check(settings)
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
@@ -328,7 +328,7 @@ def test_revoked_by_a_file_of_keys(settings, tmp_path, policy):
     """RevokedHostKeys of the ssh configuration."""
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
     listed = str(tmp_path / "revoked")
-    settings = replace(settings, revoked_host_keys=listed)
+    settings = settings._replace(revoked_host_keys=listed)
     write(listed, "# those of the old rack", "", "junk", text(OTHER))
     check(settings, policy)
     write(listed, text(OTHER), f"{text(OURS)} rack 7")
@@ -339,7 +339,7 @@ def test_revoked_by_a_file_of_keys(settings, tmp_path, policy):
 def test_an_unreadable_revocation_file_refuses_all_keys(settings, tmp_path):
     write(settings.user_known_hosts_files[0], f"{NAME} {text(OURS)}")
     listed = tmp_path / "revoked"
-    settings = replace(settings, revoked_host_keys=str(listed))
+    settings = settings._replace(revoked_host_keys=str(listed))
     with pytest.raises(HostError, match=f"its RevokedHostKeys file {listed} can't be read: No such file"):
         check(settings)
     subprocess.run(["ssh-keygen", "-q", "-k", "-f", listed, "/dev/null"], check=True)
@@ -350,7 +350,7 @@ def test_an_unreadable_revocation_file_refuses_all_keys(settings, tmp_path):
 
 
 def test_a_source_of_keys_only_for_openssh(settings):
-    settings = replace(settings, beyond=("KnownHostsCommand /usr/bin/lookup %H",))
+    settings = settings._replace(beyond=("KnownHostsCommand /usr/bin/lookup %H",))
     with pytest.raises(
         HostKeyUnknown, match="try: --ssh-client openssh, which supports KnownHostsCommand /usr"
     ):
@@ -367,7 +367,7 @@ def test_a_file_is_read_once(settings):
 
 def test_an_alias_is_looked_up_without_the_port(settings):
     write(settings.user_known_hosts_files[0], f"cluster {text(OURS)}")
-    check(replace(settings, host_key_alias="Cluster"))
+    check(settings._replace(host_key_alias="Cluster"))
 
 
 def test_known_types_come_first(settings):

@@ -2,7 +2,6 @@
 
 import socket
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -20,7 +19,7 @@ def settings(tmp_path):
 
     def make(**words):
         found = resolve(Host("localhost"), SSHOptions(config=tmp_path / "config"))
-        return replace(found, **words)
+        return found._replace(**words)
 
     return make
 
@@ -143,3 +142,17 @@ def test_silence_counts_from_the_last_acknowledgement(settings) -> None:
             while (silence(sock) or 0.0) >= before:
                 time.sleep(0.001)
         assert silence(sock) is None  # closed
+
+
+def test_small_packets_take_small_reads_and_a_stream_large_ones() -> None:
+    """Python takes memory for all that a read may bring: for a login 256 KB each time would be half of the time."""
+    ours, theirs = socket.socketpair()
+    with QuickSocket(fileno=ours.detach()) as quick, theirs:
+        theirs.sendall(b"SSH-2.0-small\r\n")
+        assert quick.recv(4) == b"SSH-"
+        assert quick._size == 1 << 14
+        theirs.sendall(bytes(1 << 15))
+        received = len(quick.recv(1 << 18))
+        while received < (1 << 15) + len("2.0-small\r\n"):
+            received += len(quick.recv(1 << 18))
+        assert quick._size == 1 << 18
