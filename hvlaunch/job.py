@@ -3,10 +3,10 @@
 Every field is documented beside it, unless its name says everything. Times are in seconds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from hvlaunch.errors import Problem
 
@@ -99,10 +99,22 @@ class Host:
 
 
 class _Data:
-    """Equality, hash and repr for dataclasses. dataclass would compile them for each class, 2 ms at every start."""
+    """The methods of a frozen dataclass. dataclass itself would compile them for each class, 5 ms at every start."""
 
-    __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init__(self, **values: object) -> None:
+        for name, field_ in self.__dataclass_fields__.items():
+            if name not in values and field_.default_factory is not MISSING:
+                values[name] = field_.default_factory()
+            elif name not in values and field_.default is MISSING:
+                raise TypeError(f"{self.__class__.__name__} without {name}")
+        if unknown := values.keys() - self.__dataclass_fields__.keys():
+            raise TypeError(f"{self.__class__.__name__} has no {', '.join(unknown)}")
+        vars(self).update(values)  # the defaults are attributes of the class
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
 
     def _values(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -118,7 +130,16 @@ class _Data:
         return f"{self.__class__.__name__}({values})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+if TYPE_CHECKING:
+    from dataclasses import dataclass as _options
+else:
+
+    def _options(**_flags: bool) -> Callable[[type], type]:
+        """Like dataclass, for subclasses of _Data."""
+        return dataclass(init=False, eq=False, repr=False)
+
+
+@_options(frozen=True, kw_only=True)
 class SSHOptions(_Data):
     """SSH settings for all hosts. A host's own settings precede them, and ~/.ssh/config follows."""
 
@@ -240,7 +261,7 @@ class SetupOptions(NamedTuple):
     """Files of the key that the project must have."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@_options(frozen=True, kw_only=True)
 class MPIOptions(_Data):
     """Settings for a job that another launcher starts."""
 
@@ -254,7 +275,7 @@ class MPIOptions(_Data):
     """Flags that bind processes to processors; without them no process is bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@_options(frozen=True, kw_only=True)
 class ConsoleOptions(_Data):
     """Options of the console."""
 
@@ -278,7 +299,7 @@ _SUSPENSION = 5.0
 """Seconds: more than a pause in which a user looks at something."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@_options(frozen=True, kw_only=True)
 class ElasticOptions(_Data):
     """Settings of an elastic job."""
 
@@ -377,7 +398,7 @@ class Call(NamedTuple):
     """True if the job's output is kept from the beginning, for a reader of the job's directory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@_options(frozen=True, kw_only=True)
 class JobSpec(_Data):
     """Everything that a controller needs to run a job."""
 

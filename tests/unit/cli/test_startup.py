@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 
 import hvlaunch
+from hvlaunch.job import JobSpec, SSHOptions
 
 ROOT = Path(hvlaunch.__file__).parents[1]
 HEAVY = {
@@ -208,3 +210,17 @@ program.script()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_options_without_compiled_methods_are_checked_like_dataclasses() -> None:
+    options = SSHOptions(port=22)
+    assert (options.port, options.client) == (22, "paramiko")
+    assert replace(options, user="me") == SSHOptions(user="me", port=22) != options
+    assert hash(SSHOptions(port=22)) == hash(options)
+    assert JobSpec(command=(), hosts=(), cwd="/").env is not JobSpec(command=(), hosts=(), cwd="/").env
+    with pytest.raises(FrozenInstanceError, match="port"):
+        options.port = 23  # type: ignore[misc]
+    with pytest.raises(TypeError, match="SSHOptions has no prot"):
+        SSHOptions(prot=22)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="JobSpec without cwd"):
+        JobSpec(command=(), hosts=())  # type: ignore[call-arg]
