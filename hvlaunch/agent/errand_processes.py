@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ErrandProcesses"]
 
-_BOOT = "import io,zlib;exec(zlib.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read(%d)))"
+_BOOT = (
+    "import io,zlib;pack=zlib.decompressobj();"
+    "exec(pack.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read(%d)))"
+)
 _PREAMBLE = struct.Struct("!QI")
 """The memory limit in bytes (0 for none) and the size of the arguments; agent/errand_runner.py reads it."""
 _REAP_TRIES = 20

@@ -117,6 +117,7 @@ class LaunchedAgent:
         self._is_closed = False
         self.can_rejoin = True
         self.has_modules = False
+        self.is_near = is_near(connection.socket)
         self.local_address: str | None = plain(connection.socket.getsockname()[0])
         self.remote_address: str | None = plain(connection.socket.getpeername()[0])
 
@@ -126,7 +127,7 @@ class LaunchedAgent:
         host: Host,  # noqa: ARG002 (the launcher has started an interpreter there)
         listener: Listener,
     ) -> AgentChannel:
-        data = program.packed(is_near=is_near(self._sealed.socket), with_ranks=self.processes > 1)
+        data = program.packed(is_near=self.is_near, with_ranks=self.processes > 1)
         # The reader of this connection sees its end too.
         with contextlib.suppress(OSError):
             # In TLS records of its own: the caller must not read frames that belong to the program.

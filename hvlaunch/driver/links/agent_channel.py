@@ -137,6 +137,9 @@ class AgentConnection(Protocol):
     has_modules: bool
     """True if the agent has every module from the start."""
 
+    is_near: bool
+    """True if a program should go compiled: more bytes cost less than the time to compile."""
+
     on_call: Callable[[], None]
     """Called, in a thread, when the agent itself connects again; set by the session."""
 
@@ -173,6 +176,7 @@ class BaseConnection:
         self.processes = 1
         self.can_rejoin = again is not None
         self.has_modules = has_modules
+        self.is_near = False
         self.on_call: Callable[[], None] = lambda: None
         self._again = again
 
@@ -193,12 +197,12 @@ class CommandConnection(BaseConnection):
 
     def __init__(self, connection: Connection, again: Reconnect | None = None) -> None:
         super().__init__(again, connection.local_address, connection.remote_address)
+        self.is_near = connection.is_near
         self._connection = connection
 
     def start_agent(self, program: AgentProgram, host: Host, listener: Listener) -> AgentChannel:
-        # A near host gets compiled modules too: bytes cost less there than the time to compile.
         is_here = self.remote_address is None
-        command, data = program.command(host, is_here=is_here, is_near=self._connection.is_near)
+        command, data = program.command(host, is_here=is_here, is_near=self.is_near)
         return CommandChannel(self._connection.run(command), data, listener)
 
     def silence(self) -> float | None:

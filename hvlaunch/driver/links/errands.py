@@ -257,11 +257,15 @@ class Answers:
 
 
 class HostErrands:
-    """The errands of a host. start() is for any thread, obey() for the link's; `send` takes frames and never blocks."""
+    """The errands of a host. start() is for any thread, obey() for the link's; `send` takes frames and never blocks.
 
-    def __init__(self, host: str, send: _Send) -> None:
+    Near hosts get compiled programs: these are larger, and begin 10 to 20 ms earlier.
+    """
+
+    def __init__(self, host: str, send: _Send, *, is_near: bool = False) -> None:
         self._host = host
         self._send = send
+        self._is_near = is_near
         self._lock = threading.Lock()
         self._last = 0
         self._running: dict[int, Errand] = {}
@@ -297,7 +301,8 @@ class HostErrands:
             self._running[number] = errand
             if name not in self._programs:
                 self._programs.add(name)
-                self._send({"type": "errand", "what": "code", "name": name}, errand_program(name))
+                program = errand_program(name, is_near=self._is_near)
+                self._send({"type": "errand", "what": "code", "name": name}, program)
             self._send_about(number, "start", body, name=name, **limits._asdict())
         return errand
 

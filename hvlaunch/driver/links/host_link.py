@@ -408,7 +408,8 @@ class HostLink:
 
         with _MAKING_ERRANDS:
             if self._errands is None:
-                self._errands = HostErrands(self.host.name, partial(self.send, relayed=True))
+                send = partial(self.send, relayed=True)
+                self._errands = HostErrands(self.host.name, send, is_near=self.session.is_near)
                 if self._has_ended:
                     self._errands.lose()
             return self._errands

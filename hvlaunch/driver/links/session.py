@@ -202,6 +202,11 @@ class HostSession:
     def is_away(self) -> bool:
         return self._channel is None
 
+    @property
+    def is_near(self) -> bool:
+        """See AgentConnection."""
+        return self._connection is not None and self._connection.is_near
+
     def begin(self, connection: AgentConnection) -> None:
         """Start the agent. Raises HostError."""
         self._connection = connection

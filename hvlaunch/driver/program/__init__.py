@@ -26,6 +26,7 @@ __all__ = [
     "bundle",
     "carrier",
     "local_agent_command",
+    "make_program",
     "python_candidates",
     "rare_modules",
     "standby_program",
@@ -113,12 +114,9 @@ class AgentProgram:
         """Return command and program of a container's guardian, for `program` inside."""
         script = _agent_script(candidates, len(program), limit)
         options = {**(self.container or {}), "script": script, "joins": joins}
-        packed, sizes = _modules_packed((*_GUARDIAN, "container"), (), is_near=False)
-        start = (
-            f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.container import main\n"
-            f"main({dict(self.config)!r}, {options!r})"
-        )
-        guardian = _program(start, packed, is_near=False)
+        begin = f"from hvlaunch.agent.container import main\nmain({dict(self.config)!r}, {options!r})"
+        files = _files((*_GUARDIAN, "container"))
+        guardian = make_program(f"load(*packed)\n{begin}", files, {}, is_near=False)
         return agent_command(python_candidates(None), len(guardian), limit), guardian + program
 
     def _has_files(self, host: Host, is_here: bool) -> bool:
@@ -148,6 +146,7 @@ class AgentProgram:
 NO_PYTHON = "hvlaunch: no Python >= 3.8 among"
 """Printed by the command if the host has no usable interpreter."""
 
+_ROOT = Path(agent.__file__).parent
 _GUARDIAN = ("__init__", "quick", "reaper", "scratch", "guardian")
 _MODULES = (
     *_GUARDIAN,
@@ -200,41 +199,42 @@ _SAYS_ITS_VERSION = re.compile(r"/.*/python3\.([89]|[1-9][0-9])")
 
 
 def bundle(config: Mapping[str, Any], *, is_near: bool, with_ranks: bool = False) -> bytes:
-    """Return the agent and `config` (see AgentProgram) as a program: a zlib stream with its text, then the packed modules.
+    """Return the agent and `config` (see AgentProgram) as a program.
 
-    The text finds its decompressor as `pack`. `with_ranks`: a launcher starts the program, with a process for
-    each of the host's ranks.
+    `with_ranks`: a launcher starts the program, with a process for each of the host's ranks.
     """
-    # A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That triples the
-    # bytes to send, and saves a Python of the same version 10 ms.
     later = tuple(path for path in _MODULES if path not in _GUARDIAN) + (_WITH_RANKS if with_ranks else ())
-    packed, sizes = _modules_packed(_GUARDIAN, later, is_near=is_near)
-    start = f"boot(pack.unused_data, {sizes!r}, {dict(config)!r})"
-    return _program(start, packed, is_near=is_near)
+    return make_program(f"boot(*packed, {dict(config)!r})", _files(_GUARDIAN), _files(later), is_near=is_near)
 
 
 def warm_bundle(lease: float) -> bytes:
     """Return the warm agent (agent/warm.py) with its lease in seconds as a program, with every module of an agent."""
-    packed, sizes = _modules_packed((*_MODULES, *_RARE, *_WARM), (), is_near=True)
-    config = {"lease": lease, "rare": [_name_of(path) for path in _RARE]}
-    start = f"load(pack.unused_data, {sizes!r})\nfrom hvlaunch.agent.warm import main\nmain({config!r})"
-    return _program(start, packed, is_near=True)
+    config = {"lease": lease, "rare": list(_files(_RARE))}
+    begin = f"load(*packed)\nfrom hvlaunch.agent.warm import main\nmain({config!r})"
+    return make_program(begin, _files((*_MODULES, *_RARE, *_WARM)), {}, is_near=True)
 
 
-def _program(start: str, packed: bytes, *, is_near: bool) -> bytes:
-    """Return agent/boot.py and the code that begins with it, compressed, and the modules behind them."""
-    boot = _text(Path(agent.__file__).with_name("boot.py"))
+def make_program(begin: str, first: Mapping[str, Path], later: Mapping[str, Path], *, is_near: bool) -> bytes:
+    """Return a program: a zlib stream with its text, then the packed modules of both parts, by name.
+
+    The text finds its decompressor as `pack`. It runs agent/boot.py, and then `begin`, in which `packed` are the arguments
+    of load(). A near host gets the modules twice: as text for any Python, and compiled for the driver's own version. That
+    triples the bytes to send, and saves a Python of the same version 10 ms for the agent.
+    """
+    packed, sizes = _modules_packed(first, later, is_near=is_near)
+    boot = _text(_ROOT / "boot.py")
     if is_near:
-        compiled = marshal.dumps(_code(["boot"])[_name_of("boot")])
+        compiled = marshal.dumps(_code({"boot": _ROOT / "boot.py"})["boot"])
         boot = (
             "import marshal\nfrom _frozen_importlib_external import MAGIC_NUMBER\n"
             f"exec(marshal.loads({compiled!r}) if MAGIC_NUMBER == {MAGIC_NUMBER!r} else {boot!r})"
         )
-    return zlib.compress(f"{boot}\n{start}\n".encode(), _TIGHT) + packed
+    text = f"{boot}\npacked = pack.unused_data, {sizes!r}\n{begin}\n"
+    return zlib.compress(text.encode(), _TIGHT) + packed
 
 
 def _modules_packed(
-    first: Sequence[str], later: Sequence[str], *, is_near: bool
+    first: Mapping[str, Path], later: Mapping[str, Path], *, is_near: bool
 ) -> tuple[bytes, dict[bytes, tuple[int, int]]]:
     """Return the modules of both parts, and the sizes of the parts, as agent/boot.py says."""
     level = _QUICK if is_near else _TIGHT
@@ -247,27 +247,24 @@ def _modules_packed(
     return b"".join(parts), sizes
 
 
-def _texts(paths: Iterable[str]) -> dict[str, str]:
-    root = Path(agent.__file__).parent
-    return {_name_of(path): _text(root / f"{path}.py") for path in paths}
+def _texts(files: Mapping[str, Path]) -> dict[str, str]:
+    return {name: _text(file) for name, file in files.items()}
 
 
-def _code(paths: Iterable[str]) -> dict[str, CodeType]:
+def _code(files: Mapping[str, Path]) -> dict[str, CodeType]:
     """Return the modules as this Python compiles them, without docstrings."""
-    root = Path(agent.__file__).parent
-    loaders = {_name_of(path): SourceFileLoader(_name_of(path), str(root / f"{path}.py")) for path in paths}
-    code = {name: loader.get_code(name) for name, loader in loaders.items()}
+    code = {name: SourceFileLoader(name, str(file)).get_code(name) for name, file in files.items()}
     return {name: without_docstrings(module) for name, module in code.items() if module is not None}
 
 
-def _name_of(path: str) -> str:
-    """Return the name of the module in this file below agent/; boot.py takes a name that ends in `.__init__` for a package."""
-    return "hvlaunch.agent." + path.replace("/", ".")
+def _files(paths: Iterable[str]) -> dict[str, Path]:
+    """Return files below agent/ by the names of their modules; boot.py takes a name that ends in `.__init__` for a package."""
+    return {"hvlaunch.agent." + path.replace("/", "."): _ROOT / f"{path}.py" for path in paths}
 
 
 def rare_modules(more: Sequence[str] = ()) -> bytes:
     """Return the agent's rarely used modules and `more`, in the form for agent/boot.py."""
-    return _packed(_texts((*_RARE, *more)), _TIGHT)
+    return _packed(_texts(_files((*_RARE, *more))), _TIGHT)
 
 
 def standby_program() -> str:
@@ -277,7 +274,7 @@ def standby_program() -> str:
 
 def carrier(scratch: str) -> bytes:
     """Return the compressed program that joins its stdin and stdout to the agent with this scratch directory."""
-    text = _text(Path(agent.__file__).parent / "wire" / "carrier.py")
+    text = _text(_ROOT / "wire" / "carrier.py")
     return zlib.compress(f"{text}\nmain({scratch!r})\n".encode())
 
 

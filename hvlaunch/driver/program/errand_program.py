@@ -1,13 +1,12 @@
 """An errand's program for a host: the errand's file, and the agent's modules among its imports."""
 
 import re
-import zlib
 from functools import cache
 from pathlib import Path
 
 from hvlaunch import agent
 from hvlaunch.agent import errands
-from hvlaunch.driver.program import without_words
+from hvlaunch.driver.program import make_program
 
 __all__ = ["errand_names", "errand_program"]
 
@@ -25,34 +24,34 @@ def errand_names() -> list[str]:
 
 
 @cache
-def errand_program(name: str) -> bytes:
-    """The program, compressed: it imports its modules from itself and runs agent/errand_runner.py."""
-    texts = {"hvlaunch.__init__": "", f"{_PACKAGE}.__init__": ""}
-    _collect(_RUNNER, texts)
-    _collect(f"{errands.__name__}.{name}", texts)
-    boot = without_words(Path(agent.__file__).with_name("boot.py").read_text(encoding="ascii"))
-    begin = f"gc.set_threshold(_OBJECTS_PER_COLLECTION)\nsys.meta_path.insert(0, _Finder({texts!r}))\nfrom {_RUNNER} import main\nmain({name!r})\n"
-    return zlib.compress(f"{boot}\n{begin}".encode())
+def errand_program(name: str, *, is_near: bool) -> bytes:
+    """The program, as make_program() makes it: it runs agent/errand_runner.py."""
+    files: dict[str, Path] = {}
+    _collect(_RUNNER, files)
+    _collect(f"{errands.__name__}.{name}", files)
+    return make_program(
+        f"load(*packed)\nfrom {_RUNNER} import main\nmain({name!r})", files, {}, is_near=is_near
+    )
 
 
-def _collect(name: str, texts: dict[str, str]) -> None:
+def _collect(name: str, files: dict[str, Path]) -> None:
     """Add the module, its packages, and its imports from the agent, including imports within functions."""
     file = _file_of(name)
     key = f"{name}.__init__" if file.name == "__init__.py" else name
-    if key in texts:
+    if key in files:
         return
     # Modules for annotations alone need not travel.
     text = _FOR_TYPES.sub("", file.read_text(encoding="ascii"))
-    texts[key] = without_words(file.read_text(encoding="ascii"))
+    files[key] = file
     if (package := name.rpartition(".")[0]) != "hvlaunch":
-        _collect(package, texts)
+        _collect(package, files)
     for module, names in _IMPORT.findall(text):
-        _collect(module, texts)
+        _collect(module, files)
         if _file_of(module).name == "__init__.py":
             for part in re.findall(r"\w+", names):
                 # A name of a package is a module, or is defined in the package itself.
                 if _candidates(f"{module}.{part}"):
-                    _collect(f"{module}.{part}", texts)
+                    _collect(f"{module}.{part}", files)
 
 
 def _file_of(name: str) -> Path:
