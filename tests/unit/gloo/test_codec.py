@@ -4,6 +4,7 @@ import json
 import math
 import signal
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
@@ -38,6 +39,13 @@ st.register_type_strategy(
         max_leaves=4,
     ),
 )
+_NEEDED = {field.name for field in fields(JobSpec) if field.default is field.default_factory is MISSING}
+st.register_type_strategy(
+    JobSpec,
+    st.fixed_dictionaries(
+        {name: st.from_type(kind) for name, kind in get_type_hints(JobSpec).items() if name in _NEEDED}
+    ).map(lambda values: JobSpec(**values)),
+)
 
 
 def through_json(kind: Any, value: object) -> Any:
@@ -52,8 +60,7 @@ def are_alike(first: object, second: object) -> bool:
         return False
     if isinstance(first, tuple) and isinstance(second, tuple):
         return len(first) == len(second) and all(map(are_alike, first, second))
-    if hasattr(first, "__slots__") and hasattr(first, "__dataclass_fields__"):
-        names = first.__dataclass_fields__
+    if names := getattr(first, "__dataclass_fields__", ()):
         return all(are_alike(getattr(first, name), getattr(second, name)) for name in names)
     return first == second
 
