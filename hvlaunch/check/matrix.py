@@ -152,7 +152,9 @@ def attribute(
         return
     while True:
         best: tuple[int, Scope, str, set[Pair]] | None = None
-        for host in hosts:
+        # Only these can be a cause; to look at the pairs of all hosts takes long for many hosts.
+        touched = {name for pair in left for name in pair}
+        for host in (host for host in hosts if host in touched):
             for scope, ends in _ENDS:
                 pairs = {pair for pair in remaining if any(pair[end] == host for end in ends)}
                 faulty = pairs & left

@@ -1,6 +1,7 @@
 """Measures pairs of hosts: each host dials some others, and suspicious pairs are measured again before they count."""
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ class Pairs:
         """Addresses and ports at which each host listens."""
         self._first: dict[Pair, Measure] = {}
         self._again: dict[Pair, Measure] = {}
+        self._suspects: Mapping[str, list[str]] | None = None
+        self._judging = threading.Lock()
         self._ephemeral = (1 << 16, 1)
 
     def findings(self) -> list[Finding]:
@@ -106,10 +109,18 @@ class Pairs:
         targets = [hosts[(position + distance) % len(hosts)] for distance in partners(len(hosts))]
         self._first |= self._dial(name, targets, errand, answers, _FIRST)
         self.gathering.meet(name, "first", _STEP)
-        targets = _suspicious(dict(self._first), hosts).get(name, [])
+        targets = self._suspects_of(hosts).get(name, [])
         self._again |= self._dial(name, targets, errand, answers, _AGAIN)
         # Until the others have dialed, this host listens.
         self.gathering.meet(name, "again", _STEP)
+
+    def _suspects_of(self, hosts: Sequence[str]) -> Mapping[str, list[str]]:
+        """Return _suspicious() of the first measures."""
+        # Once: each host's thread asks, and the time for an answer grows with the number of hosts too.
+        with self._judging:
+            if self._suspects is None:
+                self._suspects = _suspicious(dict(self._first), hosts)
+            return self._suspects
 
     def _dial(
         self,

@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 from hvlaunch import agent
 from hvlaunch.agent import errands
@@ -23,9 +24,18 @@ def errand_names() -> list[str]:
     return sorted(file.stem for file in files | packages if file.stem != "__init__")
 
 
-@cache
+_MAKING = Lock()
+
+
 def errand_program(name: str, *, is_near: bool) -> bytes:
-    """The program, as make_program() makes it: it runs agent/errand_runner.py."""
+    """The program, as make_program() makes it: it runs agent/errand_runner.py. Thread-safe."""
+    # The cache alone would let each host's thread make it, as they all ask at the same time.
+    with _MAKING:
+        return _made(name, is_near=is_near)
+
+
+@cache
+def _made(name: str, *, is_near: bool) -> bytes:
     files: dict[str, Path] = {}
     _collect(_RUNNER, files)
     _collect(f"{errands.__name__}.{name}", files)
