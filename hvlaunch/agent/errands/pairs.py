@@ -166,7 +166,7 @@ class _Listener:
                 caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 caller.sendall(answer)
                 caller.settimeout(_IDLE)
-                buffer = bytearray(1 << 18)
+                buffer = bytearray(1 << 16)
                 while True:
                     size, milliseconds = _HEADER.unpack(_exactly(caller, _HEADER.size))
                     if size <= _LARGE:

@@ -6,7 +6,6 @@ import os
 import time
 
 from hvlaunch.agent.errands.observer.proc import read_text
-from hvlaunch.agent.quick import mac
 from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
@@ -98,8 +97,12 @@ def _mount(path: str) -> Tuple[str, str, str]:
 
 def _read(path: str) -> bytes:
     # O_NONBLOCK: a FIFO would block here.
-    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        return file.read(_MOST_BYTES)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # Python takes memory for all that a read may bring.
+        return os.read(fd, min(os.fstat(fd).st_size, _MOST_BYTES))
+    finally:
+        os.close(fd)
 
 
 def _code(directory: str) -> Tuple[Optional[str], Optional[int]]:
@@ -121,8 +124,12 @@ def _code(directory: str) -> Tuple[Optional[str], Optional[int]]:
 
 
 def _hash(data: bytes) -> str:
-    # Not by hashlib, which would load OpenSSL.
-    return mac(b"", data).hex()[:_FEW]
+    # Not by hashlib, which would load OpenSSL. SHA-256 without OpenSSL takes three times as long as this.
+    try:
+        from _blake2 import blake2b  # noqa: PLC0415 (as below)
+    except ImportError:
+        from hashlib import blake2b  # noqa: PLC0415 (a Python that was built without it)
+    return blake2b(data, digest_size=_FEW // 2).hexdigest()
 
 
 def _contents(path: str) -> bytes:
