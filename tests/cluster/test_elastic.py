@@ -137,6 +137,7 @@ def test_workers_fail_one_by_one(start: Starter) -> None:
     assert not job.events("host_excluded")
 
 
+@ONE_WAY
 def test_hosts_fail_one_by_one(start: Starter, cluster: TestHosts) -> None:
     everywhere = "a:1,b:1,c:1,d:1"
     lease = start.work.lease
@@ -310,13 +311,16 @@ def test_restarts_are_used_up(start: Starter) -> None:
     assert (ended["exit_code"], ended["host"]) == (137, "a")
 
 
-# A worker that is started anew fails at one place as at the other: a minute each.
+# A worker that is started anew fails at one place as at the other: a minute each. tests/unit/gloo/test_host_memory.py has such a job.
 @pytest.mark.parametrize(
     ("start", "point"),
     [
-        *((work, "start") for work in SUMS),
-        (SUMS[0], "join"),
-        *(pytest.param(work, "join", marks=pytest.mark.long) for work in SUMS[1:]),
+        *((SUMS[0], point) for point in ("start", "join")),
+        *(
+            pytest.param(work, point, marks=pytest.mark.long)
+            for work in SUMS[1:]
+            for point in ("start", "join")
+        ),
         *(
             pytest.param(*work.values, point, marks=work.marks)
             for work in LONG
