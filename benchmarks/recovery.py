@@ -54,7 +54,7 @@ class Contender:
     """A way to train, and what was measured.
 
     `begin` starts it on some hosts. `whole` is how many workers it has then, `after` how many after the fault,
-    and `spares` how many wait beside them. `limit` is how many seconds a recovery is waited for; where there is a
+    `spares` how many wait beside them, and `standbys` how many processes of --preload. `limit` is how many seconds a recovery is waited for; where there is a
     `rival`, it is four times as long as that takes, if that is more.
     """
 
@@ -64,6 +64,7 @@ class Contender:
     limit: float
     whole: int = 4
     spares: int = 0
+    standbys: int = 0
     rival: "Contender | None" = None
     seconds: list[float] = field(default_factory=list)
     faults: int = 0
@@ -169,12 +170,21 @@ class Field:
     def _is_ready(self, contender: Contender) -> bool:
         """Whether as many workers wait as there are to be spares: every worker asks once that was in no round."""
         if not contender.spares:
-            return True
+            return sum(map(self._is_standby, Path("/proc").glob("[0-9]*"))) >= contender.standbys
         told = self.events.read_text()
         living = told.count('"worker_started"') - told.count('"worker_exited"')
         return living == contender.whole + contender.spares and told.count('"after_round": -1') == told.count(
             '"worker_started"'
         )
+
+    def _is_standby(self, process: Path) -> bool:
+        """Whether it is a process of this training that waits in front of its script (agent/standby.py)."""
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            score = (process / "oom_score_adj").read_text()
+        except OSError:
+            return False
+        return str(self.steps.path).encode() in command and score == "1000\n"
 
     def recovery(self, contender: Contender, before: set[int]) -> Run | None:
         """The first round that is none of those before; None where none comes in time."""
@@ -266,6 +276,13 @@ def killed(place: Field) -> list[Contender]:
         ),
         Contender(
             "restart, unmodified script", place.hvlaunch("--min-np", "4", *here, unmodified=True), 4, 20.0
+        ),
+        Contender(
+            "preloaded restart, unmodified script",
+            place.hvlaunch("--min-np", "4", "--preload", "torch", *here, unmodified=True),
+            4,
+            20.0,
+            standbys=4,
         ),
         unshared,
         Contender("torchrun c10d", place.torchrun("2"), 4, 15.0, rival=unshared),

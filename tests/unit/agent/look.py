@@ -72,6 +72,7 @@ seen = {
     "main loader": type(main.__loader__).__name__,
     "debug": __debug__,
     "builtins": sorted(vars(builtins)),
+    "seen by site": getattr(builtins, "seen_by_site", None),
     "environ": dict(os.environ),
     "cwd": os.getcwd(),
     "umask": os.umask(0),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -269,30 +270,39 @@ def _seen(
 ) -> Any:
     """What look.py sees in the second worker of a slot."""
     rig = Rig(launch, folder, modules)
-    env = {"RANK": "0", "LC_ALL": "C.UTF-8"}
+    env = {"RANK": "0", "LC_ALL": "C.UTF-8", "PYTHONPATH": str(folder / "site")}
     rig.start(argv, env=env)
     if modules is not None:
         waiting = rig.standby()
     rig.kill()
     rig.agent.output("stdout")
+    rig.agent.output("stderr")
     pid = rig.start(argv, env=env)
     assert modules is None or pid == waiting
     header, stdout, stderr = rig.end()
-    assert (header["code"], stderr) == (0, b"")
+    assert header["code"] == 0
     rig.agent.end()
-    return json.loads(stdout)
+    return {**json.loads(stdout), "stderr": stderr.decode()}
 
 
 DOCUMENTED = {"modules", "environ at the start", "pid", "agent", "scratch", "random", "hash", "authkey"}
 """What look.py sees and a preloaded worker may have otherwise; all but the first two differ between any two processes."""
 
 
+SITES = {
+    "": "",
+    "good": "import builtins, sys\nbuiltins.seen_by_site = [*sys.path]\n",
+    "bad": "import sys\nprint(1, file=sys.stderr)\nraise ValueError('bad')\n",
+}
+"""The user's own sitecustomize, by its kind."""
+
+
 @pytest.mark.parametrize(
     ("version", "words"),
     [
         ("", ["look.py", "--lr", "1"]),
-        ("", ["-OuBW", "error::ImportWarning", "-m", "look", "-x"]),
-        ("", ["-Xdev", "."]),
+        ("", ["-OuBW", "error::ImportWarning", "-m", "look", "good"]),
+        ("", ["-Xdev", ".", "bad"]),
         pytest.param("3.8", ["look.py"], marks=pytest.mark.long),
         pytest.param("3.9", ["-m", "look"], marks=pytest.mark.long),
         pytest.param("3.12", ["look.py"], marks=pytest.mark.long),
@@ -303,6 +313,9 @@ DOCUMENTED = {"modules", "environ at the start", "pid", "agent", "scratch", "ran
 def test_script_sees_a_fresh_interpreter(launch, tmp_path, version, words):
     (tmp_path / "look.py").write_text(WAITS + LOOK)
     (tmp_path / "__main__.py").write_text(WAITS + LOOK)
+    (tmp_path / "site").mkdir()
+    if site := SITES.get(words[-1]):
+        (tmp_path / "site" / "sitecustomize.py").write_text(site)
     argv = [interpreter(version) if version else sys.executable, *words]
     fresh = _seen(launch, tmp_path, argv, None)
     preloaded = _seen(launch, tmp_path, argv, ["json", "decimal"])
@@ -362,3 +375,53 @@ def test_scripts_end_as_in_a_fresh_interpreter(launch, tmp_path):
             header, stdout, stderr = rig.end()
             ends.append((header["code"], header["signal"], stdout, stderr))
         assert ends[0] == ends[1], name
+
+
+TRAIN = """
+import multiprocessing
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.tensor(float(index * index))
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2 + x.matmul(x)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
+        print(method, [batch.tolist() for batch in loader], flush=True)
+    x = torch.ones(64, 64)
+    print("compiled", torch.equal(torch.compile(Net())(x), Net()(x)), torch.get_num_threads(), flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_data_loaders_and_compilers_of_torch_work(launch, tmp_path):
+    pytest.importorskip("torch")
+    if shutil.which("cc") is None:
+        pytest.skip("torch.compile needs a C compiler")
+    (tmp_path / "train.py").write_text(WAITS + TRAIN)
+    rig = Rig(launch, tmp_path, ["torch"])
+    argv, env = [sys.executable, "train.py"], {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    rig.start(argv, env=env)
+    waiting = rig.standby()
+    rig.kill()
+    assert rig.start(argv, env=env) == waiting
+    output = b""
+    while b"compiled" not in output:
+        output += rig.agent.read_output(1)
+    header, stdout, _ = rig.end()
+    assert (header["code"], (output + stdout).decode().splitlines()) == (
+        0,
+        [
+            *[f"{method} [[0.0, 1.0, 4.0, 9.0]]" for method in ("fork", "spawn", "forkserver")],
+            "compiled True 2",
+        ],
+    )
