@@ -177,6 +177,7 @@ class Preload:
         script, module = program
         plan = {
             "fd": 4 if start.with_result else 3,
+            "socket": os.fstat(theirs.fileno()).st_ino,
             "path": path,
             "modules": self._modules,
             "script": script,

@@ -37,7 +37,6 @@ def main() -> None:
         return
     plan: Dict[str, Any] = marshal.loads(bytes.fromhex(packed))  # noqa: S302 (the agent wrote it)
     fd: int = plan["fd"]
-    os.set_inheritable(fd, False)
     _leave_no_trace(plan)
     # The user's own, if there is one, runs before everything else, as without this file.
     failure: Optional[BaseException] = None
@@ -45,6 +44,22 @@ def main() -> None:
         __import__(_NAME)
     except BaseException as error:  # noqa: BLE001 (site handles it below, as without this file)
         failure = error
+    if _is_own(fd, plan["socket"]):
+        _stand_by(fd, plan)
+    if failure is not None:
+        raise failure
+
+
+def _is_own(fd: int, inode: int) -> bool:
+    """True for the agent's socket. Other processes may have copied the environment of this one's start."""
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
+
+
+def _stand_by(fd: int, plan: Dict[str, Any]) -> None:
+    os.set_inheritable(fd, False)
     started = time.monotonic()
     reads, cause = _watching_reads(lambda: _import_all(plan["modules"], plan["script"], plan["module"]))
     report = "%.3f\n%s\n%s\n" % (time.monotonic() - started, ",".join(reads), cause)
@@ -65,8 +80,6 @@ def main() -> None:
     if "cwd" in order:
         # Again, because the directory may be another one of the same name.
         os.chdir(order["cwd"])
-    if failure is not None:
-        raise failure
 
 
 def _leave_no_trace(plan: Dict[str, Any]) -> None:

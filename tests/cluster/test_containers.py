@@ -340,3 +340,28 @@ def test_missing_image_is_an_error_of_the_host(hosts: TestHosts) -> None:
     assert job.code() == 69
     assert "host a: image localhost:1/none can't be pulled: " in job.stderr
     assert "podman pull localhost:1/none on that host" in job.stderr
+
+
+PRELOADED = """
+import os, pathlib, signal, time
+waiting = pathlib.Path("waiting")
+if os.environ["HVLAUNCH_ROUND"] == "0":
+    while not waiting.exists():
+        for pid in open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split():
+            if pathlib.Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\\n":
+                waiting.write_text(pid)
+        time.sleep(0.02)
+    os.kill(os.getpid(), 9)
+print("preloaded", str(os.getpid()) == waiting.read_text())
+"""
+
+
+@pytest.mark.long
+def test_worker_in_a_container_restarts_without_its_imports(hosts: TestHosts) -> None:
+    hosts["a"].run(
+        ["sh", "-c", f"mkdir -p ~/q; rm -f ~/q/*; cat > ~/q/train.py <<'X'{PRELOADED}X"], check=True
+    )
+    options = ["-H", "a:1", "--min-np", 1, "--preload", "json", *RUN, "--cwd", "/run/home/root/q"]
+    job = Job(hosts, [*options, "python3", "train.py"])
+    assert job.code() == 0, job.stderr
+    assert "preloaded True" in job.stdout

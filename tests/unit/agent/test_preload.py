@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -146,6 +147,22 @@ def test_a_changed_variable_that_modules_may_have_read_means_a_fresh_start(rig, 
     assert (rig.start(WAIT, env={"RANK": "0", "ANY": "1", **change}) == waiting) is is_kept
     values = {"RANK": "0", "ANY": "1", **change}
     assert rig.end()[1].decode().split() == [values["RANK"], values["ANY"]]
+
+
+def test_other_program_with_the_first_environment_imports_nothing(rig):
+    pid = rig.start(WAIT)
+    rig.standby()
+    lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    environment = dict(line.split(b"=", 1) for line in lines if line)
+    # As the observer runs the worker's Python; the descriptor may be anything there.
+    words = [
+        sys.executable,
+        "-c",
+        "import os, sys\nprint('slow' in sys.modules, os.environ.get('PYTHONPATH'))",
+    ]
+    done = subprocess.run(words, env=environment, capture_output=True, check=True, cwd=rig.folder, timeout=60)  # type: ignore[call-overload]
+    assert (done.stdout, done.stderr) == (b"False None\n", b"")
+    rig.kill()
 
 
 def test_process_that_is_killed_is_replaced_once(rig):
