@@ -33,7 +33,8 @@ __all__ = ["Preload", "program_of"]
 _MARSHAL = 2
 """A version that each Python >= 3.8 reads."""
 _CANNOT = 126
-_ANSWER = 1.0  # seconds
+_FD = 3
+_PATIENCE = 1.0  # seconds
 _LONGEST_PAUSE = 10.0
 _LONGEST_IMPORT = 600.0
 _MOST_LOSSES = 1
@@ -47,14 +48,11 @@ _FLAGS_WITH_VALUE = "WX"
 class _Start:
     """Everything of a worker's start that the next start in the slot may share."""
 
-    def __init__(
-        self, slot: int, argv: Sequence[str], env: Dict[str, str], with_result: bool, within: Within
-    ) -> None:
+    def __init__(self, slot: int, argv: Sequence[str], env: Dict[str, str], within: Within) -> None:
         self.slot = slot
         self.argv = list(argv)
         self.env = env
         self.cwd = os.getcwd()
-        self.with_result = with_result
         self.within = within
 
 
@@ -75,7 +73,7 @@ class _Standby:
     def order(self, start: _Start) -> Optional[Dict[str, Any]]:
         """Return the order that makes it this worker; None if a fresh process would differ."""
         old, new = self.start, start
-        if self.reads is None or (old.argv, old.cwd, old.with_result) != (new.argv, new.cwd, new.with_result):
+        if self.reads is None or (old.argv, old.cwd) != (new.argv, new.cwd):
             return None
         try:
             if os.sched_getaffinity(self.worker.pid) != os.sched_getaffinity(0):
@@ -143,15 +141,15 @@ class Preload:
 
         `within` calls a function with this thread bound as the slot's workers are, as it is now.
         """
-        start = _Start(slot, argv, env, with_result, within)
+        start = _Start(slot, argv, env, within)
         self._due.pop(slot, None)
         standby = self._standbys.get(slot)
         # One that still imports waits for another start, or is given up as hanging.
         if standby is not None and (standby.reads is not None or time.monotonic() > standby.late_at):
             del self._standbys[slot]
             order = None if with_stdin else standby.order(start)
-            if order is not None and _is_taken(standby.connection, order):
-                worker = standby.worker
+            worker = standby.worker
+            if order is not None and not _is_stopped(worker.pid) and _send(standby.connection, order):
                 worker.error_file = env.get("TORCHELASTIC_ERROR_FILE", "")
                 standby.connection.close()
                 self._plan(start)
@@ -159,8 +157,9 @@ class Preload:
             self._forget(standby.connection)
             standby.close()
             if order is not None or standby.reads is None:
-                self._lose("did not answer")
-        program = program_of(argv)
+                self._lose("was stopped or hung")
+        # A call's command is a shell's, and descriptor 3 is its result.
+        program = None if with_result else program_of(argv)
         if program is None and not self._is_off:
             self._stop("the command is not `python [OPTIONS] SCRIPT` or `python [OPTIONS] -m MODULE`")
         if self._is_off or program is None:
@@ -176,7 +175,7 @@ class Preload:
         path = start.env.get("PYTHONPATH")
         script, module = program
         plan = {
-            "fd": 4 if start.with_result else 3,
+            "fd": _FD,
             "socket": os.fstat(theirs.fileno()).st_ino,
             "path": path,
             "modules": self._modules,
@@ -193,9 +192,7 @@ class Preload:
             self._count += 1
             mark = env["HVLAUNCH_WORKER"] = "standby/%d/%d" % (start.slot, self._count)
         try:
-            worker = process.start(
-                start.slot, start.argv, env, with_stdin, start.with_result, more=[theirs.fileno()]
-            )
+            worker = process.start(start.slot, start.argv, env, with_stdin, more=[theirs.fileno()])
         except process.CannotStart:
             ours.close()
             raise
@@ -289,7 +286,7 @@ class Preload:
         """Count a standby that is lost; return True if there may be another one."""
         self._losses += 1
         if self._losses > _MOST_LOSSES:
-            self._stop("a process that waited %s, and so did one before" % how)
+            self._stop("two processes that waited are lost; the last one %s" % how)
         return not self._is_off
 
     def _stop(self, cause: str) -> None:
@@ -306,7 +303,7 @@ class Preload:
 
 def _send(connection: socket.socket, order: Dict[str, Any]) -> bool:
     """Send an order, whose end is the end of the stream; return False if the process is gone or hangs."""
-    connection.settimeout(_ANSWER)
+    connection.settimeout(_PATIENCE)
     try:
         connection.sendall(marshal.dumps(order, _MARSHAL))
         connection.shutdown(socket.SHUT_WR)
@@ -315,12 +312,14 @@ def _send(connection: socket.socket, order: Dict[str, Any]) -> bool:
     return True
 
 
-def _is_taken(connection: socket.socket, order: Dict[str, Any]) -> bool:
-    """Send an order; return True if the process has taken it."""
+def _is_stopped(pid: int) -> bool:
+    """True for a process that can't take an order: a signal or debugger has stopped it, or it has ended."""
+    # No answer is waited for: on a busy machine, the process might be late, and so would be the agent.
     try:
-        return _send(connection, order) and connection.recv(1) == b"k"
+        with open("/proc/%d/stat" % pid, "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0] in (b"T", b"t", b"Z", b"X")
     except OSError:
-        return False
+        return True
 
 
 def program_of(argv: Sequence[str]) -> Optional[Program]:
