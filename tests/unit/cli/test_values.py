@@ -60,3 +60,29 @@ def test_words():
     assert values.words("--bind-to core 'a b'") == ("--bind-to", "core", "a b")
     with pytest.raises(BadValue, match="no closing quotation"):
         values.words("a 'b")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("300", 300), ("64K", 64 << 10), ("5M", 5 << 20), ("2G", 2 << 30)]
+)
+def test_sizes(text, size):
+    assert values.size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "5m", "5s", "1.5G", "-1", "1" * 13, "5T"])
+def test_no_sizes(text):
+    with pytest.raises(BadValue, match="is not a size"):
+        values.size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("8h", 28_800), ("2d", 172_800)]
+)
+def test_spans(text, seconds):
+    assert values.span(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "5M", "5K", "h", "1.5h"])
+def test_no_spans(text):
+    with pytest.raises(BadValue, match="is not a time"):
+        values.span(text)
