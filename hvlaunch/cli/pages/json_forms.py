@@ -440,7 +440,7 @@ FORMS: Mapping[str, JsonForm] = {
             "gpus_per_worker": "integer GPUs or slots of each",
             "time_limit": "number? seconds",
             "after": "string[] jobs to end first",
-            "is_held": "boolean whether it waits for `hvlaunch queue release`",
+            "is_held": "boolean whether it waits for `hvlaunch queue release JOB`",
             "starts_by": "number? latest start, in seconds since 1970; null if unknown",
             "job": "string? id for other commands, from its start on",
             "exit_code": "integer? at its end",
