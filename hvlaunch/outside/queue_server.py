@@ -7,6 +7,7 @@ starts another server after a kill. Each `hvlaunch queue` command does the same.
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -48,7 +49,7 @@ from hvlaunch.outside.schedule import (
     Withdrawn,
 )
 
-__all__ = ["QueueServer", "ensure_server"]
+__all__ = ["QueueServer", "ensure_server", "machine_elsewhere"]
 
 _LOOK = 0.2
 _AGAIN = 30.0
@@ -62,15 +63,29 @@ _KILL_AFTER = 60.0
 _STILL = 1.0
 """Seconds between two decisions without events."""
 _RESTART = 1.0
+_MACHINE = "machine"
+_MAKING = 3600.0
+"""Seconds after which an incomplete submission is abandoned."""
 
 
 def ensure_server(directory: Path) -> None:
     """Start the queue's server for open jobs, unless it runs. Raises QueueNotWritten."""
-    if not has_driver(directory) and _is_open(Queue(directory)):
+    is_here = machine_elsewhere(directory) is None
+    if is_here and not has_driver(directory) and _is_open(Queue(directory)):
         try:
             start_process("hvlaunch.outside.queue_server", directory)
         except OSError as error:
             raise QueueNotWritten(f"the queue's server can't be started: {error.strerror}") from None
+
+
+def machine_elsewhere(directory: Path) -> str | None:
+    """Return the name of another machine with the server, for a home directory of several machines."""
+    # Locks of the other machine's processes may be invisible here, and a second server would start its jobs again.
+    try:
+        machine = (directory / _MACHINE).read_text()
+    except OSError:
+        return None
+    return machine if machine and machine != os.uname().nodename else None
 
 
 def _is_open(queue: Queue) -> bool:
@@ -89,12 +104,20 @@ class QueueServer:
         """When the processes of jobs were started, by the jobs' ids; by this server."""
         self._stopped: dict[str, tuple[float, float]] = {}
         """When jobs were first and last asked to stop."""
+        self._minded: set[str] = set()
+        """Ids of jobs with a minder started by this server."""
         self._decided_at = 0.0
         self._decided_for: Schedule | None = None
 
     def run(self) -> None:
         """Serve until no job is open."""
         (self._directory / OPEN).mkdir(mode=0o700, exist_ok=True)
+        machine = self._directory / _MACHINE
+        machine.write_text(os.uname().nodename)
+        for path in self._directory.glob(".*"):
+            # Left by a killed `queue add`.
+            if path.lstat().st_mtime < time.time() - _MAKING:
+                shutil.rmtree(path, ignore_errors=True)
         while _is_open(self._queue):
             # The disk may be full for a while: what was not written is found again.
             with suppress(QueueNotWritten):
@@ -102,6 +125,7 @@ class QueueServer:
             if not has_minder(self._directory):
                 _start_keeper(self._directory)
             time.sleep(_LOOK)
+        machine.unlink(missing_ok=True)
 
     def turn(self, now: float) -> None:
         """Look at the jobs, and start jobs."""
@@ -206,11 +230,14 @@ class QueueServer:
         """Let another driver take over a job whose driver and minder were killed."""
         if run is None:
             return Finished(job.id, now, None, "its directory was removed")
-        with suppress(OSError):
-            words = (run.directory / SUCCESSOR_LOG).read_text(errors="replace").strip()
-            if words:
-                cause = words.splitlines()[-1].removeprefix("hvlaunch: ")
-                return Finished(job.id, now, EXIT_HOSTS, f"its driver was killed: {cause}")
+        # Before this server's own minder, the words are about an earlier driver.
+        if job.job in self._minded:
+            with suppress(OSError):
+                words = (run.directory / SUCCESSOR_LOG).read_text(errors="replace").strip()
+                if words:
+                    cause = words.splitlines()[-1].removeprefix("hvlaunch: ")
+                    return Finished(job.id, now, EXIT_HOSTS, f"its driver was killed: {cause}")
+        self._minded.add(job.job)
         with suppress(OSError):
             start_minder(run.directory)
         return None

@@ -83,7 +83,7 @@ class SharedLog:
     def append(self, old: LogContent, bodies: Sequence[bytes]) -> None:
         """Append behind `old`, read under the same lock. Raises OSError."""
         if old.damage:
-            # What is readable moves to a new file; the damaged one stays for whoever wants to look.
+            # The readable part moves to a new file; the damaged file stays for inspection.
             self.path.replace(self.path.with_name("log.damaged"))
             bodies = [*old.bodies, *bodies]
         elif not old.end.size:

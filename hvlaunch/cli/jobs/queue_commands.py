@@ -34,7 +34,7 @@ from hvlaunch.outside.queue import (
     QueueNotWritten,
     queue_directory,
 )
-from hvlaunch.outside.queue_server import ensure_server
+from hvlaunch.outside.queue_server import ensure_server, machine_elsewhere
 from hvlaunch.outside.schedule import (
     ACTIVE,
     Added,
@@ -191,6 +191,9 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
             complain(f"warning: {warning}")
         specs.append(spec)
     queue = Queue(queue_directory(environ))
+    if (machine := machine_elsewhere(queue.directory)) is not None:
+        hint = f"queue it there, or, if that machine is gone: rm {queue.directory}/machine"
+        raise BadUsage(f"the queue is served on {machine}", hint=hint)
     making = queue.directory / f".{os.urandom(4).hex()}"
     try:
         make_own_directory(str(making))
@@ -306,6 +309,8 @@ def _list(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     queue = Queue(queue_directory(environ))
     # For a queue whose processes were killed, or after a boot.
     ensure_server(queue.directory)
+    if (machine := machine_elsewhere(queue.directory)) is not None:
+        complain(f"the queue is served on {machine}")
     schedule, now = queue.read(), time.time()
     rows = [*queue_rows(queue, schedule, now)]
     if options.json:

@@ -19,7 +19,8 @@ import pytest
 from hvlaunch.cli.jobs.assistant import Tools
 from hvlaunch.cli.jobs.queue_commands import submit
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside import known_jobs, prune
+from hvlaunch.outside import has_driver, has_minder, known_jobs, prune
+from hvlaunch.outside.minder import SUCCESSOR_LOG
 from hvlaunch.outside.queue import OPEN, Queue
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
@@ -249,6 +250,44 @@ def test_after_a_restart_of_the_machine_nothing_is_lost_or_runs_twice(site: Queu
     assert [rows[number]["text"] for number in (waiting, later)] == ["done", "done"]
     assert sorted(site.starts()[:2]) == [running, also]
     assert site.starts()[2:] == [waiting, later]
+
+
+def test_a_job_without_driver_and_minder_is_taken_over(site: QueueSite) -> None:
+    job = site.add_marked(until="go")
+    site.wait_for(job, "running")
+    wait_until(site.starts, "it does not run")
+    (record,) = known_jobs(site.root)
+    wait_until(lambda: has_minder(record.directory), "it has no minder")
+    for process in site.servers():
+        process.suspend()
+    # Of an earlier program that was too late.
+    (record.directory / SUCCESSOR_LOG).write_text("hvlaunch: the job's driver lives\n")
+    for process in (*site.processes(str(record.directory)), *site.processes(job, "wait")):
+        process.kill()
+    wait_until(lambda: not has_driver(record.directory), "its driver lives")
+    for process in site.servers():
+        process.resume()
+    wait_until(lambda: has_driver(record.directory), "nobody takes it over")
+    (site.place / "go").touch()
+    site.wait_for(job, "ended")
+    assert site.rows()[job]["text"] == "done"
+    assert site.starts() == [job]
+
+
+def test_another_machine_with_the_same_home_starts_nothing(site: QueueSite) -> None:
+    job = site.add_marked("--hold")
+    for process in site.processes():
+        process.kill()
+    (site.queue.directory / "machine").write_text("elsewhere")
+    assert "elsewhere" in site.run("add", *site.leases, "-np", "1", "true", code=2)
+    site.run("release", job)
+    assert [*site.rows()] == [job]
+    assert not site.servers()
+    (site.queue.directory / "machine").unlink()
+    site.run("ls")
+    site.wait_for(job, "ended")
+    wait_until(lambda: not site.processes(), "the server goes on")
+    assert not (site.queue.directory / "machine").exists()
 
 
 @pytest.mark.parametrize("has_directory", [False, True])

@@ -35,13 +35,14 @@ def running(environ: dict[str, str]) -> Iterator["subprocess.Popen[str]"]:
         process.wait(60.0)
 
 
-def test_tools_are_the_requests_of_the_control_socket_and_five_more() -> None:
+def test_tools_are_the_requests_of_the_control_socket_and_others() -> None:
     tools = Tools({}, allow_actions=True).by_name
     assert tools.keys() == {path.removeprefix("/") for path in REQUESTS} | {
         "jobs",
         "verdict",
         "logs",
         "hosts",
+        "queue",
     }
     readers = Tools({}, allow_actions=False).by_name
     assert tools.keys() - readers.keys() == {"signal", "stop", "output", "collect", "move"}
