@@ -331,6 +331,8 @@ class ElasticOptions(_Data):
     """Maximum number of failures within `restart_window` that a new round follows; None means no limit."""
     restart_window: float = 3600.0
     """Period for `max_restarts`."""
+    evict_slow: float | None = None
+    """Factor from which a slow host's workers are moved to a spare; None for never."""
     spares: int = 0
     """Workers beyond max_np that start and wait as replacements."""
     preload: tuple[str, ...] = ()

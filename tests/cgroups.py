@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.agent.harness import until
 
-__all__ = ["BOMB", "LIMIT", "Group"]
+__all__ = ["BOMB", "LIMIT", "Group", "outside_pid"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 LIMIT = 60
@@ -113,3 +113,17 @@ class Group:
         with suppress(OSError):
             self.path.rmdir()
         return not self.path.exists()
+
+
+def outside_pid(first: int, pid: int) -> int:
+    """Return a process's number on this machine, by its number within the host of process `first`."""
+    namespace = Path(f"/proc/{first}/ns/pid").readlink()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                numbers = (folder / "status").read_text().partition("\nNSpid:")[2].partition("\n")[0].split()
+                if (folder / "ns/pid").readlink() == namespace and int(numbers[-1]) == pid:
+                    return int(folder.name)
+            except (OSError, IndexError):
+                continue
+    raise LookupError(pid)

@@ -186,6 +186,8 @@ class LauncherOptions:
     """Workers that wait to replace a failed one. Default: 0."""
     preload: str | None = None
     """Modules that are imported before a worker restarts."""
+    evict_slow: str | None = None
+    """Move the workers of a slow host to a spare."""
     cooldown: tuple[float, float] | None = None
     """How long a failing host is excluded, in seconds. Default: for good."""
     elastic_timeout: float | None = None
@@ -370,6 +372,7 @@ class GivenOptions(TypedDict, total=False):
     max_restarts: int | None
     spares: int | None
     preload: str | None
+    evict_slow: str | None
     cooldown: tuple[float, float] | None
     elastic_timeout: float | None
     reset_timeout: float | None

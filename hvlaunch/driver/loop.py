@@ -154,6 +154,8 @@ class Driver:
             say=self._say,
         )
         self._watchers.append(self.observing.hang_watch.watch)
+        if self.observing.slow_watch is not None:
+            self._watchers.append(self.observing.slow_watch.watch)
         if self.observing.bindings is not None:
             self._watchers.append(self.observing.bindings.watch)
         self._turns = None if record is None else self._turn_record(record)

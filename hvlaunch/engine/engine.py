@@ -194,6 +194,8 @@ class Engine:
                 return alone(self._rounds.stacks.taken(name, number, now))
             case on.MoveWanted():
                 return self._policy.move(event, now)
+            case on.HostJudged():
+                return self._policy.host_judged(event, now)
             case on.JobHangs() | on.JobGoesOn():
                 return self._policy.judged(event, now)
             case on.WorkerAsked() | on.WorkerSuspended():

@@ -24,6 +24,7 @@ __all__ = [
     "HostFacts",
     "HostFailed",
     "HostGone",
+    "HostJudged",
     "HostNoise",
     "HostParting",
     "HostPreparing",
@@ -386,6 +387,16 @@ class MoveWanted(NamedTuple):
     """Why the host is slow; empty for a request of the user."""
 
 
+class HostJudged(NamedTuple):
+    """A host is slow, by hvlaunch/telemetry/slow.py; without a reason, the host keeps up again."""
+
+    host: str
+    factor: float | None = None
+    """Its time for the same work, in times of the others; empty if unknown."""
+    reason: str = ""
+    evidence: str = ""
+
+
 class JobHangs(NamedTuple):
     """No rank has made progress for so long, by hvlaunch/telemetry/hang.py."""
 
@@ -465,6 +476,7 @@ Event = (
     | Interrupted
     | UserSignal
     | MoveWanted
+    | HostJudged
     | JobHangs
     | JobGoesOn
     | ThreadFailed

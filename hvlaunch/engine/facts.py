@@ -18,6 +18,7 @@ __all__ = [
     "HostNotClosing",
     "HostNotUsable",
     "HostSkipped",
+    "HostSlow",
     "HostStays",
     "Interrupting",
     "JobEnding",
@@ -69,6 +70,18 @@ class HostExcluded(NamedTuple):
     cause: Cause
 
 
+class HostSlow(NamedTuple):
+    """The others wait for a slow host."""
+
+    host: str
+    factor: float | None
+    """Its time for the same work, in times of the others; empty if unknown."""
+    kind: str
+    """clock, throttling, cpu, memory, disk or network."""
+    evidence: str
+    """Cause of the slowness, in words."""
+
+
 class MoveBeginning(NamedTuple):
     """Workers start to replace those of a host; the round runs on."""
 
@@ -80,7 +93,7 @@ class MoveBeginning(NamedTuple):
 
 
 class HostMoving(NamedTuple):
-    """The new workers wait for their places: those of the host leave at their next commit."""
+    """The new workers wait for places: the host's workers leave at the next commit."""
 
     host: str
     to: tuple[str, ...]
@@ -93,7 +106,7 @@ class HostMoved(NamedTuple):
     host: str
     round: int
     seconds: float
-    """From the request."""
+    """Time since the request."""
 
 
 class HostStays(NamedTuple):
@@ -289,6 +302,7 @@ Fact = (
     HostNotUsable
     | HostSkipped
     | HostExcluded
+    | HostSlow
     | MoveBeginning
     | HostMoving
     | HostMoved

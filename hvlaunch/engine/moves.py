@@ -33,7 +33,7 @@ class _Move:
 class Moves:
     """Moves one host's workers at a time. While the spare's workers start, nothing changes for the round.
 
-    From then on the host counts as excluded, so its workers leave as those of a host that left the pool do.
+    Afterwards the host counts as excluded, and its workers leave like workers of a host outside of the pool.
     """
 
     def __init__(self, options: ElasticOptions, pool: Pool, rounds: Rounds, waits: Waits) -> None:
@@ -134,7 +134,7 @@ class Moves:
         self._waits.end(Wait.MOVING)
 
     def _members(self, host: str) -> list[Worker]:
-        """Return the host's workers of the round, also those that have asked for their next place."""
+        """Return the host's workers of the round, also after their requests for the next place."""
         current = self._rounds.round
         return [
             worker
@@ -145,7 +145,7 @@ class Moves:
         ]
 
     def _ready(self, move: _Move, now: float) -> list[Worker]:
-        """Return the waiting workers that can take the places of the host's."""
+        """Return the waiting workers for the places of the host's workers."""
         current = self._rounds.round
         return [
             worker
@@ -157,7 +157,7 @@ class Moves:
         ]
 
     def _lack(self, name: str, to: str | None, now: float) -> str | None:
-        """Return what keeps other hosts from taking the host's workers over, if anything does."""
+        """Return why other hosts can't take the host's workers over, if so."""
         if to is not None and self._pool.get(to) is None:
             return f"the job has no host {to}"
         others = [
@@ -184,7 +184,7 @@ class Moves:
         return None
 
     def _room(self, host: PoolHost, members: int) -> int:
-        """Return the number of slots that are free or have a waiting worker; of a host that was never counted, as many as needed."""
+        """Return the number of slots, free or with a waiting worker; as many as needed for a host without a count."""
         if host.facts is None and host.host.slots is None and not host.was_ready:
             return members
         return max(0, self._pool.slots(host) - len(self._members(host.name)))

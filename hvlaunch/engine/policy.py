@@ -31,6 +31,8 @@ __all__ = ["Decision", "Policy", "Then", "alone"]
 
 _STRIKES = 2
 _SLOT_COOLDOWN = (1.0, 300.0)
+_EVICTION_PAUSE = 300.0
+"""Seconds between the moves of two slow hosts: the next samples show whether the first move has helped."""
 _QUOTED = 200
 """Longest quotation of a worker's own words, in characters."""
 _WITHOUT_PROGRESS = (why.NoCommit, why.JobHung, why.NotMet, why.WorkerHangs)
@@ -105,6 +107,8 @@ class Policy:
         self._roles = _role_policies(spec, pool, rounds, waits) if spec.roles else None
         self._moves: Moves | None = None
         """None until a move is asked for."""
+        self._evicted: dict[str, float] = {}
+        """Times at which slow hosts were to move."""
 
     @property
     def _round(self) -> Round | None:
@@ -559,6 +563,25 @@ class Policy:
             return alone([tell.HostStays(event.host, reason or "")])
         self._moves = self._moves or self._new_moves(self._elastic)
         return Decision(self._moves.begin(event, now))
+
+    def host_judged(self, event: on.HostJudged, now: float) -> Decision:
+        """Note that a host is slow, or not slow any more; with --evict-slow move its workers."""
+        host = self._pool.get(event.host)
+        if host is None or self._lifecycle.phase not in AT_WORK:
+            return Decision(then=Then.NOTHING)
+        host.slow = event.evidence
+        if not event.reason:
+            return Decision(then=Then.NOTHING)
+        decision = alone([tell.HostSlow(*event)])
+        least = None if self._elastic is None else self._elastic.evict_slow
+        is_due = all(now >= at + _EVICTION_PAUSE for at in self._evicted.values())
+        if least is None or (event.factor or 0.0) < least or event.host in self._evicted or not is_due:
+            return decision
+        # Once for each host: if it could not be moved, the user has to decide.
+        self._evicted[event.host] = now
+        return decision.also(
+            self.move(on.MoveWanted(event.host, None, f"--evict-slow: {event.evidence}"), now)
+        )
 
     def _new_moves(self, options: ElasticOptions) -> "Moves":
         from hvlaunch.engine.moves import Moves  # noqa: PLC0415 (few jobs have moves)

@@ -44,7 +44,7 @@ class Cooldown:
     def __init__(self) -> None:
         self.until = -math.inf
         self._before: float | None = None
-        """End of the newest cool-down of a retired host, which had no failure since."""
+        """End of the newest cool-down of a retired host."""
         self.count = 0
         """Cool-downs in a row."""
 
@@ -129,6 +129,8 @@ class PoolHost:
         self.was_ready = False
         self.was_lost = False
         """True if its most recent failure was a lost connection."""
+        self.slow = ""
+        """Cause of its slowness in comparison with the other hosts, in words; empty without."""
         self.was_moved = False
         """True if its workers were moved to another host."""
         self.gpus = 0
@@ -182,7 +184,7 @@ class Pool:
         self.open: dict[str, None] = {}
         """Hosts that are connected or being connected, in the order of their connections."""
         self.moving: str | None = None
-        """The host whose workers are about to move, and are still needed."""
+        """The host of workers about to move."""
         self.target: str | None = None
         """The host that takes them over, if the user has named one."""
         self.errors: dict[str, Problem] = {}

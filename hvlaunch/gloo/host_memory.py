@@ -137,6 +137,8 @@ class HostMemory:
                 self._note_problem(problem)
             case tell.HostExcluded(_, _, why.HostProblem(problem)):
                 self._note_problem(problem)
+            case tell.HostSlow(host, _, _, evidence):
+                self._verdicts[host, "slow"] = evidence
             case tell.HostExcluded(host, _, why.WorkersFail(cause)):
                 self._excluded[host] = _words(cause)
             case tell.RoundEnding(_, why.WorkerHangs(_, host) as cause) | tell.WorkerKilled(

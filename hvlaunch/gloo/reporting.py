@@ -164,6 +164,7 @@ class Reporting:
             about=self._about,
             ended=time.time(),
             bill=self.bill(),
+            slow={} if driver is None else driver.observing.slow_hosts(),
         )
 
     def bill(self) -> "Bill | None":

@@ -120,6 +120,8 @@ class FailureReport:
     """Seconds since 1970."""
     bill: Bill | None = None
     """None for a job that keeps no account of its time."""
+    slow: Mapping[str, str] = field(default_factory=dict)
+    """Cause of the slowness by host."""
 
 
 def make_report(
@@ -135,6 +137,7 @@ def make_report(
     about: Mapping[str, Any] | None = None,
     ended: float | None = None,
     bill: Bill | None = None,
+    slow: Mapping[str, str] | None = None,
 ) -> FailureReport:
     """Build the report from the job's result.
 
@@ -166,6 +169,7 @@ def make_report(
         about=about or {},
         ended=ended,
         bill=bill,
+        slow=slow or {},
     )
 
 

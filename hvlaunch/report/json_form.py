@@ -58,6 +58,7 @@ def as_json(report: FailureReport) -> dict[str, Any]:
         },
         # What the job took so far; null if its time was not counted.
         "bill": None if report.bill is None else report.bill._asdict(),
+        "slow_hosts": dict(report.slow),
         "rounds": [_round(failed) for failed in report.rounds],
         # Mask by line: one secret must not hide the text after it.
         "text": "\n".join(map(masked_value, as_text(report).split("\n"))),

@@ -59,6 +59,7 @@ def as_text(report: "FailureReport", *, is_verbose: bool = False, is_raised: boo
     facts: list[str] = []
     if code := ", commit ".join(filter(None, code_words(report.about.get("code")))):
         facts.append(f"  Its code: {visible(code)}")
+    facts += [f"  Slow: host {host}: {evidence}" for host, evidence in report.slow.items()]
     if report.bill is not None and (words := bill_words(report.bill)):
         facts.append(f"  It took {duration(report.bill.wall_seconds)}: {words}")
     # The advice stays last.

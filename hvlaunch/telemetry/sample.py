@@ -1,7 +1,7 @@
 """Samples: the figures of a host, its workers and its GPUs at one moment, and their form on the wire. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hvlaunch.agent.wire.frames import MOST_GPUS
@@ -30,6 +30,7 @@ _WORKER = {
     "waits_in": or_null(text(64)),
     "io": _BYTES,
     "gpus": several(_COUNT, MOST_GPUS),
+    "waited": _RATE,
 }
 _GPU = {
     "index": _COUNT,
@@ -44,6 +45,7 @@ _GPU = {
     "ecc_errors": _BYTES,
     "xids": several(_COUNT, 64),
     "pids": _PIDS,
+    "clock": or_null(_RATE),
 }
 SAMPLE = record(
     {
@@ -57,10 +59,16 @@ SAMPLE = record(
         "disk_read": _RATE,
         "disk_write": _RATE,
         "free": mapping(of("cwd", "scratch", "shm"), exactly(_BYTES, 2), 3),
-        "workers": several(record(_WORKER), _MOST_WORKERS),
-        "gpus": several(record(_GPU), MOST_GPUS),
+        "workers": several(record(_WORKER, optional=("waited",)), _MOST_WORKERS),
+        "gpus": several(record(_GPU, optional=("clock",)), MOST_GPUS),
         "problems": several(text(512), 64),
-    }
+        "clock": or_null(_RATE),
+        "stolen": _RATE,
+        "limited": number(0, 1),
+        "pressure": mapping(of("cpu", "io", "memory"), number(0, 100), 3),
+        "resent": number(0, 1),
+    },
+    optional=("clock", "stolen", "limited", "pressure", "resent"),
 )
 """The form of a host's sample."""
 
@@ -91,6 +99,8 @@ class WorkerSample:
     """Indices of its GPUs."""
     busiest: int
     """The pid of its busiest process."""
+    waited: float = 0.0
+    """Seconds in which its busiest processes were ready and had no processor, since their start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class GpuSample:
     ecc_errors: int
     xids: tuple[int, ...]
     pids: tuple[int, ...]
+    clock: float | None = None
+    """MHz of its multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +147,16 @@ class HostSample:
     gpus: tuple[GpuSample, ...]
     problems: tuple[str, ...]
     """Missing figures and the reasons."""
+    clock: float | None = None
+    """MHz of its processors, on average."""
+    stolen: float = 0.0
+    """Cores in use by other machines of the hypervisor."""
+    limited: float = 0.0
+    """Part of the time during stops by a CPU limit of the job's cgroup."""
+    pressure: Mapping[str, float] = field(default_factory=dict)
+    """Percent of the time in which programs waited for `cpu`, `io` or `memory`, over 10 s."""
+    resent: float = 0.0
+    """Part of the TCP segments sent again."""
 
 
 class Energy:

@@ -110,6 +110,8 @@ class HostRow:
     disk_write: float | None
     problems: tuple[str, ...]
     ranks: tuple[RankRow, ...]
+    slow: str = ""
+    """Cause of its slowness in comparison with the others; empty without."""
 
     @property
     def severity(self) -> tuple[int, int, bool]:
@@ -166,7 +168,8 @@ def host_rows(
         state = "excluded" if host["is_excluded"] else "away" if name in away else host["state"]
         # A host that was never used, or is excluded and empty, is of no interest.
         if ranks or host["is_listed"] or state not in ("none", "excluded"):
-            rows.append(_host_row(name, state, sample, list(gpus.values()), ranks))
+            slow = host.get("slow") or ""
+            rows.append(_host_row(name, state, sample, list(gpus.values()), ranks, slow))
     # Rows of equal severity keep the order of the hosts.
     order = {host["host"]: number for number, host in enumerate(job["hosts"])}
     return sorted(rows, key=lambda row: (row.severity, order[row.host]))
@@ -240,6 +243,7 @@ def _host_row(
     sample: Mapping[str, Any] | None,
     gpus: Sequence[Mapping[str, Any]],
     ranks: Sequence[RankRow],
+    slow: str,
 ) -> HostRow:
     sample = sample or {}
     return HostRow(
@@ -259,6 +263,7 @@ def _host_row(
         disk_write=sample.get("disk_write"),
         problems=tuple(sample.get("problems", ())),
         ranks=tuple(ranks),
+        slow=slow,
     )
 
 

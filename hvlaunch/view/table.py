@@ -56,7 +56,8 @@ def host_cells(row: HostRow) -> tuple[str, ...]:
         else f"{min(steps_done)}-{max(steps_done)}"
     )
     slow = next((f"slowest: rank {rank_row.rank}" for rank_row in row.ranks if rank_row.is_slowest), "")
-    note = "; ".join((*row.problems, *([slow] if slow else ())))
+    slow_host = f"slow: {row.slow}" if row.slow else ""
+    note = "; ".join(filter(None, (slow_host, *row.problems, slow)))
     memory = (
         "-"
         if row.memory_used is None

@@ -68,6 +68,7 @@ def _host(host: PoolHost, now: float) -> Mapping[str, Any]:
         "state": host.state.value,
         "is_listed": host.listed,
         "is_excluded": host.cooldown.holds(now),
+        "slow": host.slow or None,
     }
 
 

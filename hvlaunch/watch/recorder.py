@@ -101,7 +101,7 @@ class Recorder:
             case on.UserSignal(number):
                 yield {"type": "user_signal", "signal": signal_name(number)}
             # No meaning for users: the clock, and stages of the status line.
-            case on.Tick() | on.HostStage() | on.HostPreparing() | on.MoveWanted():
+            case on.Tick() | on.HostStage() | on.HostPreparing() | on.MoveWanted() | on.HostJudged():
                 pass
 
     def _of_worker(

@@ -64,6 +64,7 @@ def _of_host(
     fact: tell.HostNotUsable
     | tell.HostSkipped
     | tell.HostExcluded
+    | tell.HostSlow
     | tell.MoveBeginning
     | tell.HostMoving
     | tell.HostMoved
@@ -85,6 +86,9 @@ def _of_host(
         case tell.HostExcluded(host, seconds, cause):
             how_long = "the rest of the job" if seconds is None else f"{seconds:g} s"
             return f"host {host} is excluded for {how_long}: {_of_excluded(host, cause)}"
+        case tell.HostSlow(host, factor, kind, evidence):
+            times = "" if factor is None else f", {factor:g} times as long as the others"
+            return f"host {host} is slow ({kind}{times}): {evidence}"
         case tell.MoveBeginning() | tell.HostMoving() | tell.HostMoved() | tell.HostStays():
             return _of_move(fact)
         case tell.HostLostAtEnd(problem):

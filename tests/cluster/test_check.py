@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cgroups import Group
+from tests.cgroups import Group, outside_pid
 from tests.cluster.host_faults import FAULTS, WORK, Fault, make_fault, make_libraries, prepare_host
 from tests.cluster.jobs import HVLAUNCH, Job
 from tests.testhosts.hosts import TestHosts
@@ -63,27 +63,13 @@ class Checks:
                     for key, value in settings.items():
                         group.set(key, value)
                     listener = self.hosts[name].run(["cat", "/run/sshd/sshd.pid"], check=True).stdout
-                    group.set("cgroup.procs", _outside(self.hosts[name].pid, int(listener)))
+                    group.set("cgroup.procs", outside_pid(self.hosts[name].pid, int(listener)))
             for name in (*NAMES[:2], *FAULTY[len(faults) :]):
                 prepare_host(self.hosts, name, self.libraries)
             code, answer = self.check()
             assert code == 69
             self.hosts.repair()
         return {fault.name: (name, answer) for name, fault in zip(FAULTY, faults, strict=False)}
-
-
-def _outside(first: int, pid: int) -> int:
-    """Return a process's number on this machine, by its number within the host of process `first`."""
-    namespace = Path(f"/proc/{first}/ns/pid").readlink()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                numbers = (folder / "status").read_text().partition("\nNSpid:")[2].partition("\n")[0].split()
-                if (folder / "ns/pid").readlink() == namespace and int(numbers[-1]) == pid:
-                    return int(folder.name)
-            except (OSError, IndexError):
-                continue
-    raise LookupError(pid)
 
 
 @pytest.fixture(scope="module")

@@ -196,6 +196,7 @@ ALLOWED_ELSEWHERE: dict[str, set[str]] = {
         "pathlib",
         "prometheus_client",
         "re",
+        "statistics",
         "typing",
     },
     "view": {"collections", "dataclasses", "datetime", "re", "statistics", "typing"},

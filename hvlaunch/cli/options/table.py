@@ -189,6 +189,16 @@ ELASTIC = OptionGroup(
             example="hvlaunch --min-np 2 -H a:4,b:4 --preload torch python train.py",
         ),
         Option(
+            "evict_slow",
+            ("--evict-slow",),
+            "move the workers of a slow host to a spare",
+            Value(("FACTOR",), values.factor),
+            field="elastic.evict_slow",
+            more="A host that takes at least FACTOR times as long as the others, for a known reason, is moved as by `hvlaunch move HOST`: "
+            "once, and at most one host in five minutes.",
+            example="hvlaunch --evict-slow 1.5 --spares 8 --max-np 24 -H 'gpu[01-04]:8' python train.py",
+        ),
+        Option(
             "cooldown",
             ("--blacklist-cooldown-range",),
             "how long a failing host is excluded",

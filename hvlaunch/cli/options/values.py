@@ -140,6 +140,17 @@ def _whole(text: str, *, most: int, least: int = 1) -> int:
     return number
 
 
+def factor(text: str) -> float:
+    """Convert a factor above 1. Raises BadValue."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1.0 < value <= 1000.0:  # noqa: PLR2004 (as the message says)
+        raise BadValue(f"{text!r} is not a number above 1, and at most 1000")
+    return value
+
+
 def seconds(text: str) -> float:
     number = _number(text, float, "number of seconds")
     # float() also reads nan and inf.

@@ -26,6 +26,7 @@ from hvlaunch.watch.rounds import Ranks
 if TYPE_CHECKING:
     from hvlaunch.driver.observing.bindings import Bindings
     from hvlaunch.driver.observing.observation import Observation
+    from hvlaunch.driver.observing.slow_watch import SlowWatch
     from hvlaunch.driver.observing.stacks import Stacks
     from hvlaunch.report.failure_report import Memory, Missing
     from hvlaunch.telemetry.sample import HostSample
@@ -270,6 +271,7 @@ class Observing:
             clock,
             say=say,
         )
+        self.slow_watch = _slow_watch(spec, links, post, self._observers, clock)
         self.bindings = _bindings(spec, self._observers, clock, say)
         self._stacks: Stacks | None = None
         self._is_prepared = False
@@ -297,6 +299,8 @@ class Observing:
     def stop(self) -> None:
         """End the watch for hangs; answers that come after the job's end are recorded no more."""
         self.hang_watch.stop()
+        if self.slow_watch is not None:
+            self.slow_watch.stop()
         self._versions.call = None
 
     def prepare(self) -> None:
@@ -332,6 +336,10 @@ class Observing:
         """Return the memory that hosts had at the last failure."""
         return self.clues.memory()
 
+    def slow_hosts(self) -> Mapping[str, str]:
+        """Return the causes of slow hosts by host, in words."""
+        return {host.name: host.slow for host in self._engine.pool if host.slow}
+
     def energy(self) -> tuple[float, float]:
         """Return the joules that samples have counted, and the seconds of GPUs for which they have."""
         # No sample is taken for this: a job in peace costs nothing.
@@ -355,3 +363,18 @@ class Observing:
             from hvlaunch.telemetry.stack import summary  # noqa: PLC0415 (after a failure)
 
             self._say(f"before they were stopped: {summary(stacks)}")
+
+
+def _slow_watch(
+    spec: JobSpec,
+    links: HostLinks,
+    post: Callable[[Event | Observe], None],
+    observers: Observers,
+    clock: Callable[[], float],
+) -> "SlowWatch | None":
+    """Return the watch for a slow host; None for a job on a single host."""
+    if spec.elastic is None and len(spec.hosts) < 2:  # noqa: PLR2004 (two hosts)
+        return None
+    from hvlaunch.driver.observing.slow_watch import SlowWatch  # noqa: PLC0415 (not for a local job)
+
+    return SlowWatch(spec, links, post, observers.at, clock)

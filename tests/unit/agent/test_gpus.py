@@ -79,6 +79,7 @@ def test_nvml_structures_are_read(tmp_path: Path, version: str) -> None:
         "ecc_errors": 1 << 40,
         "xids": [],
         "pids": [100, 200],
+        "clock": None,
     }
     assert (second["utilization"], second["xids"], second["pids"]) == (0.0, [33, 32, 31], [101, 200])
     assert asked.read()[1]["xids"] == [33, 32, 31]

@@ -192,6 +192,11 @@ FACTS: list[tuple[tell.Fact, str]] = [
         "host b is excluded for 0.5 s: its workers fail (rank 1 on host b ended with exit code 3)",
     ),
     (
+        tell.HostSlow("a", 1.6, "clock", "GPU 1 runs at 800 MHz, those of the others at 1700 MHz"),
+        "host a is slow (clock, 1.6 times as long as the others): GPU 1 runs at 800 MHz, those of the others at 1700 MHz",
+    ),
+    (tell.HostSlow("a", None, "network", "it loses 4 %"), "host a is slow (network): it loses 4 %"),
+    (
         tell.MoveBeginning("a", None, ""),
         "host a is to move to another host (hvlaunch move): workers start there first",
     ),
@@ -199,7 +204,7 @@ FACTS: list[tuple[tell.Fact, str]] = [
         tell.MoveBeginning("a", "d", "rank 0 works while the others wait"),
         "host a is to move to host d (rank 0 works while the others wait): workers start there first",
     ),
-    (tell.HostMoving("a", ("d", "e")), "host a: its workers leave at their next commit, for d,e"),
+    (tell.HostMoving("a", ("d", "e")), "host a: its workers leave at their next commit, for hosts d and e"),
     (tell.HostMoved("a", 3, 2.04), "host a is free after 2.0 s: round 3 runs without it"),
     (tell.HostStays("a", "no worker runs there"), "host a is not moved: no worker runs there"),
     (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Set
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "Strain"]
 
 _SECTOR = 512
 _SPACE_EVERY = 10.0
@@ -19,6 +19,10 @@ _SPACE_WITHIN = 0.2
 _RECEIVED, _SENT = 0, 8  # proc(5), net/dev, behind the interface's name
 _SECTORS_READ, _SECTORS_WRITTEN = 5, 9  # diskstats of the kernel's iostats.rst
 # Devices on top of other disks, or in memory: their transfers would be counted twice, or are none.
+_PRESSURES = ("cpu", "io", "memory")
+_MOST_CLOCKS = 16
+_BUSY_NETWORK = 50.0
+"""Least TCP segments per second: a single lost segment of few would be much."""
 _NO_DISKS = ("loop", "ram", "zram", "dm-", "md")
 
 
@@ -29,8 +33,9 @@ class Machine:
         self._root = root
         self._files = {
             name: ProcFile("%s/proc/%s" % (root, name))
-            for name in ("stat", "meminfo", "loadavg", "net/dev", "diskstats")
+            for name in ("stat", "meminfo", "loadavg", "net/dev", "diskstats", "net/snmp")
         }
+        self._strain = Strain(root)
         self._interfaces = _devices(root + "/sys/class/net")
         self._disks = _devices(root + "/sys/block")
         self._counts: Dict[str, float] = {}
@@ -49,7 +54,14 @@ class Machine:
         busy = self._read("stat", _busy, problems) or 0.0
         load = self._read("loadavg", lambda text: float(text.split()[0]), problems) or 0.0
         space, more = self._space.now(paths, now)
+        stolen = self._read("stat", _stolen, []) or 0.0
+        sent_segments, resent = self._read("net/snmp", _segments, []) or (0, 0)
+        segments = self._rate("segments", sent_segments, seconds)
+        again = self._rate("resent", resent, seconds)
         return {
+            **self._strain.now(seconds),
+            "stolen": self._rate("stolen", stolen, seconds),
+            "resent": min(1.0, round(again / segments, 4)) if segments >= _BUSY_NETWORK else 0.0,
             "cores": cores,
             "cpu": min(float(cores), self._rate("cpu", busy, seconds)),
             "load": load,
@@ -97,6 +109,82 @@ class Machine:
                 read += int(words[_SECTORS_READ])
                 written += int(words[_SECTORS_WRITTEN])
         return read * _SECTOR, written * _SECTOR
+
+
+class Strain:
+    """Clock of a host's processors, CPU limits of the job's cgroups, and pressure. Figures may be missing."""
+
+    def __init__(self, root: str) -> None:
+        self._clocks: List[ProcFile] = []
+        at = root + "/sys/devices/system/cpu"
+        try:
+            # A few processors tell as much as hundreds.
+            names = sorted(name for name in os.listdir(at) if name[3:].isdigit())[:_MOST_CLOCKS]
+            paths = ["%s/%s/cpufreq/scaling_cur_freq" % (at, name) for name in names]
+            self._clocks = [ProcFile(path) for path in paths if os.path.exists(path)]
+        except OSError:
+            pass
+        self._pressure = {kind: ProcFile("%s/proc/pressure/%s" % (root, kind)) for kind in _PRESSURES}
+        self._limits = [ProcFile(path) for path in _cpu_limits(root)]
+        self._stopped: Dict[int, float] = {}
+
+    def now(self, seconds: float) -> Dict[str, Any]:
+        """Return the figures, `seconds` after the last call."""
+        clocks: List[float] = []
+        pressure: Dict[str, float] = {}
+        limited = 0.0
+        for file in self._clocks:
+            clocks += _maybe(file, lambda text: float(text) / 1000)
+        for kind, file in self._pressure.items():
+            for value in _maybe(file, _some):
+                pressure[kind] = value
+        for number, file in enumerate(self._limits):
+            for stopped in _maybe(file, _stopped):
+                limited = max(limited, stopped - self._stopped.get(number, stopped))
+                self._stopped[number] = stopped
+        return {
+            "clock": round(sum(clocks) / len(clocks), 1) if clocks else None,
+            "pressure": pressure,
+            "limited": round(min(1.0, limited / seconds), 3),
+        }
+
+
+def _maybe(file: ProcFile, parse: Callable[[bytes], float]) -> List[float]:
+    """Return the figure of a file, if any."""
+    try:
+        return [parse(file.read())]
+    except (OSError, ValueError, IndexError):
+        return []
+
+
+def _some(text: bytes) -> float:
+    """Read the percentage over 10 s of pressure, `some avg10=1.23 ...`."""
+    return float(text.split(b"avg10=", 1)[1].split(None, 1)[0])
+
+
+def _stopped(text: bytes) -> float:
+    """Read the seconds during a limit's stops from a cgroup's cpu.stat; version 1 counts nanoseconds."""
+    words = text.split()
+    name, scale = (b"throttled_usec", 1e6) if b"throttled_usec" in words else (b"throttled_time", 1e9)
+    return int(words[words.index(name) + 1]) / scale
+
+
+def _cpu_limits(root: str) -> List[str]:
+    """Return the cpu.stat of this process's cgroup and of its parents, of version 2 or 1."""
+    paths = []
+    try:
+        with open(root + "/proc/self/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                if controllers and "cpu" not in controllers.split(","):
+                    continue
+                top = root + "/sys/fs/cgroup" + ("/cpu" if controllers else "")
+                while path.strip("/"):
+                    paths.append("%s%s/cpu.stat" % (top, path.rstrip("/")))
+                    path = path.rstrip("/").rpartition("/")[0]
+    except (OSError, ValueError):
+        pass
+    return [path for path in paths if os.path.exists(path)]
 
 
 class Space:
@@ -154,6 +242,17 @@ def _busy(text: bytes) -> float:
     # A guest's time is part of user and nice: adding it would count it twice.
     user, nice, system, _idle, _iowait, irq, softirq, _steal = words
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _stolen(text: bytes) -> float:
+    """Read the seconds for which a hypervisor ran other machines, summed over the processors."""
+    return int(text[: text.index(b"\n")].split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
+def _segments(text: bytes) -> Any:
+    """Read the numbers of TCP segments sent, and sent again."""
+    names, values = [line.split() for line in text.splitlines() if line.startswith(b"Tcp:")]
+    return int(values[names.index(b"OutSegs")]), int(values[names.index(b"RetransSegs")])
 
 
 def _memory(text: bytes) -> Any:

@@ -248,6 +248,7 @@ class Library:
             "ecc_errors": self._number("nvmlDeviceGetTotalEccErrors", device, c_ulonglong, *kinds),
             "xids": self._xids.get(device.value or 0, []),
             "pids": self._pids(device),
+            "clock": self._maybe("nvmlDeviceGetClockInfo", device, c_uint(_CLOCK_SM)),
         }
 
     def _pids(self, device: c_void_p) -> List[int]:

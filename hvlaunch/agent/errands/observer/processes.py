@@ -20,6 +20,8 @@ __all__ = ["Processes"]
 _STATE, _PARENT, _UTIME, _CSTIME, _THREADS, _RSS = 0, 1, 11, 14, 17, 21  # proc(5), stat, behind the name
 _STATES = {"R": "R", "D": "D", "T": "T", "t": "T", "Z": "Z", "X": "Z"}
 """States of /proc that are no sleep."""
+_MOST_THREADS, _MOST_PROCESSES = 32, 8
+"""Limits of the threads of a process, and processes of a worker, for the time spent in queues for a processor."""
 _LOOKED_AT_AGAIN = 60
 """Every sample looks again at 1 of 60 foreign processes: their pids may have new owners."""
 
@@ -64,9 +66,26 @@ class _Process:
             return None
         return name if name and name != "0" else None
 
+    def waited(self) -> float:
+        """Return the longest time of a thread in queues for a processor, in seconds."""
+        try:
+            threads = os.listdir(self._at + "/task")[:_MOST_THREADS]
+        except OSError:
+            return 0.0
+        return max((_waited("%s/task/%s/schedstat" % (self._at, thread)) for thread in threads), default=0.0)
+
     def close(self) -> None:
         self._stat.close()
         self._io.close()
+
+
+def _waited(path: str) -> float:
+    """Return the seconds of a thread in queues for a processor; 0 if the kernel does not tell."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class Processes:
@@ -168,4 +187,5 @@ class Processes:
             "threads": sum(process.threads for _, process in family),
             "waits_in": None if busiest.state == "R" else busiest.waits_in(),
             "io": sum(process.io for _, process in family),
+            "waited": max(process.waited() for _, process in family[:_MOST_PROCESSES]),
         }

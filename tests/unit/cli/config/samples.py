@@ -21,6 +21,7 @@ TEXTS = {
     values.http_url: ["http://localhost:8000/health"],
     values.ports: ["29500-29599"],
     values.seconds: ["2.5"],
+    values.factor: ["1.5"],
     values.from_0: ["1.5"],
     values.from_0_to_1: ["0.5"],
     values.size: ["2M"],
