@@ -105,6 +105,7 @@ FORMS: Mapping[str, JsonForm] = {
             "workers": "@worker[] of the last round",
             "stacks": "any{} of the workers that were stopped",
             "bill": "@bill? what the job took",
+            "slow_hosts": "string{} cause of the slowness by host",
             "rounds": "any{}[] rounds that ended early",
             "text": "string the report as the terminal has it",
         },
@@ -197,6 +198,7 @@ FORMS: Mapping[str, JsonForm] = {
             "disk_write": "number? bytes per second",
             "problems": "string[] reasons for missing figures",
             "ranks": "@rank[] the worst first",
+            "slow": "string cause of its slowness; empty without",
         },
     ),
     "rank": JsonForm(

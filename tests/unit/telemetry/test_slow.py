@@ -77,7 +77,8 @@ class Machine:
         )
 
     def _gpu(self, number: int, pace: float, noise: random.Random) -> GpuSample:
-        clock, causes, utilization = 1700.0, (), noise.uniform(0.93, 1.0)
+        clock, utilization = 1700.0, noise.uniform(0.93, 1.0)
+        causes: tuple[str, ...] = ()
         if noise.random() < 0.5:
             causes = ("power cap",)
             clock *= noise.uniform(0.94, 1.0)
