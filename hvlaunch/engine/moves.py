@@ -97,7 +97,7 @@ class Moves:
         current = self._rounds.round
         host = self._pool.get(move.host)
         if current is None or current.number != move.round:
-            # From now on it may be needed as any other that is left out, even if its workers do not end.
+            # The job may need the host again, even if its workers do not end.
             if host is not None and not self._members(move.host):
                 host.was_moved = host.cooldown.is_for_good
             return []

@@ -553,7 +553,7 @@ class Policy:
             return "its workers can't change hosts, since the job is not elastic (--min-np)"
         if self._lifecycle.phase is not Phase.RUNNING:
             return "the job is not running yet" if self._round is None else "the job is ending"
-        # A question changes nothing: a successor that replays the events has not heard it.
+        # A question leaves no trace: a successor replays only events.
         return (self._moves or self._new_moves(self._elastic)).refusal(host, to, now)
 
     def move(self, event: on.MoveWanted, now: float) -> Decision:
@@ -577,7 +577,7 @@ class Policy:
         is_due = all(now >= at + _EVICTION_PAUSE for at in self._evicted.values())
         if least is None or (event.factor or 0.0) < least or event.host in self._evicted or not is_due:
             return decision
-        # Once for each host: if it could not be moved, the user has to decide.
+        # Once for each host: after a refusal the user has to decide.
         self._evicted[event.host] = now
         return decision.also(
             self.move(on.MoveWanted(event.host, None, f"--evict-slow: {event.evidence}"), now)

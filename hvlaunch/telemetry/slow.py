@@ -94,7 +94,7 @@ def slow_host(rounds: Sequence[Mapping[str, HostSample]], roles: Mapping[int, st
         return None
     whole = {host: [interval for interval in intervals if interval] for host, intervals in course.items()}
     verdicts = [verdict for host in hosts if (verdict := _judged(host, whole)) is not None]
-    # What slows half of the hosts is no fault of a single one.
+    # A fault of half of the hosts is no fault of a single host.
     if not verdicts or len(verdicts) > max(1, (len(hosts) - 1) // 2):
         return None
     return max(verdicts, key=lambda verdict: verdict.factor or 0.0)

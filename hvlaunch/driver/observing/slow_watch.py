@@ -68,7 +68,7 @@ class SlowWatch:
         if self._is_over:
             return
         hosts = sum(1 for link in self._links if link.pids)
-        # A host alone has no other to compare with.
+        # A single host can't be compared.
         if hosts > 1:
             self._post(Observe(self._observe))
         self._at(self._clock() + max(self._interval, hosts / _HOSTS_PER_SECOND), self._look)
@@ -84,7 +84,7 @@ class SlowWatch:
         now = self._clock()
         samples = [sample for sample in observation.newest() if sample.time >= now - _PATIENCE - _FRESH]
         self._rounds.append({sample.host: sample for sample in samples if sample.workers})
-        # As short as possible, so that the end of a difference is seen.
+        # As short as possible: the end of a difference shows sooner.
         while len(self._rounds) > _LEAST_ROUNDS and _span(self._rounds) >= SPAN:
             self._rounds.popleft()
         roles = self._spec.roles
