@@ -3,6 +3,8 @@
 import os
 import signal
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from hvlaunch.agent.wire.frames import ERRAND_WINDOW, LONGEST_RESULT, MOST_ERRANDS, BadFrame
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, HostErrands, Limits
+from hvlaunch.driver.program import errand_program
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import PATIENCE, AgentProcess, Hunt, has_ended, interpreter, until
 from tests.unit.agent.test_rejoin import KEY, Again
@@ -243,6 +246,40 @@ def test_nonsense_from_an_errands_process_is_its_own_failure(body: bytes, cause:
     with pytest.raises(ErrandFailed) as failed:
         errand.result()
     assert (failed.value.reason, failed.value.detail) == ("result", cause)
+
+
+def test_a_program_is_made_once_for_all_hosts_that_ask_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def make(begin: str, *_: object, **_near: bool) -> bytes:
+        time.sleep(0.01)  # another thread asks meanwhile
+        made.append(begin)
+        return b"program"
+
+    monkeypatch.setattr(errand_program, "make_program", make)
+    errand_program._made.cache_clear()
+    try:
+        with ThreadPoolExecutor(8) as hosts:
+            programs = set(
+                hosts.map(lambda _: errand_program.errand_program("library", is_near=True), range(8))
+            )
+    finally:
+        errand_program._made.cache_clear()
+    assert (programs, len(made)) == ({b"program"}, 1)
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_near_host_gets_a_compiled_program(is_near: bool) -> None:
+    sent: list[bytes] = []
+
+    def send(_header: Mapping[str, Any], body: bytes = b"") -> None:
+        sent.append(body)
+
+    errands = HostErrands("a", send, is_near=is_near)
+    errands.start("library", {"hash": "0", "size": 1})
+    assert (len(sent[0]) > 40_000) is is_near
 
 
 def test_a_cause_cannot_control_a_terminal() -> None:

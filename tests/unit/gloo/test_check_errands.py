@@ -3,7 +3,7 @@
 import json
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from hvlaunch.agent.errands import pairs as pairs_errand
 from hvlaunch.agent.errands.deep import OUTCOMES
+from hvlaunch.check.matrix import find_faults
 from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.gloo import deep as deep_module
@@ -119,6 +120,19 @@ def test_every_pair_of_hosts_is_measured() -> None:
     assert [finding for finding in check.findings() if finding.level == "error"] == []
     values = check.values()
     assert all(0 < values[host]["rtt"] < 1 for host in "abc")
+
+
+def test_suspicious_pairs_are_found_once_for_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host's thread asks for them; with 32 hosts that took 5 s of the driver's time."""
+    judged: list[int] = []
+
+    def judge(measures: Mapping[Any, Any], hosts: Sequence[str], **_: float) -> list[Any]:
+        judged.append(len(measures))
+        return list(find_faults(measures, hosts))
+
+    monkeypatch.setattr(pairs_module, "find_faults", judge)
+    assert visit(Pairs(["a", "b", "c"]), dict.fromkeys("abc", real)) == {}
+    assert judged == [6]
 
 
 @pytest.mark.parametrize(
