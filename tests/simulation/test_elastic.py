@@ -3,20 +3,27 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hvlaunch.engine import events as on
 from hvlaunch.engine import forming
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining
 from hvlaunch.engine.lifecycle import Phase
+from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import TRANSITIONS, InvalidTransition, WorkerState, WorkerTrigger
 from hvlaunch.hosts.placement import seats
+from hvlaunch.job import ElasticOptions
 from tests.simulation.bugs import BUGS, Bug
-from tests.simulation.elastic_world import ElasticWorld
+from tests.simulation.elastic_world import ElasticWorld, SimHost
+from tests.simulation.invariants import Invariants
+from tests.simulation.ledger import Ledger
 from tests.simulation.planted import MOST_SEEDS, first_found
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +111,49 @@ def test_many_jobs(shard: int) -> None:
 @pytest.mark.parametrize("seed", ONCE_NOT_CLEAN)
 def test_a_job_that_once_ended_wrongly_ends_rightly(seed: int) -> None:
     play(seed)
+
+
+class WithALateSpare(ElasticWorld):
+    """A host for each of two workers, of which b is bad, and a spare that connects late."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kind = "in-process" if seed % 2 else "unmodified"
+        self.hosts = {name: SimHost(name, number, 1) for number, name in enumerate("abc", 1)}
+        self.hosts["b"].is_bad = self.hosts["c"].is_slow = True
+        self.listing = list(self.hosts)
+        cooldown = None if seed % 3 else (1.0, 8.0)
+        self.options = ElasticOptions(min_np=2, max_np=2, spares=1, cooldown=cooldown)
+        self.spec = replace(self.spec, hosts=tuple(self._hosts()), start_timeout=60.0, elastic=self.options)
+        self.engine = Engine(self.spec, 4711)
+        self.ledger = Ledger(self.kind)
+        self.ledger.list_all([(name, 1) for name in self.listing])
+        self.invariants = Invariants(self)
+        self.laws = [type(law)(self) for law in self.laws]
+        self._turns = [law.turn for law in self.laws]
+        self._afters = [law.after for law in self.laws]
+
+    def begin(self) -> None:
+        self.tell(on.Began())
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_job_waits_for_the_spare_of_a_bad_host(is_planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_planted:
+        right = Policy._can_do_without
+        monkeypatch.setattr(Policy, "_can_do_without", lambda self, host, now, **_: right(self, host, now))
+    ends: Counter[int | str] = Counter()
+    for seed in range(60):
+        world = WithALateSpare(seed)
+        try:
+            world.run()
+        except AssertionError as error:
+            ends[str(error).partition("\n")[0]] += 1
+        else:
+            assert world.result is not None
+            ends[world.result.exit_code] += 1
+    assert (ends == {0: 60}) is not is_planted, ends
+    assert not is_planted or ends["the job ends for b before its spare is there"], ends
 
 
 def test_histories_run_without_a_tracer() -> None:
