@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.browser import take  # noqa: E402
+from tests.cluster.gpus import add_gpus  # noqa: E402
 from tests.cluster.host_faults import FAULTS, WORK, make_fault, make_libraries, prepare_host  # noqa: E402
 from tests.testhosts.hosts import TestHosts, wait_until  # noqa: E402
 
@@ -135,6 +136,55 @@ def comparing(pictures: Path) -> None:
             tmux("kill-session", "-t", SESSION)
 
 
+def sharing(pictures: Path) -> None:
+    """Make the picture of hvlaunch hosts: leases of two users, a GPU without one, and a job that waits."""
+    folder = "/tmp/demo-leases"  # noqa: S108 (it is no secret)
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(folder).mkdir()
+    with TestHosts(["gpu1", "gpu2"], users=["ann", "bob"], share=[folder]) as hosts:
+        add_gpus(hosts)
+        jobs = [
+            lease(hosts, "ann", "llama-8b", "-np", "4"),
+            lease(hosts, "bob", "vit-sweep", "-np", "2"),
+        ]
+        # Their workers use the GPUs; another program does so without a lease.
+        workers = (
+            "cd /run/gpus; for gpu in $1; do pgrep -n -u $2 python3 > pid-$gpu; echo 97 > busy-$gpu; done"
+        )
+        hosts["gpu1"].run(["sh", "-c", workers, "sh", "0 1 2 3", "ann"], check=True)
+        hosts["gpu2"].run(["sh", "-c", workers, "sh", "0 1", "bob"], check=True)
+        stranger = "sleep 600 > /dev/null 2>&1 & echo $! > /run/gpus/pid-3"
+        hosts["gpu2"].run(["sh", "-c", stranger], check=True)
+        jobs.append(lease(hosts, "ann", "eval-70b", "--wait", "-np", "8"))
+        terminal = Terminal(hosts, folder, height=30)
+        try:
+            terminal.type("hvlaunch hosts -H 'gpu[1-2]'")
+            terminal.shows("waits for")
+            terminal.waits()
+            terminal.picture(pictures / "hosts.svg", "whose GPUs are whose")
+        finally:
+            tmux("kill-session", "-t", SESSION)
+            for job in jobs:
+                job.terminate()
+                job.wait()
+
+
+def lease(hosts: TestHosts, user: str, name: str, *words: str) -> "subprocess.Popen[bytes]":
+    """Start a user's job, and wait until it runs or waits."""
+    work = "import time; print('works', flush=True); time.sleep(600)"
+    line = [sys.executable, "-m", "hvlaunch", "--ssh-user", user, "--lease-gpus", "--job-name", name]
+    job = hosts.driver.popen(
+        [*line, *words, "-H", "gpu1,gpu2", "python3", "-c", work],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    for text in job.stdout or ():
+        if re.search(rb"works|waits for", text):
+            break
+    return job
+
+
 def main(pictures: Path, *, has_copy: bool) -> None:
     """Make them in that folder; `has_copy` for that of 400 MB on their way to hosts too."""
     names = ["gpu1", "gpu2", "gpu3", "gpu4"]
@@ -164,6 +214,7 @@ def main(pictures: Path, *, has_copy: bool) -> None:
         finally:
             tmux("kill-session", "-t", SESSION)
     comparing(pictures)
+    sharing(pictures)
 
 
 if __name__ == "__main__":

@@ -372,6 +372,8 @@ class LeaseOptions(NamedTuple):
     """Seconds after which a waiting job has the first claim on its hosts."""
     passes_own: bool = False
     """Pass waiting jobs of the same user: the user's queue has made sure that they are not delayed."""
+    max_idle: float | None = None
+    """Seconds without work of all leased GPUs after which the job is stopped; None for no limit."""
     given: Mapping[str, tuple[str, ...]] | None = None
     """GPUs by host that a batch job around this one holds; None takes leases."""
 

@@ -56,6 +56,8 @@ class LauncherOptions:
     """Wait until enough GPUs or slots are free."""
     fair_wait: float | None = None
     """Time after which the job that has waited longest comes first, in seconds. Default: 600 s."""
+    max_idle: str | None = None
+    """Stop a job whose GPUs have all done nothing for so long. Default: no limit."""
     lease_directory: str | PathLike[str] | None = None
     """Directory of the locks on each host. Default: '/var/tmp/hvlaunch-leases'."""
     np: int | None = None
@@ -307,6 +309,7 @@ class GivenOptions(TypedDict, total=False):
     lease_slots: int | None
     wait: bool | None
     fair_wait: float | None
+    max_idle: str | None
     lease_directory: str | PathLike[str] | None
     np: int | None
     cwd: str | PathLike[str] | None

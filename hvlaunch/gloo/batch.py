@@ -112,7 +112,11 @@ class BatchJob:
         self._write = write
         self._time_limit = time_limit
         self._printer: Printer | None = None
-        self._leases = JobLeases(spec, spec.leases, about, self._tell) if spec.leases is not None else None
+        self._leases = (
+            None
+            if spec.leases is None
+            else JobLeases(spec, spec.leases, about, self._tell, stop=self._stop_for)
+        )
         self._folder = f"/tmp/hvlaunch-batch-{about['id']}"  # noqa: S108 (the errand makes it, and takes no other's)
         self._gathering = Gathering([host.name for host in spec.hosts])
         self._lock = threading.Lock()
@@ -262,8 +266,13 @@ class BatchJob:
 
     def _end_in_time(self) -> None:
         if not self._is_over.is_set():
-            self._say(f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over")
-            self.stop()
+            self._stop_for(
+                f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over"
+            )
+
+    def _stop_for(self, cause: str) -> None:
+        self._say(cause)
+        self.stop()
 
     def _read(self, name: str, errand: Errand, answers: Answers) -> None:
         """Carry out the lines of a host's errand until its end."""

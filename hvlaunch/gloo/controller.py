@@ -243,7 +243,13 @@ def _run(
     if spec.leases is not None and spec.leases.given is None:
         from hvlaunch.gloo.leasing import JobLeases  # noqa: PLC0415 (few jobs have any)
 
-        leases = JobLeases(spec, spec.leases, job.about, printer.say, is_successor=job.past is not None)
+        def stop(cause: str) -> None:
+            # With --quiet too: the signal alone would be a riddle.
+            printer.say(cause)
+            events.put(on.Interrupted(signal.SIGTERM))
+
+        is_successor = job.past is not None
+        leases = JobLeases(spec, spec.leases, job.about, printer.say, stop=stop, is_successor=is_successor)
     with (
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.errands.leases import STATE
+from hvlaunch.agent.errands.leases import IDLE, STATE
 from hvlaunch.agent.leases import TAKEN, TICKET
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.console.status import count, duration
@@ -31,6 +31,8 @@ _FIRST_LOOK = 60.0
 """Seconds for the first look at a host's GPUs: NVIDIA's library may hang."""
 _KEEP_EVERY = 20.0
 """Seconds between looks at the use of the job's own GPUs."""
+_LOOKS_IN_MAX_IDLE = 10
+"""Least number of such looks within --max-idle."""
 _TOLD_EVERY = 20.0
 """Seconds between words to the engine that the host still waits, less than its patience."""
 _AGAIN = 0.2
@@ -50,6 +52,8 @@ class Looks:
         """Raises ErrandFailed."""
         self.state: Mapping[str, Any] | None = None
         self.problem: HostError | None = None
+        self.idle: float | None = None
+        """Seconds for which none of the job's GPUs was at work; None if nothing is known."""
         self._host = link.host.name
         self._data = b""
         self._changed = changed
@@ -80,7 +84,9 @@ class Looks:
                     state = loads(line.decode("ascii"))
                 except (ValueError, RecursionError):
                     state = None
-                if not STATE(state):
+                if IDLE(state):
+                    self.idle = state["idle"]
+                elif not STATE(state):
                     self.problem = HostError("its list of leases makes no sense", host=self._host)
                 else:
                     self.state = state
@@ -137,7 +143,7 @@ class _Host:
 class JobLeases:
     """The leases of a job. `about` has its id, and when it began; `say` prints a message.
 
-    `is_successor`: the leases of a killed driver may last as long as its agents.
+    `stop` ends the job for a cause: its GPUs have done nothing for --max-idle. `is_successor`: the leases of a killed driver may last as long as its agents.
     """
 
     def __init__(
@@ -147,9 +153,11 @@ class JobLeases:
         about: Mapping[str, Any],
         say: Callable[[str], None],
         *,
+        stop: Callable[[str], object] = lambda _cause: None,
         is_successor: bool = False,
     ) -> None:
         self._spec = spec
+        self._stop = stop
         self._entry: QueueEntry | None = None
         if spec.queued is not None:
             self._entry = QueueEntry(Queue(spec.queued.queue), spec.queued.number, spec.queued.job_id)
@@ -195,7 +203,9 @@ class JobLeases:
 
     def _leases_of(self, link: "HostLink", facts: "HostFacts") -> tuple[str, ...]:
         options = self._options
-        keep = _KEEP_EVERY if options.slots is None else None
+        keep = None if options.slots is not None else _KEEP_EVERY
+        if keep is not None and options.max_idle is not None:
+            keep = min(keep, options.max_idle / _LOOKS_IN_MAX_IDLE)
         arguments = {
             "directory": options.directory,
             "slots": options.slots,
@@ -253,6 +263,32 @@ class JobLeases:
             )
             self._outcome = outcome
             self._changed.notify_all()
+        if self._options.max_idle is not None and not isinstance(outcome, HostError):
+            self._watch_idle([self._hosts[name].looks for name in outcome], self._options.max_idle)
+
+    def _watch_idle(self, looks: Sequence[Looks], limit: float) -> None:
+        """Warn when the job's GPUs have done nothing for half of the limit, and stop the job at the limit."""
+        is_warned = False
+        gpus = units_noun(self._workers * self._per_worker, are_slots=False)
+        while True:
+            with self._changed:
+                self._changed.wait(_KEEP_EVERY)
+                # A host without an answer may be at work.
+                times = [inf if look.idle is None else look.idle for look in looks]
+                if all(look.errand.has_ended for look in looks):
+                    return
+            idle = 0.0 if inf in times else min(times)
+            if idle >= limit:
+                self._stop(
+                    f"the job is stopped: its {gpus} have done nothing for {duration(idle)} (--max-idle)"
+                )
+                return
+            if idle >= limit / 2 and not is_warned:
+                self._say(
+                    f"warning: its {gpus} have done nothing for {duration(idle)}; the job is stopped after "
+                    f"{duration(limit)} (--max-idle)"
+                )
+            is_warned = idle >= limit / 2
 
     def _lease(self) -> Mapping[str, tuple[str, ...]]:
         """Take the leases. Without --wait, a few attempts allow for jobs that give theirs back. Raises HostError."""

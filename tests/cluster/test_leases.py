@@ -133,3 +133,23 @@ def test_hosts_without_the_library_say_so(cluster: TestHosts, tmp_path: Path) ->
     refused = Job(cluster, [*LEASE, "-np", 2, "-H", "a,b", "true"])
     assert refused.code() == 69, refused.stderr
     assert "no GPUs: libnvidia-ml.so.1" in refused.stderr
+
+
+@pytest.mark.long
+def test_job_with_idle_gpus_is_warned_and_ends(lab: TestHosts) -> None:
+    # GPU 1 works until its file is removed.
+    lab["a"].run(["sh", "-c", "echo 90 > /run/gpus/busy-1"], check=True)
+    idle = job(lab, "ann", "-np", 3, "--quiet", "--max-idle", "4s", "python3", "-c", STAY).saw("at ", 3)
+    busy = job(lab, "bob", "-np", 2, "--max-idle", "600s", "python3", "-c", STAY).saw("at ", 2)
+    wait_until(
+        lambda: re.search(r"idle for more than 2\.0 s: .*b \d of bob", table(lab, "--max-idle", "2s")),
+        "it is named",
+    )
+    assert idle.process.poll() is None
+    lab["a"].run(["rm", "/run/gpus/busy-1"], check=True)
+    assert idle.code() == 143
+    assert re.search(
+        r"hvlaunch: the job is stopped: its 3 GPUs have done nothing for \d.* s \(--max-idle\)", idle.stderr
+    )
+    assert "warning: its 3 GPUs" not in idle.stderr  # --quiet
+    assert busy.interrupt().code() == 130

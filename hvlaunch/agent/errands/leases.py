@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
-__all__ = ["ARGUMENTS", "RESULT", "STATE", "run"]
+__all__ = ["ARGUMENTS", "IDLE", "RESULT", "STATE", "run"]
 
 ARGUMENTS = record(
     {
         "directory": text(4096, raw=True),
         "slots": or_null(whole(1, MOST_NAMES)),  # of a host without GPUs
         "watch": flag,  # each change, until the input ends
-        "keep": or_null(number(0.05, 3600)),  # then note so often when the job's own GPUs were at work
+        "keep": or_null(
+            number(0.05, 3600)
+        ),  # then note, and tell, so often when the job's own GPUs were at work
         "every": or_null(number(0.1, 3600)),  # and their use at least this often
     }
 )
@@ -77,6 +79,8 @@ STATE = record(
     }
 )
 """A line of the stream."""
+IDLE = record({"idle": number(0, 1 << 40)})
+"""A line of the stream while the job runs: seconds for which none of its GPUs here was at work."""
 
 _EVERY = 0.25
 """Seconds between two looks."""
@@ -110,7 +114,8 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         if not arguments["watch"] or stream.wait(_EVERY):
             break
     while arguments["keep"] is not None:
-        look.keep_notes()
+        idle = look.keep_notes()
+        stream.write(json.dumps({"idle": idle}).encode("ascii") + b"\n")
         time.sleep(arguments["keep"])
     return {}
 
@@ -128,8 +133,11 @@ class _LeaseLook:
         self._nvml: Any = None
         self._busy_at: Dict[str, float] = {}
 
-    def keep_notes(self) -> None:
-        """Write into the notes of this job's leases when their GPUs were last at work. Raises NotShared, OSError, NvmlError."""
+    def keep_notes(self) -> float:
+        """Write into the notes of this job's leases when their GPUs were last at work; return for how long none was.
+
+        Raises NotShared, OSError, NvmlError.
+        """
         folder, now = open_directory(self._directory), time.time()
         try:
             for unit in [self._unit(folder, unit) for unit in self._units()]:
@@ -143,6 +151,8 @@ class _LeaseLook:
                 write_note(folder, note_name(name, os.geteuid()), json.dumps(note))
         finally:
             os.close(folder)
+        # A clock that was set back must not make the time negative.
+        return max(0.0, now - max(self._busy_at.values(), default=now))
 
     def state(self) -> Dict[str, Any]:
         state: Dict[str, Any] = {"units": [], "tickets": [], "cause": None, "at": time.time()}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.cli.arguments import Answered, options_of_word
-from hvlaunch.cli.options import Option, OptionGroup, values
+from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS, SSH
 from hvlaunch.cli.process import complain, print_answer
@@ -30,13 +30,21 @@ GPU_OPTIONS = OptionGroup(
     (
         Option("json", ("--json",), "an object for each host, on its own line", source="command line"),
         Option("watch", ("--watch",), "go on until Ctrl-C", source="command line"),
-        Option("max_idle", ("--max-idle",), "mark leases that are idle for longer", values.SECONDS),
     ),
 )
 _TAKEN = frozenset(
     [
         *(option.name for option in (*SSH.options, *GPU_OPTIONS.options)),
-        *("hosts", "hostfile", "no_scheduler", "start_timeout", "lease", "lease_directory", "lease_slots"),
+        *(
+            "hosts",
+            "hostfile",
+            "no_scheduler",
+            "start_timeout",
+            "lease",
+            "lease_directory",
+            "lease_slots",
+            "max_idle",
+        ),
         *("config_file", "profile", "isolated", "command", "quiet", "verbose"),
     ]
 )
@@ -54,7 +62,7 @@ def run_gpus_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = options_of_word("hosts", argv, environ, _TAKEN, warn=complain, groups=groups)
     except Answered as answer:
         return print_answer(answer.text)
-    given = {"lease_directory", "lease_slots"}
+    given = {"lease_directory", "lease_slots", "max_idle"}
     names = {name: settings for name, settings in options.settings.items() if name not in given}
     spec, warnings = job_spec(Options(names, groups, is_marked=True), environ)
     for warning in () if options.quiet else warnings:

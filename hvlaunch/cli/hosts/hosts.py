@@ -16,7 +16,7 @@ __all__ = ["hosts_parser", "ledger_table", "run_hosts_command"]
 
 _USAGE = """\
 usage: hvlaunch hosts [--clear HOSTS] [--json]
-       hvlaunch hosts -H HOSTS | --hostfile FILE [--watch] [--max-idle SECONDS] [--json] [options of SSH]
+       hvlaunch hosts -H HOSTS | --hostfile FILE [--watch] [--max-idle TIME] [--json] [options of SSH]
 
 Show the hosts of which jobs have remembered something, the worst first. A suspect is used last by jobs with
 --avoid-suspects. What is remembered fades: it counts half after a week.
@@ -28,7 +28,7 @@ With -H or --hostfile the hosts are visited: whose their GPUs are, for which job
 long leases have been idle. --lease-slots N shows hosts without GPUs.
 
   --watch              go on until Ctrl-C
-  --max-idle SECONDS   name leases that have been idle for longer
+  --max-idle TIME      name leases that have been idle for longer, such as 2h
 """
 _NAME_HOSTS = ("-H", "--hosts", "--hostfile", "--host", "-hostfile")
 _HEAD = ("HOST", "RECORD", "LAST", "JOB", "WHY")

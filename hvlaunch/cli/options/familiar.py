@@ -260,6 +260,17 @@ LEASES = OptionGroup(
             more="From then on no other job leases on its hosts. Until then any job takes what it needs.",
         ),
         Option(
+            "max_idle",
+            ("--max-idle",),
+            "stop a job whose GPUs have all done nothing for so long",
+            Value(("TIME",), values.span),
+            field="leases.max_idle",
+            default="no limit",
+            more="After half of the time there is a warning. The job ends with exit code 143, as with `hvlaunch stop`. `hvlaunch hosts` names "
+            "leases that have been idle for longer.",
+            example="hvlaunch --lease-gpus --max-idle 2h -np 16 -H 'gpu[1-8]' python train.py",
+        ),
+        Option(
             "lease_directory",
             ("--lease-directory",),
             "directory of the locks on each host",

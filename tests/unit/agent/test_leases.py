@@ -1,5 +1,6 @@
 """Leases on a real agent: who keeps a lock, and what gives it back."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -197,12 +198,17 @@ def test_a_holder_notes_when_its_gpus_were_at_work(
     assert busy() == [None, None]
     rig = ErrandRig(agent)
     arguments = {"directory": place, "slots": None, "watch": True, "every": None, "keep": 0.05}
-    errand = rig.errands.start("leases", arguments, Limits(None, None, None), on_data=lambda _: None)
+    lines: list[bytes] = []
+    errand = rig.errands.start("leases", arguments, Limits(None, None, None), on_data=lines.append)
     errand.close_input()
     first = rig.until(lambda: all(busy()) and busy(), "the first notes")
     # A note that is being written says nothing for a moment.
     rig.until(lambda: (busy()[0] or 0.0) > first[0] + 0.2, "a later time of the first GPU")
     assert rig.until(lambda: busy()[1], "a note that is whole") == first[1]
+    # The first GPU works all the time: the job's GPUs are not idle.
+    told = json.loads(b"".join(lines).splitlines()[-1])
+    assert leases.IDLE(told)
+    assert told["idle"] < 0.1
     assert look(place, 1)["cause"] is None
     note = Path(place, f"GPU-0.{os.geteuid()}")
     monkeypatch.setattr(leases, "_FRESH", -100.0)

@@ -440,3 +440,74 @@ def test_a_waiting_job_names_the_holders_and_its_leases(place: Path) -> None:
     assert "job first for" in second.said[0]
     # All of them: with fewer it would depend on which host's agent of the first job ends first.
     assert second.said[1:] == ["leases 4 slots: 2 on h0, 2 on h1"]
+
+
+def test_idle_gpus_are_a_warning_and_then_the_end_of_the_job():
+    said: list[str] = []
+    stopped: list[str] = []
+    spec = JobSpec(command=("true",), hosts=(Host("a"), Host("b")), cwd="/", np=4, gpus_per_worker=2)
+    about = {"id": "x", "began": 0.0}
+    leases = JobLeases(spec, LeaseOptions(max_idle=7200.0), about, said.append, stop=stopped.append)
+    looks = [SimpleNamespace(idle=None, errand=SimpleNamespace(has_ended=False)) for _ in "ab"]
+    watching = threading.Thread(target=leases._watch_idle, args=(looks, 7200.0), daemon=True)
+    watching.start()
+    waiting = Waiting(leases._changed, watching)
+    waiting.settle()
+
+    def idle(*seconds: float | None) -> None:
+        with leases._changed:
+            for look, value in zip(looks, seconds, strict=True):
+                look.idle = value
+            leases._changed.notify_all()
+        waiting.settle()
+
+    # One host is at work, or has not said anything yet.
+    idle(9000.0, 20.0)
+    idle(9000.0, None)
+    assert (said, stopped) == ([], [])
+    idle(9000.0, 3600.0)
+    idle(9000.0, 3700.0)
+    warning = (
+        "warning: its 8 GPUs have done nothing for 1 h 0 min; the job is stopped after 2 h 0 min (--max-idle)"
+    )
+    assert (said, stopped) == ([warning], [])
+    # Work in between begins it all again.
+    idle(0.0, 3720.0)
+    idle(3650.0, 7500.0)
+    assert len(said) == 2
+    idle(7210.0, 11000.0)
+    watching.join(PATIENCE)
+    assert stopped == ["the job is stopped: its 8 GPUs have done nothing for 2 h 0 min (--max-idle)"]
+
+
+def test_idle_watch_ends_with_its_errands():
+    spec = JobSpec(command=("true",), hosts=(Host("a"),), cwd="/", np=1)
+    leases = JobLeases(
+        spec, LeaseOptions(max_idle=1.0), {"id": "x", "began": 0.0}, pytest.fail, stop=pytest.fail
+    )
+    looks = [SimpleNamespace(idle=0.5, errand=SimpleNamespace(has_ended=False))]
+    watching = threading.Thread(target=leases._watch_idle, args=(looks, 1.0), daemon=True)
+    watching.start()
+    looks[0].idle, looks[0].errand.has_ended = 100.0, True
+    while watching.is_alive():
+        with leases._changed:
+            leases._changed.notify_all()
+        watching.join(0.01)
+
+
+class Waiting:
+    """Waits until another thread waits for a condition again."""
+
+    def __init__(self, changed: threading.Condition, watching: threading.Thread) -> None:
+        self._changed = changed
+        self._watching = watching
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            with self._changed:
+                if self._changed._waiters:  # type: ignore[attr-defined]
+                    return
+            if not self._watching.is_alive():
+                return
+            time.sleep(0.001)
