@@ -30,7 +30,7 @@ PARTS = {
 DECIDED_BY_CODE = {
     "roles", "role_limit", "end_with_role", "console.labels",
     "command", "hosts", "force_slots", "allocation", "cwd", "env", "setup", "container", "sync", "bring", "collect", "templates", "options",  # from several options, the environment, the scheduler
-    "call", "detach", "map_by", "visible_gpus", "console.hidden", "ssh.remote_agent", "mpi.launcher", "elastic.hostfile", "elastic.most_hosts", "elastic.per_host", "elastic.is_named", "elastic.avoided",
+    "call", "detach", "map_by", "visible_gpus", "console.hidden", "ssh.remote_agent", "mpi.launcher", "elastic.hostfile", "elastic.most_hosts", "elastic.per_host", "elastic.is_named", "elastic.avoided", "leases.given", "leases.passes_own", "queued",
 }  # fmt: skip
 
 

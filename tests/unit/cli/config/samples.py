@@ -22,6 +22,7 @@ TEXTS = {
     values.ports: ["29500-29599"],
     values.seconds: ["2.5"],
     values.factor: ["1.5"],
+    values.span: ["2h"],
     values.from_0: ["1.5"],
     values.from_0_to_1: ["0.5"],
     values.size: ["2M"],
