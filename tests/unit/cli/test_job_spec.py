@@ -133,6 +133,7 @@ def test_everything_said_arrives(here):
             "gpus_per_worker",
             "pool",
             "leases",
+            "queued",
             "call",
             "roles",
             "role_limit",
