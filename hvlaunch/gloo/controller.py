@@ -241,14 +241,9 @@ def _run(
     spec, keys, directory = job.spec, job.keys, job.directory
     leases = None
     if spec.leases is not None and spec.leases.given is None:
-        from hvlaunch.gloo.leasing import JobLeases  # noqa: PLC0415 (few jobs have any)
+        from hvlaunch.gloo.leasing import JobLeases, stopper  # noqa: PLC0415 (few jobs have any)
 
-        def stop(cause: str) -> None:
-            # With --quiet too: the signal alone would be a riddle.
-            printer.say(cause)
-            events.put(on.Interrupted(signal.SIGTERM))
-
-        is_successor = job.past is not None
+        stop, is_successor = stopper(printer.say, events.put), job.past is not None
         leases = JobLeases(spec, spec.leases, job.about, printer.say, stop=stop, is_successor=is_successor)
     with (
         _event_file(job, printer.say) as write_event,

@@ -1,5 +1,6 @@
 """Leases of a job's GPUs or slots: taken on all hosts or not at all, after each host's agent has answered."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["JobLeases", "Looks", "holders", "units_noun"]
+__all__ = ["JobLeases", "Looks", "holders", "stopper", "units_noun"]
 
 _NO_LIMITS = Limits(seconds=None, memory=None, output=None)
 _LONGEST_LINE = 1 << 20
@@ -422,6 +423,16 @@ class JobLeases:
         if cause not in (None, TAKEN) and cause not in self._warned:
             self._warned.add(str(cause))
             self._say(f"warning: host {host.name}: leases: {cause}")
+
+
+def stopper(say: Callable[[str], None], put: Callable[[on.Event], None]) -> Callable[[str], None]:
+    """Return a function that says why the job is stopped, with --quiet too, and stops it as `hvlaunch stop` does."""
+
+    def stop(cause: str) -> None:
+        say(cause)
+        put(on.Interrupted(signal.SIGTERM))
+
+    return stop
 
 
 def _counts(chosen: Mapping[str, tuple[str, ...]]) -> str:
