@@ -1,6 +1,7 @@
 """The state of an engine as plain data, for comparison."""
 
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -37,6 +38,9 @@ class _Walk:
             return [(self.of(key), self.of(value)) for key, value in thing.items()]
         if isinstance(thing, set | frozenset):
             return [self.of(part) for part in sorted(thing, key=_name)]
+        # Journals leave out defaults, which then are attributes of the class alone.
+        if is_dataclass(thing):
+            return [(field.name, self.of(getattr(thing, field.name, None))) for field in fields(thing)]
         if hasattr(thing, "__dict__"):
             return [(name, self.of(value)) for name, value in sorted(vars(thing).items())]
         if hasattr(thing, "__slots__"):
