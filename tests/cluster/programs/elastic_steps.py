@@ -27,9 +27,10 @@ def train(state: elastic.TorchState) -> None:
         state.step += 1
         state.weight += int(value[0].item())
         hvt.progress(state.step)
-        state.commit()
+        # Before the commit, which leaves the round where it changes.
         if dist.get_rank() == 0:
             print(f"step {state.step} at {time.monotonic():.4f}", flush=True)
+        state.commit()
         if value[1].item():
             if dist.get_rank() == 0:
                 print("done", json.dumps({"step": state.step, "weight": state.weight}), flush=True)
