@@ -335,6 +335,8 @@ class ElasticOptions(_Data):
     """Factor from which a slow host's workers are moved to a spare; None for never."""
     spares: int = 0
     """Workers beyond max_np that start and wait as replacements."""
+    replicas: int = 1
+    """Copies of each host's commits of hvlaunch.torch.checkpoint on other hosts."""
     preload: tuple[str, ...] = ()
     """Modules that a process for each slot imports in advance, for the slot's next worker; `auto` means those of the script."""
     cooldown: tuple[float, float] | None = None

@@ -20,7 +20,19 @@ import threading
 import time
 import zlib
 from contextlib import contextmanager
-from typing import Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 __all__ = [
     "CHUNK",
@@ -33,13 +45,17 @@ __all__ = [
     "begin",
     "buddies",
     "choose",
+    "copies",
     "directory_of",
+    "forget",
+    "free_files",
     "held",
     "is_whole",
     "make_directory",
     "pins",
     "release",
     "seal",
+    "set_pins",
     "shared_lock",
     "size_of_file",
     "table_of",
@@ -68,6 +84,9 @@ _STALE = 86400.0
 COPIES = "copies"
 """The directory of other hosts' commits, in the directory of commits."""
 _PINS = "pins"
+_HOLD = 5.0
+"""Seconds for the driver to choose a version. A driver may be gone, and training must continue."""
+_PAUSE = 0.01
 _THREADS = 4
 
 
@@ -147,11 +166,34 @@ def _chunks(length: int) -> int:
     return -(-length // CHUNK)
 
 
-def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) -> int:
+def free_files(
+    whole: Mapping[str, Version], paths: Sequence[str], pinned: Collection[Version], *, is_held: bool
+) -> List[str]:
+    """Return the files for the next version, the best first; `whole` are the versions by file.
+
+    `is_held`: the driver is choosing a version to pin, and needs each of them. Empty if the writer must wait.
+    """
+    unwritten = [path for path in paths if path not in whole]
+    if unwritten or is_held:
+        return unwritten
+    newest = max(whole.values())
+    # With two pins the newest version gives way, since other hosts have pinned ones too. Wrong pins must not stop training.
+    for kept in ({newest, *pinned}, set(pinned), {newest}):
+        free = [path for path in paths if whole[path] not in kept]
+        if free:
+            return sorted(free, key=lambda path: whole[path])
+    return []
+
+
+def begin(
+    directory: str,
+    commit: KeptCommit,
+    pinned: Callable[[], Tuple[Collection[Version], bool]] = lambda: ((), False),
+) -> int:
     """Return the descriptor of a file for the commit, locked and without a valid header; the caller releases the descriptor.
 
-    The newest whole version and the versions in `keep` stay, for common states the newest alone. Waits for a reader of the only other file. Raises
-    NoRoom, OSError.
+    The newest whole version and pinned versions stay, for common states the newest alone. Waits for a reader of the only other
+    file. `pinned` returns the pins, as pins() does. Raises NoRoom, OSError.
     """
     if len(commit.name.encode()) > _LONGEST_NAME or "/" in commit.name:
         raise ValueError("%r can't be the name of a state" % commit.name)
@@ -159,14 +201,13 @@ def begin(directory: str, commit: KeptCommit, keep: Collection[Version] = ()) ->
         os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(3 if commit.size else 2)
     ]
     whole = {path: kept.version for path in paths for kept in [_read(path)] if kept is not None}
-    newest = max(whole.values(), default=None)
-    pinned = set(keep) if commit.size else set()
-    free = [path for path in paths if path not in whole or whole[path] not in {newest, *pinned}]
-    # With two pins the newest version gives way: other hosts have the pinned ones too.
-    free = free or [path for path in paths if whole[path] not in pinned]
-    # A wrong list of pins must not stop training.
-    free = free or [path for path in paths if whole[path] != newest]
-    free.sort(key=lambda path: whole.get(path, (-1, -1)))
+    deadline = time.monotonic() + _HOLD
+    free: List[str] = []
+    while not free:
+        versions, is_held = pinned() if commit.size else ((), False)
+        free = free_files(whole, paths, versions, is_held=is_held and time.monotonic() < deadline)
+        if not free:
+            time.sleep(_PAUSE)
     size = size_of_file(commit.length)
     _check_room(sum(max(0, size - _memory(path)) for path in paths))
     descriptor = _locked(free)
@@ -330,19 +371,33 @@ def release(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def pins(directory: str, versions: Optional[Iterable[Version]] = None) -> List[Version]:
-    """Return the pinned versions; with `versions`, set these first. Copies on other hosts have the same versions."""
+def set_pins(directory: str, versions: Iterable[Version], *, is_held: bool) -> None:
+    """Set the pinned versions. `is_held`: writers keep every whole version for a moment. Raises OSError."""
     path = os.path.join(directory, _PINS)
+    with open(path + ".new", "w") as file:
+        file.write("%d\n" % is_held)
+        file.writelines("%d %d\n" % version for version in versions)
+    os.rename(path + ".new", path)
+
+
+def pins(directory: str) -> Tuple[List[Version], bool]:
+    """Return the pinned versions, and True if writers must keep every whole version now."""
     try:
-        if versions is not None:
-            with open(path + ".new", "w") as file:
-                file.writelines("%d %d\n" % version for version in versions)
-            os.rename(path + ".new", path)
-        with open(path) as file:
-            pairs = [line.split() for line in file]
-        return [(int(number), int(step)) for number, step in pairs]
+        with open(os.path.join(directory, _PINS)) as file:
+            hold, *pairs = file.read().splitlines()
+        return [(int(number), int(step)) for number, step in map(str.split, pairs)], hold == "1"
     except (OSError, ValueError):
-        return []
+        return [], False
+
+
+def forget(directory: str, first: int) -> None:
+    """Remove states and copies without a version from round `first` on: their ranks now belong to other hosts, or have ended."""
+    for folder in (directory, os.path.join(directory, COPIES)):
+        here = [commit for commit in held(directory) if os.path.dirname(commit.path) == folder]
+        alive = {commit.name for commit in here if commit.round >= first}
+        for commit in here:
+            if commit.name not in alive and commit.size:
+                os.unlink(commit.path)
 
 
 def choose(
@@ -367,36 +422,70 @@ def choose(
 
 
 def buddies(
-    hosts: Mapping[str, str],
-    count: int,
-    present: Mapping[str, Iterable[str]] = {},
+    hosts: Sequence[str], count: int, present: Mapping[str, Iterable[str]] = {}
 ) -> Dict[str, List[str]]:
-    """Return the hosts with copies of each host's commits. `hosts` are the racks by host, "" for unknown.
+    """Return the hosts with copies of each host's commits. Hosts of `present`, the last result, stay as far as they exist.
 
-    Another rack comes first, up to twice the usual number of copies on a host. Then comes the host with the fewest copies, then a
-    host whose copies this host keeps: pairs lose less than chains if several hosts are lost. Hosts of `present`, the last result,
-    stay as far as they exist.
+    The host with the fewest copies comes first, then a host whose copies this host keeps: pairs lose less than chains if several
+    hosts are lost.
     """
-    names = list(hosts)
-    result = {host: [buddy for buddy in present.get(host, ()) if buddy in hosts][:count] for host in names}
-    for _ in range(min(count, len(names) - 1)):
-        for host in names:
-            if len(result[host]) >= min(count, len(names) - 1):
+    most = min(count, len(hosts) - 1)
+    result = {host: [buddy for buddy in present.get(host, ()) if buddy in hosts][:count] for host in hosts}
+    for _ in range(most):
+        for number, host in enumerate(hosts):
+            if len(result[host]) >= most:
                 continue
             loads = [buddy for chosen in result.values() for buddy in chosen]
-            half = names.index(host) + len(names) // 2
 
             def order(
-                other: str, host: str = host, loads: List[str] = loads, half: int = half
-            ) -> Tuple[bool, bool, int, bool, int, int]:
-                is_near = bool(hosts[host]) and hosts[host] == hosts[other]
-                distance = (names.index(other) - half) % len(names)
+                other: str, host: str = host, loads: List[str] = loads, half: int = number + len(hosts) // 2
+            ) -> Tuple[int, bool, int, int]:
                 is_partner = host in result[other]
-                load = loads.count(other)
                 # A host with buddies of its own can't become the other half of a pair.
                 chosen = 0 if is_partner else len(result[other])
-                return load >= 2 * count, is_near, load, not is_partner, chosen, distance
+                return loads.count(other), not is_partner, chosen, (hosts.index(other) - half) % len(hosts)
 
-            others = [other for other in names if other != host and other not in result[host]]
+            others = [other for other in hosts if other != host and other not in result[host]]
             result[host].append(min(others, key=order))
     return result
+
+
+def copies(
+    kept: Mapping[str, Sequence[KeptCommit]],
+    copied: Mapping[str, Sequence[KeptCommit]],
+    keepers: Mapping[str, Sequence[str]],
+) -> Tuple[List[Version], List[Tuple[str, str, KeptCommit]]]:
+    """Return the newest complete version of each kind of state, and the missing copies as host, source and commit.
+
+    `kept` are the commits of each host's workers, `copied` the copies on each host, `keepers` the result of buddies(). A version is
+    complete if the workers' hosts have it for every rank. Copies of a common state are missing only on a lone host.
+    """
+    count = max(map(len, keepers.values()), default=0)
+    sources: Dict[Tuple[str, int], Dict[Version, Dict[str, Tuple[str, KeptCommit]]]] = {}
+    for host, items in kept.items():
+        for commit in items:
+            versions = sources.setdefault((commit.name.rpartition(".")[0], commit.size), {})
+            versions.setdefault(commit.version, {}).setdefault(commit.name, (host, commit))
+    newest = {
+        (prefix, size): max(
+            (version for version, names in by_version.items() if len(names) == max(1, size)), default=(-1, -1)
+        )
+        for (prefix, size), by_version in sources.items()
+    }
+    last = max((version[0] for version in newest.values()), default=-1)
+    # Ranks of an earlier round of another size have ended.
+    targets = {family: version for family, version in newest.items() if version[0] == last >= 0}
+    missing = []
+    for family, version in targets.items():
+        for source, commit in sources[family][version].values():
+            holders = {host for host, items in copied.items() if _has(items, commit)}
+            if not commit.size:
+                holders |= {host for host, items in kept.items() if _has(items, commit)} - {source}
+            if commit.size or len(holders) < count:
+                lacking = (host for host in keepers.get(source, ()) if host not in holders)
+                missing += [(host, source, commit) for host in lacking]
+    return sorted(set(targets.values())), missing
+
+
+def _has(items: Iterable[KeptCommit], commit: KeptCommit) -> bool:
+    return any(item.name == commit.name and item.version == commit.version for item in items)

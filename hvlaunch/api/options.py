@@ -186,6 +186,8 @@ class LauncherOptions:
     """Number of failures that do not end the job. Default: no limit."""
     spares: int | None = None
     """Workers that wait to replace a failed one. Default: 0."""
+    replicas: int | None = None
+    """Copies of each host's commits on other hosts. Default: 1."""
     preload: str | None = None
     """Modules that are imported before a worker restarts."""
     evict_slow: str | None = None
@@ -374,6 +376,7 @@ class GivenOptions(TypedDict, total=False):
     host_discovery_script: str | None
     max_restarts: int | None
     spares: int | None
+    replicas: int | None
     preload: str | None
     evict_slow: str | None
     cooldown: tuple[float, float] | None

@@ -183,6 +183,8 @@ class Driver:
             else:
                 self._resume(self._replay)
             self.observing.progress.open()
+            if self.observing.copies is not None:
+                self.observing.copies.open()
             if self._discovery is not None:
                 self._discovery.start()
             # The contract of the loop, step by step: turn.py.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = [
     "ASKS",
     "BEATS",
+    "KEPT",
     "PLACES",
     "ROUNDS",
     "Ask",
@@ -30,6 +31,8 @@ ROUNDS = "hvlaunch.rounds"
 """Notice, by round: written by the driver."""
 BEATS = "hvlaunch.beats"
 """Beat, by worker: written by workers."""
+KEPT = "hvlaunch.kept"
+"""`here.HOST` after the first commit there; `list.ID` and `want.ID` ask for all commits and for one; `done.ID` is the answer."""
 
 
 class Ask(NamedTuple):

@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import patiently
+from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.torch import current
 from hvlaunch.torch.kept import KeptCommit, KeptState, Version, choose, kept_commits
 from hvlaunch.torch.place import Place
@@ -40,11 +42,20 @@ class _Saver:
         if self._sealing is not None:
             # All ranks must have the version before this one: it is the one that a broken save leaves.
             self._sealing.join()
+        else:
+            _announce()
         complete = self._states.setdefault(name, KeptState(name)).write(version, size, split(value))
         if complete is not None:
             # No daemon: the end of the program waits for the last commit.
             self._sealing = threading.Thread(target=complete, name="hvlaunch commits")
             self._sealing.start()
+
+
+def _announce() -> None:
+    """Let the driver begin with copies. Only elastic jobs need them: others end with their first failure."""
+    if os.environ.get("HVLAUNCH_ELASTIC") == "1":
+        with Client.from_environment() as client:
+            patiently(partial(client.put, KEPT, f"here.{os.environ['HVLAUNCH_HOST']}", b"1"))
 
 
 _saver = _Saver()
@@ -109,10 +120,14 @@ class _Meeting:
     def load(self) -> tuple[int, Any] | None:
         # One list for each host is enough.
         here = kept_commits() if self._place.local_rank == 0 else []
-        self._tell("here", {"host": self._place.host, "commits": [list(commit[:6]) for commit in here]})
+        self._tell("here", {"host": self._place.host, "commits": [list(commit[:-1]) for commit in here]})
         by_host: dict[str, list[KeptCommit]] = {}
         for item in self._hear("here"):
             by_host.setdefault(item["host"], []).extend(KeptCommit(*fields) for fields in item["commits"])
+        if self._place.rank == 0 and self._place.round > 0:
+            # Copies are on hosts without workers too.
+            for host, items in json.loads(self._ask_driver("list", "all", {}) or b"{}").items():
+                by_host[host] = [KeptCommit(*fields) for fields in items]
         attempt = 0
         while True:
             plan = self._plan(f"plan.{attempt}", by_host)
@@ -120,7 +135,9 @@ class _Meeting:
                 return None
             version = plan["version"][0], plan["version"][1]
             name = _name(None if plan["is_shared"] else self._place.rank)
-            parts = KeptState(name).load(version) if self._place.host in plan["hosts"][name] else None
+            parts = KeptState(name).load(version)
+            if parts is None and self._bring(plan["hosts"][name], plan["commits"][name]):
+                parts = KeptState(name).load(version)
             self._tell(f"whole.{attempt}", parts is not None)
             verdict = f"verdict.{attempt}"
             if self._place.rank == 0:
@@ -145,9 +162,32 @@ class _Meeting:
             (version, hosts), is_shared = max(
                 choices, key=lambda item: item[0][0], default=((None, None), False)
             )
-            plan = {"version": version, "hosts": hosts, "is_shared": is_shared}
+            commits = {
+                commit.name: list(commit[:-1])
+                for items in by_host.values()
+                for commit in items
+                if commit.version == version
+            }
+            plan = {"version": version, "hosts": hosts, "is_shared": is_shared, "commits": commits}
             self._put(key, None if version is None else plan)
         return self._wait(key)
+
+    def _bring(self, hosts: list[str], commit: list[Any]) -> bool:
+        """Have a commit brought from one of the hosts; return False if none of them sends a whole one."""
+        others = [host for host in hosts if host != self._place.host]
+        want = {"host": self._place.host, "commit": commit, "hosts": others}
+        return bool(others) and self._ask_driver("want", f"{commit[1]}.{commit[2]}", want) == b"1"
+
+    def _ask_driver(self, verb: str, number: str, question: object) -> bytes:
+        """Return the driver's answer; empty without one. Only drivers of elastic jobs answer: other jobs end with a failure."""
+        if os.environ.get("HVLAUNCH_ELASTIC") != "1":
+            return b""
+        key = f"{self._scope}.{self._place.rank}.{number}"
+        patiently(partial(self._client.put, KEPT, f"{verb}.{key}", json.dumps(question).encode()))
+        try:
+            return patiently(partial(self._client.wait, KEPT, f"done.{key}", _PATIENCE))
+        except WaitTimeout:
+            return b""
 
     def _tell(self, key: str, value: Any) -> None:
         self._put(f"{key}.{self._place.rank}", value)

@@ -72,7 +72,7 @@ class KeptState:
         commit = KeptCommit(self.name, *version, size, len(meta), begin + end)
         try:
             directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
-            descriptor = commits.begin(directory, commit, commits.pins(directory))
+            descriptor = commits.begin(directory, commit, lambda: commits.pins(directory))
         except (NoRoom, OSError) as error:
             self.stop(str(error))
             return None

@@ -179,6 +179,14 @@ ELASTIC = OptionGroup(
             more="They are started beyond `--max-np`, so that they can do it at once.",
         ),
         Option(
+            "replicas",
+            ("--replicas",),
+            "copies of each host's commits on other hosts",
+            values.COUNT,
+            field="elastic.replicas",
+            more="Of [`hvlaunch.torch.checkpoint`](../guides/keep-state.md), for hosts that are lost.",
+        ),
+        Option(
             "preload",
             ("--preload",),
             "modules that are imported before a worker restarts",

@@ -15,19 +15,23 @@ from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.hang_watch import HangWatch
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
 from hvlaunch.driver.observing.progress import Progress
+from hvlaunch.driver.process_events import loud
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
-from hvlaunch.job import JobSpec
+from hvlaunch.job import ElasticOptions, JobSpec
+from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.observing.bindings import Bindings
+    from hvlaunch.driver.observing.copies import Copies
     from hvlaunch.driver.observing.observation import Observation
     from hvlaunch.driver.observing.slow_watch import SlowWatch
     from hvlaunch.driver.observing.stacks import Stacks
+    from hvlaunch.engine.events import HostFacts
     from hvlaunch.report.failure_report import Memory, Missing
     from hvlaunch.telemetry.sample import HostSample
     from hvlaunch.telemetry.stack import ProcessStack
@@ -222,6 +226,47 @@ def _bindings(
     return Bindings(spec.bind, observers, clock, say, is_verbose=spec.verbose)
 
 
+class _Kept:
+    """The copies of commits; their code is loaded with the first commit."""
+
+    def __init__(
+        self,
+        options: ElasticOptions,
+        links: HostLinks,
+        engine: Engine,
+        rendezvous: RendezvousServer,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._links = links
+        self._engine = engine
+        self._rendezvous = rendezvous
+        self._say = say
+        self._copies: Copies | None = None
+
+    def open(self) -> None:
+        # From the beginning: a successor finds the messages to its predecessor.
+        self._rendezvous.subscribe(KEPT, loud(self._heard), since=0)
+
+    def _heard(self, key: str, value: bytes | None, _version: int) -> None:
+        if value is None or key.startswith("done."):
+            return
+        if self._copies is None:
+            from hvlaunch.driver.observing.copies import Copies  # noqa: PLC0415 (few jobs keep commits of ranks)
+
+            links, count = self._links, self._options.replicas
+            self._copies = Copies(self._rendezvous, lambda: list(links), self._facts, count, self._say)
+        self._copies.receive(key, value)
+
+    def _facts(self, host: str) -> "HostFacts | None":
+        entry = self._engine.pool.get(host)
+        return None if entry is None else entry.facts
+
+    def stop(self) -> None:
+        if self._copies is not None:
+            self._copies.stop()
+
+
 class Observing:
     """Observes a job, for the loop's thread. `post` puts events and requests on the loop's queue.
 
@@ -273,6 +318,7 @@ class Observing:
         )
         self.slow_watch = _slow_watch(spec, links, post, self._observers, clock)
         self.bindings = _bindings(spec, self._observers, clock, say)
+        self.copies = None if spec.elastic is None else _Kept(spec.elastic, links, engine, rendezvous, say)
         self._stacks: Stacks | None = None
         self._is_prepared = False
         self._versions = Versions(self._observers, clock)
@@ -301,6 +347,8 @@ class Observing:
         self.hang_watch.stop()
         if self.slow_watch is not None:
             self.slow_watch.stop()
+        if self.copies is not None:
+            self.copies.stop()
         self._versions.call = None
 
     def prepare(self) -> None:

@@ -11,7 +11,7 @@ DOCS = ROOT / "docs"
 FOR_DEVELOPERS = {"interfaces", "internals"}
 GENERATED = {"reference/options.md", "reference/coming-from.md", "reference/json.md", "reference/programs.md"}
 MOST_WORDS = {
-    "": 28_250,
+    "": 28_300,
     "start.md": 700,
     "guides": 13_600,
     "from": 900,

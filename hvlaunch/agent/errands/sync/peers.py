@@ -19,9 +19,9 @@ from hvlaunch.agent.errands.sync.content import part_numbers, read_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Sequence, Tuple
+    from typing import Callable, Iterator, Optional, Sequence, Tuple
 
-__all__ = ["PartServer", "fetch"]
+__all__ = ["PartServer", "PeerServer", "dial", "exactly", "fetch"]
 
 _CONNECTING = 3.0
 _SILENCE = 15.0
@@ -38,7 +38,7 @@ _LONGEST_RANGES = 1 << 22
 _LONGEST_PART = 1 << 26
 
 
-def _exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf")) -> bytes:
+def exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf")) -> bytes:
     data = bytearray()
     while len(data) < size:
         if time.monotonic() > deadline:
@@ -50,23 +50,12 @@ def _exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf"
     return bytes(data)
 
 
-class PartServer:
-    """Serves parts to other hosts until the process ends. `places` returns possible places of a part's content."""
+class PeerServer:
+    """Accepts hosts with the job's secret by TLS until the process ends, and calls `answer` for each in a thread."""
 
-    def __init__(
-        self,
-        secret: str,
-        pem: str,
-        folder: str,
-        hashes: Sequence[str],
-        part_size: int,
-        places: Callable[[int], Iterator[Tuple[str, int]]],
-    ) -> None:
+    def __init__(self, secret: str, pem: str, folder: str, answer: Callable[[ssl.SSLSocket], None]) -> None:
         self._secret = secret.encode("ascii")
-        self._hashes = hashes
-        self._part_size = part_size
-        self._places = places
-        self._changed = threading.Condition()
+        self._answer = answer
         self._free = threading.Semaphore(_MOST_PEERS)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         path = os.path.join(folder, "key.pem")
@@ -84,11 +73,6 @@ class PartServer:
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._run, daemon=True).start()
 
-    def has_more(self) -> None:
-        """Wake waiting peers after the arrival of a part."""
-        with self._changed:
-            self._changed.notify_all()
-
     def _run(self) -> None:
         while True:
             connection, _ = self._listener.accept()
@@ -99,17 +83,67 @@ class PartServer:
             with self._free, connection:
                 connection.settimeout(_GREETING)
                 with self._context.wrap_socket(connection, server_side=True) as peer:
-                    if not hmac.compare_digest(_exactly(peer, _SECRET_SIZE), self._secret):
+                    if not hmac.compare_digest(exactly(peer, _SECRET_SIZE), self._secret):
                         return
                     peer.settimeout(_SILENCE)
-                    size = int.from_bytes(_exactly(peer, 4), "big")
-                    if size > _LONGEST_RANGES:
-                        return
-                    for number in part_numbers(_exactly(peer, size).decode("ascii"), len(self._hashes)):
-                        data = self._part(number, peer)
-                        peer.sendall(len(data).to_bytes(4, "big") + data)
+                    self._answer(peer)
         except (OSError, EOFError, ValueError):
-            return  # the peer asks the driver
+            return  # the peer asks another host, or the driver
+
+
+def dial(addresses: Sequence[Tuple[str, int]], secret: str, fingerprint: str) -> Optional[ssl.SSLSocket]:
+    """Return a connection to the first address with an answer, after the secret; None without an answer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    # Pinned below: the certificate is the job's own, and no authority knows it.
+    context.verify_mode = ssl.CERT_NONE
+    for address in addresses:
+        peer = None
+        try:
+            plain = socket.create_connection((address[0], address[1]), _CONNECTING)
+            plain.settimeout(_SILENCE)
+            peer = context.wrap_socket(plain)
+            certificate = peer.getpeercert(binary_form=True) or b""
+            if hmac.compare_digest("sha256:" + hashlib.sha256(certificate).hexdigest(), fingerprint):
+                peer.sendall(secret.encode("ascii"))
+                return peer
+        except (OSError, ValueError):
+            pass
+        if peer is not None:
+            peer.close()
+    return None
+
+
+class PartServer:
+    """Serves parts to other hosts until the process ends. `places` returns possible places of a part's content."""
+
+    def __init__(
+        self,
+        secret: str,
+        pem: str,
+        folder: str,
+        hashes: Sequence[str],
+        part_size: int,
+        places: Callable[[int], Iterator[Tuple[str, int]]],
+    ) -> None:
+        self._hashes = hashes
+        self._part_size = part_size
+        self._places = places
+        self._changed = threading.Condition()
+        self.port = PeerServer(secret, pem, folder, self._answer).port
+
+    def has_more(self) -> None:
+        """Wake waiting peers after the arrival of a part."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _answer(self, peer: ssl.SSLSocket) -> None:
+        size = int.from_bytes(exactly(peer, 4), "big")
+        if size > _LONGEST_RANGES:
+            return
+        for number in part_numbers(exactly(peer, size).decode("ascii"), len(self._hashes)):
+            data = self._part(number, peer)
+            peer.sendall(len(data).to_bytes(4, "big") + data)
 
     def _part(self, number: int, peer: ssl.SSLSocket) -> bytes:
         """Return a part after its arrival; send signs of life until then. Raises EOFError after a long wait."""
@@ -144,38 +178,26 @@ def fetch(
     `wait` is called now and then while a part is on its way to the peer. Returns early if the peer stops to send: the
     caller counts the parts.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    # Pinned below: the certificate is the job's own, and no authority knows it.
-    context.verify_mode = ssl.CERT_NONE
-    for address in addresses:
-        try:
-            with socket.create_connection(address, _CONNECTING) as plain:
-                plain.settimeout(_SILENCE)
-                with context.wrap_socket(plain) as peer:
-                    certificate = peer.getpeercert(binary_form=True) or b""
-                    if not hmac.compare_digest(
-                        "sha256:" + hashlib.sha256(certificate).hexdigest(), fingerprint
-                    ):
-                        continue
-                    words = ranges.encode("ascii")
-                    peer.sendall(secret.encode("ascii") + len(words).to_bytes(4, "big") + words)
-                    while take(_next_part(peer, wait)):
-                        pass
-                    return
-        except EOFError:
-            return
-        except (OSError, ValueError):
-            continue
+    peer = dial(addresses, secret, fingerprint)
+    if peer is None:
+        return
+    try:
+        with peer:
+            words = ranges.encode("ascii")
+            peer.sendall(len(words).to_bytes(4, "big") + words)
+            while take(_next_part(peer, wait)):
+                pass
+    except (EOFError, OSError, ValueError):
+        return
 
 
 def _next_part(peer: ssl.SSLSocket, wait: Callable[[], None]) -> bytes:
     """Raises EOFError for a part that takes too long."""
     deadline = time.monotonic() + _COMING
     while True:
-        size = int.from_bytes(_exactly(peer, 4, deadline), "big")
+        size = int.from_bytes(exactly(peer, 4, deadline), "big")
         if size > _LONGEST_PART:
             raise EOFError
         if size:
-            return _exactly(peer, size, deadline)
+            return exactly(peer, size, deadline)
         wait()

@@ -1,0 +1,141 @@
+"""Copies commits of workers from host to host, and serves this host's commits to others.
+
+The driver sends orders, each a line, and gets a line for each: the commits on this host. Commits travel by TLS between hosts with
+the job's secret (errands/sync/peers.py). The receiver computes the checksums again: a copy with others is no commit.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
+from hvlaunch.agent.errands.sync.content import PEER
+from hvlaunch.agent.errands.sync.peers import PeerServer, dial, exactly
+from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.shapes import PORT, number, record, several, text, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from typing import Any, Dict, List
+
+    from hvlaunch.agent.errand_runner import ErrandStream
+
+__all__ = ["ANSWER", "ARGUMENTS", "PORTS", "RESULT", "run"]
+
+ARGUMENTS = record({"scratch": text(4096, raw=True), "peer": PEER})
+RESULT = record({})
+PORTS = record({"port": PORT})
+_LARGE = 1 << 62
+
+
+def _commits(value: Any) -> bool:
+    is_field = text(200, raw=True), *[whole(0, _LARGE)] * 5
+    return several(lambda item: isinstance(item, list) and len(item) == len(is_field), 4096)(value) and all(
+        form(field)
+        for item in value
+        for form, field in zip(is_field, item)  # noqa: B905 (as checked)
+    )
+
+
+ANSWER = record(
+    {
+        "own": _commits,
+        "copies": _commits,
+        "problems": several(text(1000, raw=True), 4096),
+        "bytes": whole(0, _LARGE),
+        "seconds": number(0, 1e9),
+    }
+)
+_PIECE = 1 << 20
+_LONGEST_REQUEST = 4096
+
+
+def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
+    """Serve, and carry out orders until the driver ends the input."""
+    directory = commits.make_directory(arguments["scratch"])
+    os.makedirs(os.path.join(directory, COPIES), mode=0o700, exist_ok=True)
+    peer = arguments["peer"]
+    server = PeerServer(peer["secret"], peer["pem"], directory, lambda caller: _serve(directory, caller))
+    stream.write(dumps({"port": server.port}).encode("ascii") + b"\n")
+    while True:
+        try:
+            order = loads(stream.read_line().decode("ascii").rstrip())
+        except EOFError:
+            return {}
+        stream.write(dumps(_obey(directory, order, peer)).encode("ascii") + b"\n")
+
+
+def _obey(directory: str, order: Dict[str, Any], peer: Dict[str, str]) -> Dict[str, Any]:
+    problems: List[str] = []
+    size, begin = 0, time.monotonic()
+    pinned = [(pair[0], pair[1]) for pair in order.get("pins", ())]
+    if "pins" in order:
+        commits.set_pins(directory, pinned, is_held=order["hold"])
+    for item in order.get("fetch", ()):
+        commit = KeptCommit(*item["commit"])
+        try:
+            _fetch(directory, commit, item["addresses"], peer, pinned)
+            size += commit.length
+        except (OSError, EOFError, ValueError, commits.NoRoom) as error:
+            problems.append("step %d: %s" % (commit.step, str(error) or type(error).__name__))
+    seconds = time.monotonic() - begin
+    if "first" in order:
+        commits.forget(directory, order["first"])
+    here = commits.held(directory)
+    ours = [list(commit[:-1]) for commit in here if os.path.dirname(commit.path) == directory]
+    copies = [list(commit[:-1]) for commit in here if os.path.dirname(commit.path) != directory]
+    return {"own": ours, "copies": copies, "problems": problems, "bytes": size, "seconds": seconds}
+
+
+def _serve(directory: str, caller: ssl.SSLSocket) -> None:
+    """Send a commit: the checksums with their length, then the content. Nothing follows a length of 0. Raises OSError, EOFError, ValueError."""
+    size = int.from_bytes(exactly(caller, 4), "big")
+    if size > _LONGEST_REQUEST:
+        return
+    fields = loads(exactly(caller, size).decode("ascii"))
+    commit = next((item for item in commits.held(directory) if list(item[:-1]) == fields), None)
+    if commit is None:
+        caller.sendall(bytes(4))
+        return
+    # Writers stay away until the end: their next version goes to another file.
+    with commits.shared_lock(commit) as descriptor:
+        table = commits.table_of(descriptor, commit)
+        caller.sendall(len(table).to_bytes(4, "big") + table)
+        with mmap.mmap(descriptor, PAGE + commit.length) as mapped, memoryview(mapped) as view:
+            for begin in range(PAGE, PAGE + commit.length, _PIECE):
+                with view[begin : begin + _PIECE] as piece:
+                    caller.sendall(piece)
+
+
+def _fetch(
+    directory: str, commit: KeptCommit, addresses: List[Any], peer: Dict[str, str], pinned: List[Any]
+) -> None:
+    """Copy a commit from the first address with an answer. Raises OSError, EOFError, ValueError, NoRoom."""
+    connection = dial(addresses, peer["secret"], peer["fingerprint"])
+    if connection is None:
+        raise ConnectionError(
+            "its host does not answer at %s" % ", ".join(address for address, _ in addresses)
+        )
+    with connection:
+        words = dumps(list(commit[:-1])).encode("ascii")
+        connection.sendall(len(words).to_bytes(4, "big") + words)
+        table = exactly(connection, int.from_bytes(exactly(connection, 4), "big"))
+        if not table:
+            raise ValueError("its host has a newer commit by now")
+        descriptor = commits.begin(os.path.join(directory, COPIES), commit, lambda: (pinned, False))
+        try:
+            with mmap.mmap(descriptor, PAGE + commit.length) as mapped, memoryview(mapped) as view:
+                done = PAGE
+                while done < len(view):
+                    with view[done : done + _PIECE] as piece:
+                        count = connection.recv_into(piece)
+                    if not count:
+                        raise EOFError("its host has ended the connection")
+                    done += count
+            commits.seal(descriptor, commit, table)
+        finally:
+            commits.release(descriptor)

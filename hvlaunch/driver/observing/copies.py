@@ -1,0 +1,236 @@
+"""Copies of the workers' commits on other hosts: an errand on each host holds them, and this thread says what it fetches.
+
+docs/internals/elastic-jobs.md has the reasons for the order of the steps.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies
+from hvlaunch.agent.errands.commits import ANSWER, PORTS
+from hvlaunch.agent.quick import dumps
+from hvlaunch.agent.wire.shapes import record, several, text
+from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
+from hvlaunch.engine.network import candidates
+from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.serving import RendezvousServer
+from hvlaunch.rendezvous.serving.certificate import Certificate
+
+if TYPE_CHECKING:
+    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.engine.events import HostFacts
+
+__all__ = ["Copies"]
+
+
+_LIMITS = Limits(seconds=None, memory=1 << 30, output=None)
+_LOOK = 0.5
+"""Seconds between looks at the hosts' commits."""
+_PAUSE = 10.0
+"""Seconds after a failed copy."""
+_PATIENCE = 3600.0
+_WANT = record(
+    {
+        "host": text(1000, raw=True),
+        "commit": lambda value: isinstance(value, list) and len(value) == len(KeptCommit._fields) - 1,
+        "hosts": several(text(1000, raw=True), 4096),
+    }
+)
+
+
+class _Store:
+    """A host's errand, and its last answer."""
+
+    def __init__(self, host: str, errand: Errand) -> None:
+        self.host = host
+        self.errand = errand
+        self.answers = Answers(errand, host, _PATIENCE)
+        self.port: int = self.answers.next(PORTS)["port"]
+        self.own: list[KeptCommit] = []
+        self.copied: list[KeptCommit] = []
+
+    def order(self, order: Mapping[str, Any]) -> None:
+        self.errand.write(dumps(dict(order)).encode("ascii") + b"\n")
+
+    def read(self) -> Any:
+        """Return the answer to the order. Raises ErrandFailed."""
+        answer = self.answers.next(ANSWER)
+        self.own = [KeptCommit(*fields) for fields in answer["own"]]
+        self.copied = [KeptCommit(*fields) for fields in answer["copies"]]
+        return answer
+
+
+class Copies:
+    """Keeps `count` copies of each host's commits on other hosts, from the first commit on.
+
+    `links` returns the links of the hosts, `facts_of` the facts of a host; `say` prints a message.
+    """
+
+    def __init__(
+        self,
+        server: RendezvousServer,
+        links: "Callable[[], Iterable[HostLink]]",
+        facts_of: "Callable[[str], HostFacts | None]",
+        count: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._links = links
+        self._facts_of = facts_of
+        self._count = count
+        self._say = say
+        certificate = Certificate()
+        self._peer = {
+            "secret": os.urandom(32).hex(),
+            "fingerprint": certificate.fingerprint,
+            "pem": (certificate.key + certificate.pem).decode("ascii"),
+        }
+        self._wants: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
+        self._stores: dict[str, _Store] = {}
+        self._keepers: dict[str, list[str]] = {}
+        self._safe: list[Version] = []
+        """Pinned versions with all of their copies."""
+        self._not_before = 0.0
+        self._complaints: set[str] = set()
+        threading.Thread(target=self._run, name="copies", daemon=True).start()
+
+    def receive(self, key: str, value: bytes) -> None:
+        """Take a worker's message: `want.ID` asks for a commit of another host, `list.ID` for a list. Never blocks."""
+        if key.startswith(("want.", "list.")):
+            self._wants.put((key, value))
+
+    def stop(self) -> None:
+        """End the thread soon; the errands end with their links."""
+        self._wants.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                want = self._wants.get(timeout=_LOOK)
+            except Empty:
+                self._renew()
+                self._copy()
+                continue
+            if want is None:
+                return
+            self._renew()
+            key, value = want
+            verb, _, number = key.partition(".")
+            answer = self._bring(value) if verb == "want" else self._list()
+            self._server.put(KEPT, f"done.{number}", answer)
+
+    def _renew(self) -> None:
+        """Start errands on new hosts, and again where they were killed with the leftovers of a round."""
+        links = {
+            link.host.name: link
+            for link in self._links()
+            if link.last_heard is not None and not (link.is_closed or link.has_parted or link.is_away)
+        }
+        for host, store in list(self._stores.items()):
+            if host not in links or store.errand.has_ended:
+                self._drop(host)
+        for host in links.keys() - self._stores.keys():
+            link = links[host]
+            try:
+                arguments = {"scratch": link.scratch, "peer": self._peer}
+                self._stores[host] = _Store(host, link.errands.start("commits", arguments, _LIMITS))
+            except ErrandFailed as error:
+                self._complain(f"host {host}: {error.detail}")
+
+    def _drop(self, host: str) -> None:
+        self._stores.pop(host).errand.stop()
+
+    def _complain(self, cause: str) -> None:
+        """Say once that copies fail, and why."""
+        if cause not in self._complaints:
+            self._complaints.add(cause)
+            self._say(f"commits are not copied: {cause}")
+
+    def _order(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Send orders to hosts, and return the answers. A host without an answer is left out, and gets another errand."""
+        for host, order in orders.items():
+            self._stores[host].order(order)
+        answers = {}
+        for host in orders:
+            try:
+                answers[host] = self._stores[host].read()
+            except ErrandFailed as error:  # noqa: PERF203 (each host for itself)
+                # Errands are killed with the leftovers of a round, and lost with their hosts.
+                if error.reason not in ("killed", "lost"):
+                    self._complain(f"host {host}: {error.detail}")
+                self._drop(host)
+        return answers
+
+    def _order_all(self, order: Mapping[str, Any]) -> None:
+        self._order(dict.fromkeys(self._stores, order))
+
+    def _plan(self) -> tuple[list[Version], list[tuple[str, str, KeptCommit]]]:
+        ours = {host: store.own for host, store in self._stores.items()}
+        copied = {host: store.copied for host, store in self._stores.items()}
+        self._keepers = buddies(list(self._stores), self._count, self._keepers)
+        return copies(ours, copied, self._keepers)
+
+    def _copy(self) -> None:
+        """Copy the newest complete version, if it has not all of its copies."""
+        if self._count == 0 or len(self._stores) == 1 or time.monotonic() < self._not_before:
+            return
+        self._order_all({})
+        targets, missing = self._plan()
+        if not missing and targets == self._safe:
+            return
+        # Writers keep all whole versions until one is pinned. Otherwise fast ones would overwrite it meanwhile.
+        self._order_all({"pins": self._safe, "hold": True})
+        targets, missing = self._plan()
+        orders: dict[str, dict[str, Any]] = {
+            host: {"pins": [*self._safe, *targets], "hold": False, "fetch": []} for host in self._stores
+        }
+        for host, source, commit in missing:
+            orders[host]["fetch"].append(self._fetch(commit, [source]))
+        answers = self._order(orders)
+        for host, answer in answers.items():
+            for problem in answer["problems"]:
+                self._complain(f"host {host}: {problem}")
+                # Each attempt holds writers up for a moment.
+                self._not_before = time.monotonic() + _PAUSE
+        if targets and not self._plan()[1] and answers.keys() >= orders.keys():
+            self._safe = targets
+            first = targets[0][0]
+            self._order_all({"pins": targets, "hold": False, "first": first})
+
+    def _fetch(self, commit: KeptCommit, hosts: Sequence[str]) -> dict[str, Any]:
+        addresses = [
+            [address, self._stores[host].port]
+            for host in hosts
+            if host in self._stores and (facts := self._facts_of(host)) is not None
+            for address in candidates(facts)
+        ]
+        return {"commit": list(commit[:-1]), "addresses": addresses}
+
+    def _list(self) -> bytes:
+        """Return all commits by host, as JSON."""
+        self._order_all({})
+        held = {host: store.own + store.copied for host, store in self._stores.items()}
+        return json.dumps({host: [commit[:-1] for commit in items] for host, items in held.items()}).encode()
+
+    def _bring(self, value: bytes) -> bytes:
+        """Bring a commit to the host of a worker that waits for it; return b"1" if it is there."""
+        try:
+            want = json.loads(value)
+        except (ValueError, RecursionError):
+            return b"0"
+        # Nonsense is the worker's own mistake.
+        if not _WANT(want) or want["host"] not in self._stores:
+            return b"0"
+        commit = KeptCommit(*want["commit"])
+        order = {
+            "pins": [*self._safe, commit.version],
+            "hold": False,
+            "fetch": [self._fetch(commit, want["hosts"])],
+        }
+        answer = self._order({want["host"]: order}).get(want["host"])
+        return b"0" if answer is None or answer["problems"] else b"1"
