@@ -13,7 +13,7 @@ GENERATED = {"reference/options.md", "reference/coming-from.md", "reference/json
 MOST_WORDS = {
     "": 28_300,
     "start.md": 700,
-    "guides": 13_600,
+    "guides": 13_700,
     "from": 900,
     "explain": 3_200,
     "reference": 10_400,
