@@ -343,6 +343,8 @@ class ElasticOptions(_Data):
     """First and longest time for which a failing host is excluded; None excludes it for ever."""
     worker_timeout: float = 30.0
     """Maximum time between two heartbeats of a worker, after its first."""
+    suspect_after: float = 1.5
+    """Time without a sign of life after which the others go on without a host; 0 means `JobSpec.lease`."""
     commit_timeout: float | None = None
     """Maximum time without a commit in a round; None means no limit."""
     drain_timeout: float = 30.0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Greeting"]
 
 _PROBE_TIMEOUT = 5.0
+_VOUCH_TIMEOUT = 1.0
 _CONNECT_TIMEOUT = 2.0  # for a rendezvous with a relay: enough to send a lost packet again
 _SETTLE = 0.2
 _NVML = """\
@@ -157,6 +158,10 @@ class Greeting:
         """Try the addresses of another host's beacon; send `probed` for each proven address, then a final `probed`."""
         self._in_thread(lambda: self._reach_host(header))
 
+    def vouch(self, header: Dict[str, Any]) -> None:
+        """Try to reach another host, silent for the driver; send `vouched` after an answer."""
+        self._in_thread(lambda: self._reach_silent_host(header))
+
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Run `work` beside the loop; an exception is raised in the loop, which reports it to the driver."""
 
@@ -213,6 +218,15 @@ class Greeting:
 
         probe.reach(targets, header["key"], "host " + header["target"], _PROBE_TIMEOUT, on_proof)
         self._send_soon({**about, "address": None})
+
+    def _reach_silent_host(self, header: Dict[str, Any]) -> None:
+        targets = [(str(address), int(header["port"])) for address in header["addresses"]]
+
+        def on_proof(_index: int) -> bool:
+            self._send_soon({"type": "vouched", "target": header["target"]})
+            return True
+
+        probe.reach(targets, header["key"], "host " + header["target"], _VOUCH_TIMEOUT, on_proof)
 
 
 def _raiser(error: Exception) -> Callable[[], None]:

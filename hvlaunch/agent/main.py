@@ -329,6 +329,8 @@ class Agent:
             scratch.keep_call(self._scratch, body)
         elif kind == "probe":
             self._greeting.probe(header)
+        elif kind == "vouch":
+            self._greeting.vouch(header)
         elif kind == "start":
             if self._ending:
                 return  # the driver sent it before it got `parting`

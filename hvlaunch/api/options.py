@@ -202,6 +202,8 @@ class LauncherOptions:
     """Time that failures count for `--max-restarts`, in seconds. Default: 3600 s."""
     worker_timeout: float | None = None
     """Time that a worker may be silent, in seconds. Default: 30 s."""
+    suspect_after: float | None = None
+    """Silence of a host after which the others go on without it, in seconds. Default: 1.5 s."""
     commit_timeout: float | None = None
     """Time that a round may last without a commit, in seconds. Default: no limit."""
     drain_timeout: float | None = None
@@ -384,6 +386,7 @@ class GivenOptions(TypedDict, total=False):
     reset_timeout: float | None
     restart_window: float | None
     worker_timeout: float | None
+    suspect_after: float | None
     commit_timeout: float | None
     drain_timeout: float | None
     exit_grace: float | None

@@ -10,6 +10,7 @@ from hvlaunch.errors import Problem
 __all__ = [
     "Cause",
     "HostProblem",
+    "HostSilent",
     "JobHung",
     "MoreWorkers",
     "NewTraining",
@@ -95,6 +96,13 @@ class WorkersMoved(NamedTuple):
     """The host's workers were moved to another, and the job needs it again."""
 
 
+class HostSilent(NamedTuple):
+    """The host has given no sign of life for so long (--suspect-after), and is not lost yet."""
+
+    host: str
+    seconds: float
+
+
 class WorkersFail(NamedTuple):
     """The host's workers fail repeatedly; `cause` is the newest failure."""
 
@@ -168,6 +176,7 @@ Cause = (
     | JobHung
     | NotMet
     | HostProblem
+    | HostSilent
     | WorkersFail
     | WorkersMoved
     | RankDone

@@ -205,7 +205,11 @@ class Engine:
             case on.HostQuiet() | on.HostAnswers():
                 self._hearing.hears(event, now)
                 self._rounds.hears(event)
-                return Decision(then=Then.ROUND)
+                host = self._pool.get(event.host) if isinstance(event, on.HostAnswers) else None
+                return Decision(then=Then.ROUND) if host is None else self._policy.answers(host, now)
+            case on.HostSuspected(name, seconds):
+                host = self._pool.get(name)
+                return Decision(then=Then.NOTHING) if host is None else self._policy.suspects(host, seconds)
             case on.HostAway() | on.HostBack():
                 self._rounds.probing.hears(event)
                 return Decision(then=Then.ROUND)
@@ -217,6 +221,8 @@ class Engine:
                 if isinstance(event, on.DriverReplaced):
                     # A successor opens these connections itself, from the beginning.
                     self._pool.connect_anew(now + self._spec.start_timeout + _START_MARGIN)
+                    # The successor asks each host anew for a sign of life.
+                    return self._answer_all(now)
             case on.StepReached(number):
                 self._rounds.note_step(number)
             case on.MasterPort(name, port, more):
@@ -232,6 +238,14 @@ class Engine:
                 if host is not None and host.state is not HostState.NONE:
                     return self._host_event(host, event, now)
         return Decision(then=Then.NOTHING)
+
+    def _answer_all(self, now: float) -> Decision:
+        """Suspect no host any more."""
+        decision = Decision(then=Then.NOTHING)
+        for host in self._pool:
+            if host.silent_for is not None:
+                decision = decision.also(self._policy.answers(host, now))
+        return decision
 
     # The pool
 
@@ -456,7 +470,7 @@ class Engine:
         if not is_minor:
             # A move decides which workers have to leave.
             actions += [*self._policy.advance_move(now), *self._policy.pardon(now)]
-            actions += self._draining.go_on(now)
+            actions += [*self._policy.set_aside(now), *self._draining.go_on(now)]
         settled = self._rounds.settle(now)
         actions += [*settled.actions, *self._note_start(now), *self._policy.finish_move(now)]
         if is_minor:

@@ -32,6 +32,7 @@ __all__ = [
     "HostQuiet",
     "HostReady",
     "HostStage",
+    "HostSuspected",
     "HostsDiscovered",
     "Interrupted",
     "JobGoesOn",
@@ -216,6 +217,13 @@ class HostAnswers(NamedTuple):
     """The host answers again, or is lost and no longer asked."""
 
     host: str
+
+
+class HostSuspected(NamedTuple):
+    """The host has given no sign of life for so many seconds, neither to the driver nor to other hosts (--suspect-after)."""
+
+    host: str
+    seconds: float
 
 
 class DriverReplaced(NamedTuple):
@@ -461,6 +469,7 @@ Event = (
     | DriverStopped
     | HostQuiet
     | HostAnswers
+    | HostSuspected
     | RendezvousReached
     | HostProbed
     | MasterPort

@@ -17,9 +17,11 @@ __all__ = [
     "HostMoving",
     "HostNotClosing",
     "HostNotUsable",
+    "HostSetAside",
     "HostSkipped",
     "HostSlow",
     "HostStays",
+    "HostTakenIn",
     "Interrupting",
     "JobEnding",
     "JobGoingOn",
@@ -116,6 +118,19 @@ class HostStays(NamedTuple):
     reason: str
     was_moving: bool = False
     """False if the request is refused."""
+
+
+class HostSetAside(NamedTuple):
+    """The host gives no sign of life. The other hosts go on without the host, which may return."""
+
+    host: str
+    seconds: float
+
+
+class HostTakenIn(NamedTuple):
+    """The set-aside host answers again, and its workers may take part again."""
+
+    host: str
 
 
 class HostLostAtEnd(NamedTuple):
@@ -307,6 +322,8 @@ Fact = (
     | HostMoving
     | HostMoved
     | HostStays
+    | HostSetAside
+    | HostTakenIn
     | HostLostAtEnd
     | HostNotClosing
     | HostLeftOver

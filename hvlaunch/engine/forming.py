@@ -562,7 +562,7 @@ class AskingWorkers(Forming):
         """Plan a round of the workers that have asked, once all survivors of the last round have."""
         if self._workers.count(WorkerState.WORKING):
             return None
-        waiting = self._workers.waiting
+        waiting = [worker for worker in self._workers.waiting if self._pool[worker.host].silent_for is None]
         able = [worker for worker in waiting if self._pool.has_slot(worker.seat, now)]
         hosts = in_order(self._pool, current)
         index = {host.name: number for number, host in enumerate(hosts)}
@@ -574,8 +574,24 @@ class AskingWorkers(Forming):
             able = _hand_over(able, [worker for worker in waiting if worker.has_state])
         if len(able) < self._bounds.least or not self._is_first_complete(able, now):
             return None
+        if self._is_newest_away(able, current):
+            return None  # until its worker returns, or the host is lost
         chosen = able if self._bounds.most > len(able) else able[: int(self._bounds.most)]
         return Plan.with_launches(*_seated(hosts, chosen, self._near_first))
+
+    def _is_newest_away(self, able: Sequence[Worker], current: Round | None) -> bool:
+        """True if only workers of suspected hosts have the state.
+
+        These hosts may answer again, and their workers have not asked for a place yet.
+        """
+        least = -1 if current is None else current.least_commit
+        if least < 0 or any(worker.commit >= least for worker in able):
+            return False
+        return any(
+            worker.commit >= least
+            and (worker.state is WorkerState.ASIDE or self._pool[worker.host].silent_for is not None)
+            for worker in self._workers.living
+        )
 
     def _is_first_complete(self, waiting: Collection[Worker], now: float) -> bool:
         """True if a round of new workers alone may begin while others still start."""
@@ -598,7 +614,7 @@ class AskingWorkers(Forming):
         return self._starter.assign_places(plan, current, self._newest(plan), now)
 
     def fill(self, current: Round | None, number: int, now: float) -> list[Action]:
-        hosts = in_order((host for host in self._pool if host.is_usable(now)), current)
+        hosts = in_order((host for host in self._pool if host.may_join(now)), current)
         free = self._free_slots(hosts, now)
         if not free:
             return []
@@ -622,8 +638,12 @@ class AskingWorkers(Forming):
     def _free_slots(self, hosts: Sequence[PoolHost], now: float) -> Mapping[str, Sequence[int]]:
         """Return free slots by host, as far as more workers are useful."""
         moving, target = self._pool.moving, self._pool.target
-        # The workers of a host that is about to move get substitutes while they still work.
-        staying = [worker for worker in self._workers.living if worker.host != moving]
+        # The workers of a moving host get substitutes while they still work, and workers of a suspected host may be lost.
+        staying = [
+            worker
+            for worker in self._workers.living
+            if worker.host != moving and self._pool[worker.host].silent_for is None
+        ]
         room = self._bounds.most + self._options.spares - len(staying)
         free: dict[str, list[int]] = {}
         for host in sorted(hosts, key=lambda host: host.name != target):
@@ -639,7 +659,7 @@ class AskingWorkers(Forming):
         return free
 
     def gain(self, current: Round, now: float) -> int:
-        return sum(self._pool.has_slot(worker.seat, now) for worker in self._workers.waiting)
+        return sum(self._pool.may_join(worker.seat, now) for worker in self._workers.waiting)
 
     @property
     def has_more_coming(self) -> bool:

@@ -6,6 +6,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import MoveWanted
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import Worker, WorkerState
@@ -118,7 +119,7 @@ class Moves:
         move, current = self._move, self._rounds.round
         if move is None or move.round is None or current is None or current.number == move.round:
             return []
-        if not self._rounds.is_running or self._rounds.workers.on(move.host):
+        if current.state is RoundState.BROKEN or self._rounds.workers.on(move.host):
             return []
         if host := self._pool.get(move.host):
             host.was_moved = host.cooldown.is_for_good

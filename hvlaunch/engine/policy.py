@@ -19,7 +19,7 @@ from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
 from hvlaunch.engine.round import STARTS_IN_A_ROW, Round, RoundState, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits
-from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerTrigger, gently
+from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerState, WorkerTrigger, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
 
@@ -306,7 +306,10 @@ class Policy:
             return Decision()
         if current.state is RoundState.RUNNING and event.cause is None:
             self._waits.begin(Wait.LEAVING, None, now + self._elastic.exit_grace)
-            return Decision(self._rounds.change(why.NewTraining(), now))
+            # Workers of earlier rounds are still in the training before, with its state.
+            left = [other for other in self._workers.living if 0 <= other.last_round < current.number]
+            stops = self._workers.stop(left, gently(self._spec.grace), now)
+            return Decision([*self._rounds.change(why.NewTraining(), now), *stops])
         if current.state is RoundState.RUNNING:
             words = (event.cause or "")[:_QUOTED]
             return self._fail(why.WorkerLeft(worker.rank, worker.host, words), now)
@@ -322,6 +325,7 @@ class Policy:
         """
         if self._health is None or self._lifecycle.phase is not Phase.RUNNING:
             return Decision()
+        strays = self.stop_strays(now)
         silent = self._health.silent(now)
         late = [worker for worker in self._health.stragglers(now) if worker not in silent]
         # Kill all of them before judging: see above.
@@ -335,7 +339,7 @@ class Policy:
             decision = decision.also(self.no_commit(now))
         for worker in late:
             decision = decision.also(self._hangs(worker, "late", now))
-        return decision.also(Decision(kills))
+        return decision.also(Decision([*kills, *strays]))
 
     def _suspended(self, worker: Worker, now: float) -> Decision:
         """Kill a worker that was stopped by a signal and not continued."""
@@ -467,13 +471,15 @@ class Policy:
         others = [
             other
             for other in self._pool
-            if other is not host and (other.is_usable(now) or (soon and other.is_coming(now)))
+            if other is not host and (other.may_join(now) or (soon and other.is_coming(now)))
         ]
         return self._have_enough(others) and not self._alone_has_state(host)
 
     def _alone_has_state(self, host: PoolHost) -> bool:
-        """True if only this host's workers have the state that the other workers need."""
-        return {worker.host for worker in self._workers.living if worker.commit >= 0} == {host.name}
+        """True if only this host's workers have the state that the other workers need; a suspected host may be lost."""
+        holders = {worker.host for worker in self._workers.living if worker.commit >= 0}
+        others = holders - {host.name}
+        return bool(holders) and all(self._pool[name].silent_for is not None for name in others)
 
     def needed_hosts(self, now: float) -> list[PoolHost]:
         """Return the hosts to connect, until their slots suffice: with workers first, then ready ones, then others."""
@@ -495,7 +501,9 @@ class Policy:
             if slots >= self._rounds.bounds.most + spares:
                 break
             needed.append(host)
-            slots += 0 if host.name == self._pool.moving else self._pool.slots(host)
+            # Another host takes the place of a moving host, and perhaps of a suspected host.
+            is_leaving = host.name == self._pool.moving or host.silent_for is not None
+            slots += 0 if is_leaving else self._pool.slots(host)
         return needed
 
     def exclude(
@@ -538,6 +546,74 @@ class Policy:
         if not has_members:
             return Decision(excluded)
         return Decision(excluded).also(self._fail(cause, now, problem=problem))
+
+    # Suspected hosts
+
+    def suspects(self, host: PoolHost, seconds: float) -> Decision:
+        """Note the silence of a host."""
+        if host.state is not HostState.READY or host.silent_for is not None:
+            return Decision(then=Then.NOTHING)
+        host.silent_for = seconds
+        self._waits.end(Wait.RETURNING, host.name)
+        self._rounds.changed()
+        return Decision()
+
+    def answers(self, host: PoolHost, now: float) -> Decision:
+        """Note the answer of a suspected host: its workers may ask for a place in the next round."""
+        if self._elastic is None or all(other.silent_for is None for other in self._pool):
+            return Decision(then=Then.ROUND)
+        if host.silent_for is None:
+            return Decision()  # the others may have lacked this host
+        host.silent_for = None
+        self._rounds.changed()
+        if not self._aside(host):
+            return Decision()
+        self._waits.begin(Wait.RETURNING, host.name, now + self._elastic.reset_timeout)
+        return Decision([tell.HostTakenIn(host.name)])
+
+    def set_aside(self, now: float) -> list[Action]:
+        """Let the other hosts go on without the suspected hosts, if possible. No failure is counted."""
+        if not self._rounds.forming.sees_commits:
+            return []  # a restart of all workers costs more than the wait
+        actions: list[Action] = []
+        for host in self._pool:
+            members = [
+                worker for worker in self._workers.on(host.name) if worker.state is WorkerState.WORKING
+            ]
+            if host.silent_for is None or not members or not self._others_go_on(now):
+                continue
+            is_member = any(self._rounds.is_member(worker) for worker in members)
+            self._workers.set_aside(members, now)
+            self._rounds.changed()
+            actions.append(tell.HostSetAside(host.name, host.silent_for))
+            if is_member:
+                actions += self._rounds.break_off(why.HostSilent(host.name, host.silent_for), now)
+        return actions
+
+    def _others_go_on(self, now: float) -> bool:
+        """True if the answering hosts have enough slots, and the state."""
+        # A quiet host may be suspected next, since our own link may be cut.
+        others = {
+            host.name
+            for host in self._pool
+            if host.may_join(now) and not self._rounds.probing.is_silent(host.name)
+        }
+        least = -1 if self._round is None else self._round.least_commit
+        has_state = least < 0 or any(
+            worker.commit >= least and worker.host in others for worker in self._workers.living
+        )
+        return has_state and self._have_enough([self._pool[name] for name in others])
+
+    def stop_strays(self, now: float) -> list[Action]:
+        """Stop workers of returned hosts without a request for a place in time."""
+        actions: list[Action] = []
+        for host in self._pool.late(Wait.RETURNING, now):
+            self._waits.end(Wait.RETURNING, host.name)
+            actions += self._rounds.stacks.stop(self._aside(host), gently(self._spec.grace), now)
+        return actions
+
+    def _aside(self, host: PoolHost) -> list[Worker]:
+        return [worker for worker in self._workers.on(host.name) if worker.state is WorkerState.ASIDE]
 
     def _exclude_lost(self, host: PoolHost, cause: why.HostProblem, now: float) -> list[Action]:
         """Exclude a lost host; retry one that the job needs, since our own network may have failed."""

@@ -145,6 +145,8 @@ class PoolHost:
         self.facts: HostFacts | None = None
         self.rendezvous: tuple[str, int] | None = None
         self.has_tried_rendezvous = False
+        self.silent_for: float | None = None
+        """Seconds without a sign of life after which the host was suspected; None for a host that answers."""
 
     @property
     def name(self) -> str:
@@ -163,12 +165,16 @@ class PoolHost:
         return self.state in (HostState.READY, HostState.PARTING)
 
     def is_usable(self, now: float) -> bool:
-        """True if workers may be started there."""
+        """True if workers may be started there. A suspected host keeps its workers, and gets no others."""
         return self.state is HostState.READY and self.listed and not self.cooldown.holds(now)
 
     def is_coming(self, now: float) -> bool:
         """True if workers may be started there once it has connected."""
         return self.state is HostState.CONNECTING and self.listed and not self.cooldown.holds(now)
+
+    def may_join(self, now: float) -> bool:
+        """True if its workers may take part in the next round."""
+        return self.is_usable(now) and self.silent_for is None
 
 
 class Pool:
@@ -230,6 +236,10 @@ class Pool:
         host = self._hosts.get(seat[0])
         return host is not None and host.is_usable(now) and seat[1] < self.slots(host)
 
+    def may_join(self, seat: Seat, now: float) -> bool:
+        """True if the pool has this slot, and its worker may take part in the next round."""
+        return self.has_slot(seat, now) and self._hosts[seat[0]].silent_for is None
+
     def capacity(self, hosts: Sequence[PoolHost]) -> int:
         """Return the number of slots of these hosts."""
         return sum(self.slots(host) for host in hosts)
@@ -264,7 +274,7 @@ class Pool:
     def gone(self, host: PoolHost) -> None:
         host.take_step("gone")
         host.disconnect()
-        for wait in (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING):
+        for wait in (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING, Wait.RETURNING):
             self._waits.end(wait, host.name)
         self.open.pop(host.name, None)
 

@@ -203,7 +203,8 @@ class Round:
         """Names in order of rank."""
         self.alone: dict[int, str] = {}
         """Library of each rank that never met others."""
-        self._first_commit = self.commit = commit
+        self.base = self.commit = commit
+        """`base` is the newest commit at its beginning, `commit` the newest of all."""
         self.has_stepped = False
         """True if its workers have reported a new step."""
 
@@ -309,9 +310,14 @@ class Round:
         return is_news
 
     @property
+    def least_commit(self) -> int:
+        """The oldest commit of its workers with the state; -1 if they may have no commit."""
+        return max(self.base, min(self.commit, 0))
+
+    @property
     def has_progressed(self) -> bool:
         """True if its workers have reported a new commit or step."""
-        return self.commit > self._first_commit or self.has_stepped
+        return self.commit > self.base or self.has_stepped
 
     def is_fruitful(self, now: float, *, lost: float = 0.0) -> bool:
         """True if the round made progress, as far as is known by now. `lost` seconds of it passed without any."""

@@ -98,6 +98,12 @@ class Wait(Enum):
         "twice `--reset-timeout`, and `--lease`",
         "they are killed",
     )
+    RETURNING = (
+        "workers of a host that was set aside (`--suspect-after`), and answers again",
+        "they ask for their next place",
+        "`--reset-timeout`",
+        "they are stopped, and others are started",
+    )
     COMMIT = "the next commit of a round", "it comes", "`--commit-timeout`", "the round is broken"
     SETTLING = (
         "the cause of a failure that looks like a consequence",
@@ -172,7 +178,14 @@ ROUND_WAITS = (
 """Waits that end with their round."""
 ALWAYS = (Wait.CONNECTING, Wait.PARTING, Wait.CLOSING, Wait.ENDING_LOOK)
 """Waits that count in each phase of a job."""
-AT_WORK_ALWAYS = (Wait.FIRST_LIST, Wait.DRAINING, Wait.GATHERING, Wait.COOLDOWN, Wait.MOVING)
+AT_WORK_ALWAYS = (
+    Wait.FIRST_LIST,
+    Wait.DRAINING,
+    Wait.RETURNING,
+    Wait.GATHERING,
+    Wait.COOLDOWN,
+    Wait.MOVING,
+)
 """Waits that count while another round is possible."""
 
 

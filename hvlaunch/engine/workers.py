@@ -41,6 +41,7 @@ class WorkerState(Enum):
     STARTING = "was started to ask for a place, and has not asked yet"
     WAITING = "has asked for a place, and has none"
     WORKING = "is in a round"
+    ASIDE = "was in a round that the others have left without it, since its host gives no sign of life"
     DISMISSED = "waited for a place; was told that there is none, and to end well"
     STOPPING = "was told to end"
     HANGING = "did not do what it should, and is killed: its end is a failure"
@@ -52,6 +53,7 @@ class WorkerTrigger(Enum):
 
     ASKED = "it asked for a place"
     PLACED = "it was given a place in a round"
+    SET_ASIDE = "its host gives no sign of life, and the others can do without it"
     TAKEN_BACK = "the first worker asked: so the round that all were started for is still to come"
     DISMISSED = "there is no place for it any more"
     STOPPED = "it is to end"
@@ -92,7 +94,12 @@ TRANSITIONS: dict[WorkerState, Mapping[WorkerTrigger, WorkerState]] = {
     },
     WorkerState.WORKING: {
         WorkerTrigger.ASKED: WorkerState.WAITING,
+        WorkerTrigger.SET_ASIDE: WorkerState.ASIDE,
         WorkerTrigger.TAKEN_BACK: WorkerState.STARTING,
+        **_FROM_NOW_ON,
+    },
+    WorkerState.ASIDE: {
+        WorkerTrigger.ASKED: WorkerState.WAITING,
         **_FROM_NOW_ON,
     },
     WorkerState.DISMISSED: _to_the_end(WorkerState.DISMISSED),
@@ -101,7 +108,7 @@ TRANSITIONS: dict[WorkerState, Mapping[WorkerTrigger, WorkerState]] = {
     WorkerState.ENDED: {},
 }
 
-LIVING = (WorkerState.STARTING, WorkerState.WAITING, WorkerState.WORKING)
+LIVING = (WorkerState.STARTING, WorkerState.WAITING, WorkerState.WORKING, WorkerState.ASIDE)
 """States of workers that were not told to end."""
 ENDING = (WorkerState.DISMISSED, WorkerState.STOPPING, WorkerState.HANGING)
 """States of workers that were told to end, and have not ended."""
@@ -269,7 +276,8 @@ class Worker:
 
     def is_beyond(self, last_round: int) -> bool:
         """True if the worker has a place already: its request for a round after `last_round` is an old one."""
-        return self.round is not None and last_round != self.round
+        newest = self.last_round if self.state is WorkerState.ASIDE else self.round
+        return newest is not None and last_round != newest
 
     def beat(self, commit: int, now: float | None) -> bool:
         """Note a heartbeat with its newest commit; `now` is None after the last beat. True if the commit is new."""
@@ -404,6 +412,12 @@ class Workers:
         # The newest request has the worker's true commit: another training counts from its beginning.
         if last_round >= worker.last_round:
             worker.last_round, worker.commit = last_round, commit
+
+    def set_aside(self, workers: Iterable[Worker], now: float) -> None:
+        """Take these workers out of their round, which goes on without them."""
+        for worker in workers:
+            self.go(worker, WorkerTrigger.SET_ASIDE, now)
+            worker.round = None
 
     def take_back(self, now: float) -> None:
         """Take the workers out of their first round, which is still to come."""

@@ -69,6 +69,8 @@ def _of_host(
     | tell.HostMoving
     | tell.HostMoved
     | tell.HostStays
+    | tell.HostSetAside
+    | tell.HostTakenIn
     | tell.HostLostAtEnd
     | tell.HostNotClosing
     | tell.HostLeftOver
@@ -91,6 +93,10 @@ def _of_host(
             return f"host {host} is slow ({kind}{times}): {evidence}"
         case tell.MoveBeginning() | tell.HostMoving() | tell.HostMoved() | tell.HostStays():
             return _of_move(fact)
+        case tell.HostSetAside(host, seconds):
+            return f"host {host}: no sign of life for {seconds:g} s; the others go on without it, and it may return"
+        case tell.HostTakenIn(host):
+            return f"host {host}: answers again; its workers may take part in the next round"
         case tell.HostLostAtEnd(problem):
             return str(problem)
         case tell.HostNotClosing(host):
@@ -214,6 +220,8 @@ def because(cause: why.Cause) -> str:
         case why.HostProblem(problem):
             host = f"host {problem.host}: " if problem.host is not None else ""
             return f"{host}{problem.cause}"
+        case why.HostSilent(host, seconds):
+            return f"host {host} has given no sign of life for {seconds:g} s"
         case why.RankDone(rank, host):
             return f"rank {rank} on host {host} is done (--end-with-rank)"
         case why.RoleDone(role):

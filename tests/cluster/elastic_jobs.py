@@ -73,7 +73,8 @@ class ElasticJob(Job):
         arguments = [
             *(("-H", pool) if is_fixed else script),
             *("--grace", 30, "--events", self._events_file),
-            *("-x", "OMP_NUM_THREADS=1", *options),
+            # What happens at the end of the lease is most tests' subject.
+            *("--suspect-after", 0, "-x", "OMP_NUM_THREADS=1", *options),
             *(["-x", f"PYTHONPATH={LIGHT}"] if work.trains else []),
             *(work.python, PROGRAMS / work.program, self.directory),
             *(["--restarts"] if work.restarts else []),

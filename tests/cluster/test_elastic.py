@@ -409,3 +409,44 @@ def test_a_host_is_moved_for_maintenance_and_no_step_is_lost(cluster: TestHosts,
         assert len(job.events("round_changing")) == 1
     finally:
         job.close()
+
+
+def test_a_silent_host_is_set_aside_at_once_and_taken_in_again(cluster: TestHosts, tmp_path: Path) -> None:
+    starter = Starter(cluster, SUMS[0], tmp_path / "events.jsonl")
+    job = starter("a:1,b:1,c:1", "--min-np", 2, "--suspect-after", 1.5, "--lease", 30, is_fixed=True)
+    try:
+        job.goes_on_with("a:1,b:1,c:1")
+        job.from_now()
+        cluster["b"].cut()
+        job.goes_on_with("a:1,c:1")
+        assert job.event("host_set_aside", host="b")
+        assert job.event("round_broken")["reason"]["kind"] == "host_silent"
+        cluster["b"].heal()
+        job.goes_on_with("a:1,b:1,c:1")
+        assert job.event("host_taken_in", host="b")
+        report = job.finish()
+        # The worker of b is the same process as before, and nobody counts a failure.
+        assert [size for _, _, size in report["rounds"]] == [3, 2, 3]
+        assert len(job.events("worker_started")) == 3
+        assert not job.events("host_excluded", "host_lost", "worker_killed")
+    finally:
+        cluster["b"].heal()
+        job.close()
+
+
+@pytest.mark.long
+def test_a_host_set_aside_is_lost_at_the_end_of_its_lease(cluster: TestHosts, tmp_path: Path) -> None:
+    starter = Starter(cluster, SUMS[0], tmp_path / "events.jsonl")
+    job = starter("a:1,b:1,c:1", "--min-np", 2, "--suspect-after", 1, "--lease", 5, is_fixed=True)
+    try:
+        job.goes_on_with("a:1,b:1,c:1")
+        cluster["b"].cut()
+        number = job.goes_on_with("a:1,c:1")
+        assert not job.events("host_lost")
+        job.event("host_lost", host="b")
+        job.advances()
+        assert job.round == number
+        job.finish()
+    finally:
+        cluster["b"].heal()
+        job.close()

@@ -36,6 +36,8 @@ MOST_STEPS = 6000
 _TRIES = (1.0, 2.0, 2.0)
 """Seconds between attempts of TCP to connect."""
 
+SUSPECTED = 1.5
+"""Seconds of silence after which a host is suspected."""
 _PORT_KEPT = 0.3
 """Seconds until rank 0's agent keeps another port."""
 
@@ -56,6 +58,8 @@ class SimHost:
     is_slow: bool = False
     is_quiet: bool = False
     """True if the driver knows that it is silent."""
+    is_suspected: bool = False
+    """True if the driver has said that it gives no sign of life."""
     dead: int = -1
     """Number of the agent that died in a power loss."""
     killed: int = -1
@@ -123,6 +127,8 @@ class ElasticWorld(Play):
             on_hang="restart",
             elastic=self.options,
         )
+        self.suspects = random.Random(f"{seed} suspicion").random() < 0.7
+        """True for a job with --suspect-after."""
         self.workers = Workers(self, goal=rng.randint(3, 14))
         self.faults: list[str] = []
         self.faults_detail = ""
@@ -392,7 +398,23 @@ class ElasticWorld(Play):
         is_quiet = host.link == "ready" and not host.reachable
         if is_quiet != host.is_quiet:
             host.is_quiet = is_quiet
+            host.is_suspected = False
             self.tell(on.HostQuiet(host.name) if is_quiet else on.HostAnswers(host.name))
+            if is_quiet and self.suspects:
+                since = self.now
+                self.at(SUSPECTED, lambda: self.suspect(host, since))
+
+    def suspect(self, host: SimHost, since: float | None = None) -> None:
+        """Suspect a host that has been quiet since then; None for a false suspicion, which ends soon."""
+        if host.is_suspected or host.link != "ready" or (since is not None and not host.is_quiet):
+            return
+        host.is_suspected = True
+        if since is None:
+            host.is_quiet = True
+            self.tell(on.HostQuiet(host.name))
+        self.tell(on.HostSuspected(host.name, SUSPECTED))
+        if since is None:
+            self.at(3.0 * random.Random(f"{self.seed} {self.now}").random(), lambda: self.notice(host))
 
     # The pool
 

@@ -61,6 +61,8 @@ def _plan_rare(world: "ElasticWorld") -> None:
     if world.kind == "in-process":
         rare["moves"] = move
         rare["strays"] = stray_again_and_again
+    if world.suspects:
+        rare["suspicion"] = suspect_falsely
     for name, fault in rare.items():
         apart = Random(f"{world.seed} {name}")
         # Few worlds have hosts to spare for the last two.
@@ -72,6 +74,16 @@ def _plan_rare(world: "ElasticWorld") -> None:
     apart = Random(f"{world.seed} impatience")
     if apart.random() < 0.03:
         world.at(apart.random() * HEALED, lambda: note(world, lose_patience))
+
+
+def suspect_falsely(world: "ElasticWorld") -> bool:
+    """Let the driver suspect a host that is well."""
+    host = Random(f"{world.seed} {world.now}").choice(list(world.hosts.values()))
+    world.faults_detail = host.name
+    if host.link != "ready" or not host.reachable or host.is_quiet:
+        return False
+    world.suspect(host)
+    return True
 
 
 def note(world: "ElasticWorld", fault: "Callable[[ElasticWorld], bool]") -> None:

@@ -33,6 +33,8 @@ class Host:
     """Time since which it answers again after silence; infinite while it is silent."""
     is_silent: bool = False
     """True if it answers no pings, or its connection is broken: a new connection is an answer, too."""
+    is_suspected: bool = False
+    """True if it gives no sign of life."""
     until: float = -math.inf
     """End of its cool-down."""
     is_lost_for_good: bool = False
@@ -65,6 +67,8 @@ class Worker:
     last_round: int = -1
     commit: int = -1
     has_asked: bool = False
+    is_aside: bool = False
+    """True if the others have left its round without it, and it has not asked since."""
     is_told: bool = False
     """True if it was told to end."""
     told_at: float = math.inf
@@ -151,6 +155,7 @@ class Ledger:
             on.DriverStopped: self._replaced,
             on.HostQuiet: self._quiet,
             on.HostAnswers: self._answers,
+            on.HostSuspected: self._suspected,
             on.HostAway: self._away,
             on.HostBack: self._back,
             on.WorkerExited: self._ended,
@@ -173,6 +178,7 @@ class Ledger:
             tell.RoundFormed: self._begin,
             tell.HostExcluded: self._excluded,
             tell.HostNotUsable: self._not_usable,
+            tell.HostSetAside: self._set_aside,
             tell.WorkerStartFailed: self._start_failed,
             tell.WorkerKilled: self._killed,
             tell.MoveBeginning: self._move,
@@ -266,6 +272,7 @@ class Ledger:
             host.idle_since = self.now
         had_agent = host.link not in ("none", "connecting")
         host.link, host.parted_at, host.has_rendezvous, host.is_silent = "none", None, False, False
+        host.is_suspected = False
         host.proofs.clear()
         for other in self.hosts.values() if had_agent else ():
             other.proofs = {(name, at) for name, at in other.proofs if name != host.name}
@@ -278,8 +285,9 @@ class Ledger:
         if event.address is not None:
             self.host(event.host).proofs.add((event.target, event.address))
 
-    def _replaced(self, _: on.DriverReplaced | on.DriverStopped) -> None:
+    def _replaced(self, event: on.DriverReplaced | on.DriverStopped) -> None:
         for host in self.hosts.values():
+            host.is_suspected = host.is_suspected and isinstance(event, on.DriverStopped)
             host.answers_since = min(host.answers_since, self.now)
             host.is_silent = False
 
@@ -288,6 +296,11 @@ class Ledger:
 
     def _answers(self, event: on.HostAnswers) -> None:
         self.host(event.host).answers_since, self.host(event.host).is_silent = self.now, False
+        self.host(event.host).is_suspected = False
+
+    def _suspected(self, event: on.HostSuspected) -> None:
+        host = self.host(event.host)
+        host.is_suspected = host.link == "ready" and host.parted_at is None
 
     def _away(self, event: on.HostAway) -> None:
         self.host(event.host).is_silent = True
@@ -338,7 +351,7 @@ class Ledger:
             self.current = None
         if worker.round is not None and event.round != worker.round:
             return  # an old request, repeated by the network, is no sign of life
-        worker.round, worker.has_asked, worker.beat_at = None, True, self.now
+        worker.round, worker.has_asked, worker.beat_at, worker.is_aside = None, True, self.now, False
         if event.round >= worker.last_round:
             worker.last_round, worker.commit = event.round, event.commit
         if event.round in self.rounds:
@@ -424,6 +437,11 @@ class Ledger:
         host.is_lost_for_good = is_lost and fact.seconds is None
         for seat in [seat for seat in self.slot_waits if seat[0] == fact.host]:
             del self.slot_waits[seat]
+
+    def _set_aside(self, fact: tell.HostSetAside) -> None:
+        for worker in self.living():
+            if worker.host == fact.host and worker.round is not None:
+                worker.round, worker.is_aside = None, True
 
     def _not_usable(self, fact: tell.HostNotUsable) -> None:
         name = fact.problem.host

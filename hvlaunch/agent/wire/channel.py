@@ -87,6 +87,7 @@ ORDERS: Dict[str, Union[Form, Choice]] = {
     "modules": Form(1 << 20),
     "call": Form(1 << 20, 1),
     "probe": Form(target=_NAME, agent=_COUNT, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
+    "vouch": Form(target=_NAME, addresses=several(_NAME, 1 << 12), port=PORT, key=_NAME),
     "start": Form(_ALL, 1, round=_SLOT),
     "hold": Form(directory=_WORDS, names=several(text(128), 1 << 10), note=_NAME),
     "stdin": Form(1 << 20, slot=_SLOT),

@@ -250,6 +250,15 @@ ELASTIC = OptionGroup(
             more="After that it counts as failed; after 5 s if it was stopped by SIGSTOP.",
         ),
         Option(
+            "suspect_after",
+            ("--suspect-after",),
+            "silence of a host after which the others go on without it",
+            Value(("SECONDS",), values.from_0, unit="s"),
+            field="elastic.suspect_after",
+            more="0 waits for `--lease`. Other hosts try to reach the host first. If it answers again, its workers take part again, and no"
+            " failure is counted. Only jobs that recover in the process go on so early.",
+        ),
+        Option(
             "commit_timeout",
             ("--commit-timeout",),
             "time that a round may last without a commit",

@@ -297,6 +297,10 @@ class HostLink:
         """Takes the agent's answers about leases."""
         self.no_preload: Callable[[str], None] = lambda _cause: None
         """Takes the reason for which the agent does without --preload."""
+        self.vouched: Callable[[str], None] = lambda _host: None
+        """Takes the name of another host in the agent's reach."""
+        self.facts: HostFacts | None = None
+        """Facts of the host; None before its hello."""
         self.pids: dict[tuple[int, int], int] = {}
         """The living workers, by slot and start."""
         self._errands: HostErrands | None = None
@@ -372,6 +376,7 @@ class HostLink:
                 self.hello = hello
                 self._expected.sent(hello)
                 self.session.scratch = facts.scratch
+                self.facts = facts
                 self.last_heard = turn.at
             case on.HostParting(_, problem):
                 self.session.is_over = True
@@ -531,6 +536,8 @@ class HostLink:
                 tried = tuple(header["tried"])
                 self._post_event(on.RendezvousReached(name, header["address"], tried, header["relay_port"]))
             case "probed":
+                if header["address"] is not None:
+                    self.vouched(header["target"])
                 self._post_event(on.HostProbed(name, header["target"], header["address"], header["agent"]))
             case "started":
                 self._compare_clocks(header["at"])
@@ -552,6 +559,8 @@ class HostLink:
                 self._post_event(on.MasterPort(name, header["port"], tuple(header.get("more", ()))))
             case "stdin_taken":
                 self.stdin_taken(header["slot"], header["bytes"])
+            case "vouched":
+                self.vouched(header["target"])
             case "held":
                 self.held(header)
             case "no_preload":
@@ -596,7 +605,7 @@ class HostLink:
         if header["master_port"] is None:
             raise NoFreePort(host=self.host.name)
         self.session.scratch = header["scratch"]
-        facts = host_facts(header, self._peer_address)
+        self.facts = facts = host_facts(header, self._peer_address)
         ready = partial(self._post_ready, self.session.number)
         if self._opening.prepare is None:
             ready(facts)

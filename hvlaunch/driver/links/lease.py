@@ -47,6 +47,8 @@ class Lease:
         """Hosts without an answer for half the lease: another connection may reach them."""
         self.quiet: set[str] = set()
         """Hosts without an answer to the last ping when the next was due."""
+        self.silent: dict[str, float] = {}
+        """Hosts with an unanswered ping, and the start of their silence."""
 
     def check(
         self, heard: Mapping[str, float], acknowledged: Callable[[str], float | None], now: float
@@ -78,6 +80,7 @@ class Lease:
         self.doubtful = [
             host for host, silence in self._silences.items() if now >= silence.since + self._seconds / 2
         ]
+        self.silent = {host: silence.since for host, silence in self._silences.items() if silence.since < inf}
         if is_due:
             self.quiet = {host for host, silence in self._silences.items() if now > silence.since}
         self.deadline = min([self._next_pulse, *(end for end in ends.values() if end > now)])

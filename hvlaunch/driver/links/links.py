@@ -26,6 +26,7 @@ from hvlaunch.watch.rounds import Ranks
 if TYPE_CHECKING:
     from hvlaunch.driver.job_record import JobRecord, PastTurn
     from hvlaunch.driver.links.relay import HostRelay
+    from hvlaunch.driver.links.suspicion import Suspicion, Vouch
     from hvlaunch.driver.result_files import ResultFiles
 
 __all__ = ["Heartbeat", "HostLinks", "workers_python"]
@@ -74,6 +75,8 @@ class HostLinks:
         self._beacon_keys: dict[str, str] = {}
         self._opened = 0
         """The number of links so far."""
+        self.vouched: Callable[[str, str], None] = lambda _voucher, _host: None
+        """Takes the names of an agent's host and of another host in its reach; in any thread."""
         # The same for all hosts: the program is packed once.
         config = {
             "lease": agents_lease(spec.lease),
@@ -130,6 +133,16 @@ class HostLinks:
         del question["host"]
         self._links[probe.host].send(question)
 
+    def ask_to_vouch(self, vouch: "Vouch") -> None:
+        """Ask a host's agent to try to reach another host, and to report success."""
+        facts = self._links[vouch.host].facts
+        if facts is None:
+            return
+        addresses = [address for listed in facts.addresses.values() for address in listed]
+        usable = dict.fromkeys([*filter(None, [facts.peer_address]), *filter(is_usable, addresses)])
+        question = {"target": vouch.host, "addresses": list(usable), "port": facts.beacon_port}
+        self._links[vouch.voucher].send({"type": "vouch", "key": self._beacon_keys[vouch.host], **question})
+
     def close(self) -> None:
         """Tell the agents that the driver leaves, and give them up."""
         # First to all hosts, then wait for each: the agents end at the same time.
@@ -172,6 +185,7 @@ class HostLinks:
         )
         link = HostLink(host, opening, post, self._printer, rank_of, born, self._clock)
         link.no_preload = partial(self._tell_no_preload, host.name)
+        link.vouched = lambda target: self.vouched(host.name, target)
         self._links[host.name] = link
         return link
 
@@ -312,20 +326,35 @@ class Heartbeat:
         self._post = post
         self._clock = clock
         self._can_be_replaced = can_be_replaced
-        pulse = inf if spec.elastic is None else spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
-        self._lease = Lease(spec.lease, clock() + _FIRST_PING, pulse=pulse)
+        first = clock() + _FIRST_PING
+        pulse, suspect_after = inf, 0.0
+        if spec.elastic is not None:
+            pulse = spec.elastic.worker_timeout / _PULSES_PER_WORKER_TIMEOUT
+            suspect_after = spec.elastic.suspect_after
+        self._suspicion: Suspicion | None = None
+        if suspect_after:
+            from hvlaunch.driver.links import suspicion  # noqa: PLC0415 (only elastic jobs suspect hosts)
+
+            self._suspicion = suspicion.Suspicion(suspect_after, first)
+            pulse = min(pulse, self._suspicion.pulse)
+            links.vouched = self._note_vouch
+        self._lease = Lease(spec.lease, first, pulse=pulse)
         self._quiet: set[str] = set()
         """Quiet hosts, as posted to the engine."""
+        self._suspected: dict[str, int] = {}
+        """Suspected hosts, as posted to the engine, with the numbers of their links."""
+        self._numbers: dict[str, int] = {}
+        """Numbers of the links that suspicion knows."""
 
     @property
     def deadline(self) -> float:
         """The time of the next beat()."""
-        return self._lease.deadline
+        return min(self._lease.deadline, inf if self._suspicion is None else self._suspicion.deadline)
 
     def beat(self) -> None:
         """Ping the agents if a ping is due, and post the silent hosts."""
-        now = self._clock()
-        if now < self._lease.deadline:
+        now, due = self._clock(), self.deadline
+        if now < due:
             return
         links = {link.host.name: link for link in self._links if not (link.is_closed or link.has_parted)}
         heard = {name: link.last_heard for name, link in links.items() if link.last_heard is not None}
@@ -341,6 +370,9 @@ class Heartbeat:
             self._post(on.HostGone(name, HostLost(cause, host=name, hint=hint).problem))
             links[name].close()
         self._post_quiet()
+        if self._suspicion is not None:
+            others = {name: link for name, link in links.items() if name in heard and name not in silent}
+            self._suspect(self._suspicion, others, heard, acknowledged, now, due)
         if is_due:
             patience = None if self._can_be_replaced() else patience_alone(self._spec)
             for name in heard.keys() - silent:
@@ -349,6 +381,38 @@ class Heartbeat:
                 link.let_go()
             for name in set(self._lease.doubtful) - set(silent):
                 links[name].session.renew()
+
+    def _suspect(
+        self,
+        suspicion: "Suspicion",
+        links: Mapping[str, HostLink],
+        heard: Mapping[str, float],
+        acknowledged: Callable[[str], float | None],
+        now: float,
+        due: float,
+    ) -> None:
+        """Post the suspected hosts, and ask vouchers about silent hosts."""
+        for name, link in links.items():
+            # Proofs of the first link may be older.
+            if self._numbers.setdefault(name, link.number) != link.number:
+                self._numbers[name] = link.number
+                suspicion.forget(name)
+        silent = {name: since for name, since in self._lease.silent.items() if name in links}
+        requests, suspected = suspicion.check(silent, heard, acknowledged, now, due)
+        # Without an earlier answer, a dead host looks like a firewall.
+        proving = suspicion.to_prove([name for name in links if name not in self._quiet], now)
+        for vouch in (*requests, *proving):
+            self._links.ask_to_vouch(vouch)
+        for name in suspected:
+            if name in self._quiet and self._suspected.get(name) != links[name].number:
+                self._suspected[name] = links[name].number
+                self._post(on.HostSuspected(name, suspicion.seconds))
+        for name in self._suspected.keys() - self._quiet:
+            del self._suspected[name]
+
+    def _note_vouch(self, voucher: str, host: str) -> None:
+        if self._suspicion is not None:
+            self._suspicion.vouched(voucher, host, self._clock())
 
     def _post_quiet(self) -> None:
         """Post the hosts that have become quiet or answer again: the state of a quiet host's workers is unknown."""

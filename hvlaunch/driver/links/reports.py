@@ -99,6 +99,7 @@ REPORTS: Mapping[str, Form | Choice] = {
         trouble=or_null(_CAUSE),
     ),
     "reached": Form(address=or_null(_NAME), tried=several(_NAME, MOST_ADDRESSES), relay_port=or_null(PORT)),
+    "vouched": Form(target=_CAUSE),
     "probed": Form(target=_CAUSE, agent=_COUNT, address=or_null(_NAME)),
     "started": Form(fields=_WORKER, pid=whole(1, 1 << 22), at=_TIME),
     "not_started": Form(fields=_WORKER, code=_NOT_STARTED, cause=_CAUSE),
@@ -185,6 +186,8 @@ class Expected:
         self._probes: dict[tuple[str, int], tuple[frozenset[str], int]] = {}
         """The probed addresses and the number of possible answers, by target and its agent."""
         self._answers: Counter[tuple[str, int]] = Counter()
+        self._vouches: Counter[str] = Counter()
+        """Requests without an answer to vouch for a host."""
         self._stdin: Counter[int] = Counter()
         """Bytes of stdin sent, by slot."""
         self._taken: Counter[int] = Counter()
@@ -209,6 +212,8 @@ class Expected:
                 new = header["addresses"]
                 # An answer for each address, and one for the failure of all.
                 self._probes[target] = addresses.union(new), answers + len(new) + 1
+            case "vouch":
+                self._vouches[header["target"]] += 1
             case "start":
                 self._starts += 1
             case "hold":
@@ -268,6 +273,10 @@ class Expected:
                 self._check_reached(header)
             case "probed":
                 self._check_probed(header)
+            case "vouched":
+                self._vouches[header["target"]] -= 1
+                if self._vouches[header["target"]] < 0:
+                    raise BadFrame("a frame of type vouched that was not asked for")
             case "master_port":
                 self._check_port(header["port"])
                 self._check_more_ports(header.get("more", []))

@@ -85,6 +85,8 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 class TrainedRound(Protocol):
     """A state's connection to the round of its training; run() makes it."""
 
+    number: int
+
     def committed(self, commits: int) -> None:
         """Report a commit to the driver as progress."""
         ...
@@ -110,6 +112,8 @@ class State:
         del bcast_object, get_rank
         self.commits = -1
         """The number of the last commit; -1 before the first."""
+        self._synced_in = -1
+        """The newest round in which this worker has had the newest state."""
         self._saved: Snapshot | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._round: TrainedRound | None = None
@@ -177,22 +181,30 @@ class State:
 
         Raises NotInitialized if torch's group was not made by init().
         """
+        self._share()
+        if self._round is not None:
+            self._synced_in = self._round.number
+
+    def _share(self) -> None:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             if self._saved is None and not self._take_kept():
                 self.save()
             return
         device = current.world().carrier
-        commits = _gathered(self.commits, device)
-        newest = max(commits)
-        if newest < 0 and self._take_kept():
+        # The round counts before the commits: others may have gone on without a silent host, and made its last commits anew.
+        versions = list(zip(_gathered(self._synced_in, device), _gathered(self.commits, device), strict=True))
+        newest = max(versions)
+        if newest[1] < 0 and self._take_kept():
             return
-        root = commits.index(newest)
-        lacking = [rank for rank, have in enumerate(commits) if rank != root and (have < newest or have < 0)]
+        root = versions.index(newest)
+        lacking = [
+            rank for rank, have in enumerate(versions) if rank != root and (have < newest or have[1] < 0)
+        ]
         if dist.get_rank() == root and self._saved is None:
             self.save()
         if lacking and dist.get_rank() in (root, *lacking):
             self._transfer(root, lacking, device)
-        self.commits = max(newest, 0)
+        self.commits = max(newest[1], 0)
 
     def _take_kept(self) -> bool:
         """Take over the newest whole commit that hosts have in memory; return False if there is none. Collective.
@@ -253,9 +265,9 @@ class State:
         """Return the number of commits and the saved state for this worker's next life; no state if only a subclass has it."""
         return (-1 if self._saved is None else self.commits), self._saved
 
-    def take_over(self, commits: int, saved: Snapshot | None) -> None:
-        """Continue from the state that this worker's last life handed over."""
-        self.commits, self._saved = commits, saved
+    def take_over(self, commits: int, saved: Snapshot | None, last_round: int) -> None:
+        """Continue from the state that this worker's last life handed over, after its last round."""
+        self.commits, self._saved, self._synced_in = commits, saved, last_round
         if saved is not None:
             self.restore()
 

@@ -204,7 +204,7 @@ class Training:
     def _resume(self, state: State) -> None:
         """Give the state the values that this process kept when it started over."""
         if self._brought is not None:
-            state.take_over(self._brought.commits, self._brought.saved)
+            state.take_over(self._brought.commits, self._brought.saved, self._brought.last_round)
             self._brought = None
 
     def _start_over(self, round_number: int) -> None:
@@ -335,6 +335,7 @@ class _TrainedRound:
     def __init__(self, membership: Membership, escape: Escape | None) -> None:
         self._membership = membership
         self._escape = escape
+        self.number = membership.last_round
 
     def committed(self, commits: int) -> None:
         self._membership.committed(commits)

@@ -22,6 +22,7 @@ from tests.simulation.laws.silence import Silence
 from tests.simulation.laws.spares import Spares
 from tests.simulation.laws.stops import Stops
 from tests.simulation.laws.strikes import Strikes
+from tests.simulation.laws.suspicion import Suspicion
 
 __all__ = ["LAWS", "Law"]
 
@@ -47,4 +48,5 @@ LAWS: tuple[type[Law], ...] = (
     Spares,
     Stops,
     Strikes,
+    Suspicion,
 )

@@ -13,7 +13,7 @@ __all__ = ["Breaks"]
 class Breaks(Law):
     def turn(self, event: on.Event, actions: Sequence[do.Action]) -> None:
         stopped: set[tuple[str, int]] = set()
-        given_up = {action.host for action in actions if isinstance(action, do.Abandon)}
+        given_up = {action.host for action in actions if isinstance(action, do.Abandon | tell.HostSetAside)}
         for action in actions:
             if isinstance(action, do.Stop) and action.slots is not None:
                 stopped.update((action.host, slot) for slot in action.slots)

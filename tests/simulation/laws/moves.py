@@ -62,10 +62,12 @@ class Moves(Law):
                     assert host == self._host, f"the move of {host} is given up, and nobody began it"
                     self._end()
                 case do.Change(_, why.WorkersToLeave((host,))) if host == self._host and not self._is_leaving:
-                    usable = self.ledger.host(host).is_usable(self.ledger.now)
-                    assert not usable, f"{host} is left before its substitutes wait"
+                    assert not self.ledger.host(host).is_usable(self.ledger.now), (
+                        f"{host} is left before its substitutes wait"
+                    )
                 case tell.HostExcluded(host, _, why.WorkersMoved()):
-                    slots = sum(other.slots for other in self.ledger.usable() if other.name not in given_up)
+                    usable = [other for other in self.ledger.usable() if not other.is_suspected]
+                    slots = sum(other.slots for other in usable if other.name not in given_up)
                     assert slots < self.world.options.min_np, f"{host} is used again, and nobody needs it"
                 case tell.RoundFormed(number, _, _, cause) if self._is_leaving:
                     self._has_followed = True

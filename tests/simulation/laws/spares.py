@@ -40,7 +40,8 @@ class Spares(Law):
     def _free(self) -> tuple[str, int] | None:
         ledger = self.ledger
         for host in ledger.hosts.values():
-            if host.has_rendezvous and host.is_usable(ledger.now) and host.name != ledger.moving:
+            is_leaving = host.name == ledger.moving or host.is_suspected
+            if host.has_rendezvous and host.is_usable(ledger.now) and not is_leaving:
                 for slot in range(host.slots):
                     seat = host.name, slot
                     if seat not in ledger.workers and ledger.now >= ledger.slot_waits.get(seat, 0.0):

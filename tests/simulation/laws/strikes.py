@@ -52,10 +52,12 @@ class Strikes(Law):
         self._struck.add(name)
         if is_first or current.is_fruitful(ledger.now):
             return
-        slots = sum(host.slots for host in ledger.usable() if host.name != name)
+        suspected = {host.name for host in ledger.hosts.values() if host.is_suspected}
+        slots = sum(host.slots for host in ledger.usable() if host.name not in suspected | {name})
         holders = {worker.host for worker in ledger.living() if worker.commit >= 0}
         is_excluded = any(isinstance(action, tell.HostExcluded) and action.host == name for action in actions)
-        is_needed = slots < self.world.options.min_np or holders == {name}
+        is_alone = bool(holders) and holders - {name} <= suspected
+        is_needed = slots < self.world.options.min_np or is_alone
         assert is_excluded or is_needed or self.world.is_late, f"{name} fails again, and is not excluded"
 
     def _check(

@@ -88,6 +88,11 @@ CAUSES: list[tuple[why.Cause, str, dict[str, object]]] = [
         {"kind": "not_met", "ranks": [1, 3], "hosts": ["a", "b"], "seconds": 60.0},
     ),
     (
+        why.HostSilent("b", 1.5),
+        "host b has given no sign of life for 1.5 s",
+        {"kind": "host_silent", "host": "b", "seconds": 1.5},
+    ),
+    (
         why.WorkersMoved(),
         "its workers had moved to another host, and the job needs it again",
         {"kind": "workers_moved"},
@@ -207,6 +212,11 @@ FACTS: list[tuple[tell.Fact, str]] = [
     (tell.HostMoving("a", ("d", "e")), "host a: its workers leave at their next commit, for hosts d and e"),
     (tell.HostMoved("a", 3, 2.04), "host a is free after 2.0 s: round 3 runs without it"),
     (tell.HostStays("a", "no worker runs there"), "host a is not moved: no worker runs there"),
+    (
+        tell.HostSetAside("b", 1.5),
+        "host b: no sign of life for 1.5 s; the others go on without it, and it may return",
+    ),
+    (tell.HostTakenIn("b"), "host b: answers again; its workers may take part in the next round"),
     (tell.HostLostAtEnd(LOST), "host b: lost: silent; try: ping b"),
     (
         tell.HostNotClosing("a"),

@@ -125,6 +125,38 @@ def test_scaler_and_scheduler_go_on_where_they_were_here_and_in_a_worker_that_jo
     assert other == (first, again, epochs)
 
 
+def test_a_worker_that_was_set_aside_gets_the_state_of_the_later_round():
+    class Round:
+        def __init__(self, number):
+            self.number = number
+
+        def see_whole(self):
+            pass
+
+        def check(self):
+            pass
+
+        def committed(self, commits):
+            pass
+
+    def work(rank):
+        state = ObjectState(step=0)
+        state.attach(Round(1))
+        state.sync()
+        state.step = 10
+        state.commit()
+        if rank < 2:
+            # Ranks 0 and 1 form round 2 without the third, whose commit they do not have: they make the step anew.
+            state._synced_in = 2
+        state.step = 20 if rank < 2 else 11
+        state.commit()
+        state.attach(Round(3))
+        state.sync()
+        return state.step, state.commits
+
+    assert in_worlds(3, work) == [(20, 2)] * 3
+
+
 def test_a_state_as_horovods_users_write_them_is_saved_and_counted():
     class Own(State):
         def __init__(self):
@@ -169,6 +201,8 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
     told = []
 
     class Link:
+        number = 0
+
         def see_whole(self):
             told.append("whole")
 
@@ -191,6 +225,8 @@ def test_a_commit_tells_the_round_and_looks_for_changes():
 
 def test_results_of_a_broken_round_are_not_saved():
     class Broken:
+        number = 0
+
         def see_whole(self):
             raise CollectiveFailed("rank 1 is gone")
 
