@@ -130,13 +130,15 @@ class _Data:
         return f"{self.__class__.__name__}({values})"
 
 
+def _fields_only(**_flags: bool) -> Callable[[type], type]:
+    """Like dataclass, for subclasses of _Data."""
+    return dataclass(init=False, eq=False, repr=False)
+
+
 if TYPE_CHECKING:
     from dataclasses import dataclass as _options
 else:
-
-    def _options(**_flags: bool) -> Callable[[type], type]:
-        """Like dataclass, for subclasses of _Data."""
-        return dataclass(init=False, eq=False, repr=False)
+    _options = _fields_only
 
 
 @_options(frozen=True, kw_only=True)

@@ -321,8 +321,12 @@ class Agent:
             self._workers.suspension = header["elastic"]
             self._greet(header)
         elif kind == "modules":
-            if body:
-                sys.meta_path[0].add(body)  # type: ignore[attr-defined]
+            try:
+                if body:
+                    sys.meta_path[0].add(body)  # type: ignore[attr-defined]
+            except AttributeError:
+                # This agent has its modules from another place than boot.py's bundle.
+                raise BadFrame("modules for an agent that needs none") from None
             self._greeting.go_on()
             self._open_door()
         elif kind == "call":

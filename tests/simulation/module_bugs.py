@@ -399,6 +399,33 @@ def the_suspect_is_struck_in_place_of_the_culprit(patch: Patch) -> None:
     )
 
 
+def the_others_wait_for_a_suspected_host(patch: Patch) -> None:
+    instead(patch, Policy, "set_aside", lambda _right, _self, _now: [])
+
+
+def a_suspected_host_is_left_whatever_the_others_have(patch: Patch) -> None:
+    instead(patch, Policy, "_others_go_on", lambda _right, _self, _now: True)
+
+
+def workers_of_a_host_that_returns_may_stay_away(patch: Patch) -> None:
+    def wrong(right, self, now):
+        for host in self._pool.late(Wait.RETURNING, now):
+            self._waits.end(Wait.RETURNING, host.name)
+        return []
+
+    instead(patch, Policy, "stop_strays", wrong)
+
+
+def a_suspicion_ends_with_the_host_alone(patch: Patch) -> None:
+    def wrong(right, self, host, now):
+        decision = right(self, host, now)
+        if host.silent_for is None:
+            host.silent_for = 1.5
+        return decision
+
+    instead(patch, Policy, "answers", wrong)
+
+
 def one_lost_host_is_pardoned(patch: Patch) -> None:
     def wrong(right, self, now):
         lost = [host for host in self._pool if host.listed and host.was_lost and host.cooldown.is_for_good]
@@ -653,7 +680,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 126),
     ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 60),
     ModuleBug(
-        "health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 1148, "takeovers"
+        "health", a_drain_begins_anew_in_each_turn, "is drained, and workers live there", 535, "takeovers"
     ),
     ModuleBug("health", a_stop_of_the_driver_ends_no_silence, "is asked again", 0, "stories"),
     ModuleBug("workers", the_oldest_transitions_are_remembered, "has a story that lacks its end", 3),
@@ -682,6 +709,10 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug(
         "policy", the_suspect_is_struck_in_place_of_the_culprit, "a late cause does not turn", 0, "stories"
     ),
+    ModuleBug("policy", the_others_wait_for_a_suspected_host, "and the others wait for it", 39),
+    ModuleBug("policy", a_suspected_host_is_left_whatever_the_others_have, "and the others can't go on", 16),
+    ModuleBug("policy", workers_of_a_host_that_returns_may_stay_away, "neither ask for places", 332),
+    ModuleBug("policy", a_suspicion_ends_with_the_host_alone, "no worker is started in", 10),
     ModuleBug("policy", one_lost_host_is_pardoned, "is needed, and excluded for good", 11),
     ModuleBug("policy", the_host_to_keep_is_left_out, "has the state", 425, "takeovers"),
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
