@@ -107,6 +107,7 @@ class _Data:
         for name, field_ in self.__dataclass_fields__.items():
             if name not in values and field_.default_factory is not MISSING:
                 values[name] = field_.default_factory()
+            # Defaults are attributes of the class: nothing has to be set for them.
             elif name not in values and field_.default is MISSING:
                 raise TypeError(f"{self.__class__.__name__} without {name}")
         if unknown := values.keys() - self.__dataclass_fields__.keys():

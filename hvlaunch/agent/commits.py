@@ -131,6 +131,7 @@ def make_directory(scratch: str) -> str:
         return path
     with open(os.path.join(path, "scratch"), "w") as file:
         file.write(scratch)
+    # Once for each job: the directory is rarely long, and no job waits for the agent of another.
     _remove_stale()
     return path
 
@@ -241,6 +242,7 @@ def _check_room(missing: int) -> None:
 
 
 def _locked(paths: List[str]) -> int:
+    # First any file that is free at once, then the best one: training waits for this.
     for patience in (fcntl.LOCK_NB, 0):
         for path in paths:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -295,6 +297,7 @@ def seal(descriptor: int, commit: KeptCommit, table: Optional[bytes] = None) -> 
 def _header(commit: KeptCommit, sums: bytes) -> bytes:
     name = commit.name.encode()
     fields = commit.round, commit.step, commit.size, commit.meta, commit.length
+    # The header has a checksum of its own, since a killed writer may leave half of it.
     head = _HEADER.pack(_MAGIC, *fields, name, hashlib.blake2b(sums, digest_size=_DIGEST).digest())
     return head + hashlib.blake2b(head, digest_size=_DIGEST).digest()
 
@@ -377,6 +380,7 @@ def set_pins(directory: str, versions: Iterable[Version], *, is_held: bool) -> N
     with open(path + ".new", "w") as file:
         file.write("%d\n" % is_held)
         file.writelines("%d %d\n" % version for version in versions)
+    # Writers see the old pins or the new ones, never half of a list.
     os.rename(path + ".new", path)
 
 

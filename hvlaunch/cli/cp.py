@@ -59,6 +59,7 @@ def run_collect_command(
     from hvlaunch.sync.collection import Collected, kept_hosts, summary  # noqa: PLC0415 (errors come first)
 
     options = collect_options(texts, current_directory(environ))
+    # The driver of a running job has the connections, and knows the directories.
     if await_driver(job):
         body = {"options": [list(option) for option in options]}
         answer = ControlClient(job).post("/collect", body, _LONG)
@@ -144,6 +145,7 @@ def _copy(spec: JobSpec, options: BringOptions, *, is_json: bool) -> int:
     copy = _Copy(bringing, options, hosts)
     printer = Printer(sys.stderr.buffer, sys.stderr.buffer, options=spec.console)
     try:
+        # No rendezvous is needed: the driver listens nowhere.
         problems = visit_hosts(replace(spec, relay="always"), printer, copy.work, copy.gone)
     except KeyboardInterrupt:
         printer.status(None)

@@ -46,6 +46,7 @@ class Moves:
 
     def refusal(self, host: str, to: str | None, now: float) -> str | None:
         """Return why the host can't be moved now, if so."""
+        # Workers that never ask for a place have no moment at which another could take over.
         if not self._rounds.is_running or not self._rounds.forming.sees_commits:
             return "its workers are in no round with commits (hvlaunch.torch.elastic)"
         if self._move is not None:
@@ -62,6 +63,7 @@ class Moves:
         """Begin to move a host; the caller has asked for a refusal."""
         self._move = _Move(event.host, event.to, now)
         self._pool.moving, self._pool.target = event.host, event.to
+        # A spare that never gets ready must not leave the move open for ever.
         self._waits.begin(Wait.MOVING, None, now, self._options.elastic_timeout)
         return [tell.MoveBeginning(*event)]
 
@@ -89,6 +91,7 @@ class Moves:
         move.round, move.workers, move.exclusions = current.number, len(members), host.cooldown.count
         self._pool.moving = None
         self._waits.end(Wait.MOVING)
+        # Excluded from now on: the workers leave by the same rules as those of a host outside of the pool.
         host.cooldown.retire()
         self._rounds.changed()
         return [tell.HostMoving(move.host, tuple(dict.fromkeys(worker.host for worker in ready)))]
@@ -102,7 +105,7 @@ class Moves:
             if host is not None and not self._members(move.host):
                 host.was_moved = host.cooldown.is_for_good
             return []
-        others = [host for host in self._pool if host.is_usable(now)]
+        others = [host for host in self._pool if host.may_join(now)]
         has_enough = self._pool.capacity(others) >= self._rounds.bounds.least
         if has_enough and len(self._ready(move, now)) >= move.workers:
             return []
@@ -153,7 +156,7 @@ class Moves:
             for worker in self._rounds.workers.within(WorkerState.WAITING)
             if worker.host != move.host
             and move.to in (None, worker.host)
-            and self._pool.has_slot(worker.seat, now)
+            and self._pool.may_join(worker.seat, now)
             and (current is None or worker.last_round != current.number)
         ]
 

@@ -582,6 +582,7 @@ class Policy:
             ]
             if host.silent_for is None or not members or not self._others_go_on(now):
                 continue
+            # Before they are set aside, when they have no round any more.
             is_member = any(self._rounds.is_member(worker) for worker in members)
             self._workers.set_aside(members, now)
             self._rounds.changed()
@@ -607,6 +608,7 @@ class Policy:
     def stop_strays(self, now: float) -> list[Action]:
         """Stop workers of returned hosts without a request for a place in time."""
         actions: list[Action] = []
+        # They may hang in a collective of the old round, and their slots are needed.
         for host in self._pool.late(Wait.RETURNING, now):
             self._waits.end(Wait.RETURNING, host.name)
             actions += self._rounds.stacks.stop(self._aside(host), gently(self._spec.grace), now)

@@ -175,6 +175,7 @@ class BatchJob:
         self._gathering.leave(name)
         if self._leases is not None:
             self._leases.drop(name)
+        # With leases, a host that is lost before the choice may be one that the job never needed.
         if any(host.host == name for host in self._allocated) or self._leases is None:
             self._lost.append(name)
 
@@ -198,6 +199,7 @@ class BatchJob:
             self._hosts[name] = link, facts
         self._gathering.meet(name, "leased", _FOR_EVER)
         hosts = self._chosen()
+        # A host without a lease is not part of the job; after a loss no host is.
         if name not in hosts or self._lost:
             self._gathering.leave(name)
             return

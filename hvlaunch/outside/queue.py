@@ -88,6 +88,7 @@ class Queue:
                 if not events:
                     pass
                 elif len(content.bodies) >= _MOST and not content.damage:
+                    # The list as it is now, in place of how it came about: ended jobs would be read for ever.
                     everything = Added(tuple(schedule.jobs.values()), schedule.next)
                     self._log.replace(content, [_body([everything])])
                 else:

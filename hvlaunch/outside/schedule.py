@@ -267,6 +267,7 @@ class Schedule:
             case Removed():
                 return job._replace(is_removed=True)
             case Moved():
+                # Also before the jobs that were moved to the front earlier.
                 return job._replace(priority=1 + max(other.priority for other in self.jobs.values()))
             case Held():
                 return job._replace(is_held=True)
@@ -303,6 +304,7 @@ class Schedule:
 
     def _forget(self) -> None:
         """Drop the oldest ended jobs, except jobs in the `after` of open jobs."""
+        # Later jobs may name ended ones in --after, so some are kept, and the oldest go.
         needed = {name for job in self.jobs.values() if job.state != "ended" for name, _ in job.after}
         ended = [
             job
@@ -331,7 +333,9 @@ class Schedule:
         order = self.in_order()
         active = Counter(job.array for job in order if job.state in ACTIVE)
         heads = [job for job in order if job.state == "starting" and not job.is_backfill]
+        # Order counts among jobs with a common host; jobs on other hosts start side by side.
         blocked = {host for head in heads for host in head.hosts}
+        # A job that starts in this turn has not taken its GPUs yet, so `free` is too high for its hosts.
         fresh: set[str] = set()
         is_filling = any(job.state == "starting" and job.is_backfill for job in order)
         for job in order:

@@ -278,6 +278,7 @@ def _signal(body: Optional[subprocess.Popen[bytes]], number: int) -> None:
         return
     try:
         os.killpg(body.pid, number)
+        # A stopped process takes the signal only when it continues.
         if number != signal.SIGKILL:
             os.killpg(body.pid, signal.SIGCONT)
     except OSError:

@@ -62,6 +62,7 @@ def run_gpus_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = options_of_word("hosts", argv, environ, _TAKEN, warn=complain, groups=groups)
     except Answered as answer:
         return print_answer(answer.text)
+    # A look takes no leases, so these are no options of a job here.
     given = {"lease_directory", "lease_slots", "max_idle"}
     names = {name: settings for name, settings in options.settings.items() if name not in given}
     spec, warnings = job_spec(Options(names, groups, is_marked=True), environ)
@@ -176,6 +177,7 @@ def _row(host: str, unit: Mapping[str, Any], now: float) -> tuple[str, ...]:
         since = "" if holder["since"] is None else duration(max(0.0, now - holder["since"]))
         seconds = _idle(holder, now) if unit["memory_total"] else None
         idle = "" if seconds is None else f"{seconds / 60:.0f} min"
+    # Every process of the holder belongs to the lease, whatever its program.
     strangers = [
         process for process in unit["processes"] if holder is None or process["user"] != holder["user"]
     ]

@@ -143,6 +143,7 @@ def _add(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         options = parse(argv, _GROUPS, environ=environ, warn=complain)
     except Answered:
         return print_answer(_USAGE)
+    # As typed: each task of an array reads the line again, with its own number.
     words = list(argv[: len(argv) - len(options.command)])
     if words[-1:] == ["--"]:
         words.pop()
@@ -185,6 +186,7 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
     numbers, most = options.given.get("array", ((), None))
     indexes: list[str | None] = [str(number) for number in numbers] or [None]
     specs: list[JobSpec] = []
+    # All tasks are read now: a mistake in the last one must not show itself tomorrow.
     for index in indexes:
         spec, warnings = _task(words, command, index, environ)
         for warning in () if options.quiet or specs else warnings:
@@ -194,6 +196,7 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
     if (machine := machine_elsewhere(queue.directory)) is not None:
         hint = f"queue it there, or, if that machine is gone: rm {queue.directory}/machine"
         raise BadUsage(f"the queue is served on {machine}", hint=hint)
+    # Hidden until the list has the job: a killed command leaves nothing that could start.
     making = queue.directory / f".{os.urandom(4).hex()}"
     try:
         make_own_directory(str(making))
@@ -235,6 +238,7 @@ def _options(words: Sequence[str], command: Sequence[str], environ: Mapping[str,
     if not options.lease_gpus and options.lease_slots is None:
         if "lease_gpus" in options.given:
             raise BadUsage("a queued job needs leases", hint="--lease-gpus, or --lease-slots N")
+        # Only leases tell the queue when GPUs are free, and keep two jobs apart.
         options = parse(["--lease-gpus", *line], _GROUPS, environ=environ)
     return options
 
@@ -270,6 +274,7 @@ def _keep_tree(spec: JobSpec, directory: Path, environ: Mapping[str, str]) -> No
 
 def _keep_jobs(directory: Path, specs: Mapping[str, JobSpec], environ: Mapping[str, str]) -> None:
     """Write the jobs, and the variables of hvlaunch and the workers. Raises OSError."""
+    # Without variables, which may be secrets: these are in a file of their own.
     words = {job: encode(JobSpec, replace(spec, env={})) for job, spec in specs.items()}
     write_whole(directory / SPECS, json.dumps(words).encode(), 0o600)
     variables = {"environ": dict(environ), "workers": {job: dict(spec.env) for job, spec in specs.items()}}

@@ -86,6 +86,7 @@ def job_variables(
         "SLURM_JOB_CPUS_PER_NODE": _folded([host.cpus for host in hosts]),
         "SLURM_CPUS_ON_NODE": str(hosts[0].cpus),
         "SLURMD_NODENAME": names[0],
+        # The script itself is task 0 on the first node, as under Slurm.
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
@@ -103,6 +104,7 @@ def job_variables(
     variables = {**job, **nodes, **{name: str(value) for name, value in asked.items() if value is not None}}
     if "SLURM_NTASKS" in variables:
         variables["SLURM_NPROCS"] = variables["SLURM_NTASKS"]
+    # For what the script itself runs; each step sets the GPUs of its own hosts.
     leased = hosts[0].leased
     if options.gpus_per_node and leased is not None:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(leased)
@@ -115,6 +117,7 @@ def patterns_of(job: Mapping[str, str], node: str) -> dict[str, str]:
         "j": job["SLURM_JOB_ID"],
         "J": job["SLURM_JOB_ID"],
         "A": job.get("SLURM_ARRAY_JOB_ID", job["SLURM_JOB_ID"]),
+        # The number is what Slurm writes for a job that is no array.
         "a": job.get("SLURM_ARRAY_TASK_ID", "4294967294"),
         "x": job["SLURM_JOB_NAME"],
         "u": job["SLURM_JOB_USER"],

@@ -121,6 +121,7 @@ def spool(submission: Submission, tasks: int, environ: Mapping[str, str]) -> Pat
                 forget(old)
         descriptor = os.open(root / _NUMBER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "r+") as file:
+            # Two submissions at once must not get one number.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             text = file.read().strip()
             number = int(text) + 1 if text.isdigit() else 1

@@ -82,6 +82,7 @@ class Suspicion:
         for host in [host for host in self._first_asked if host not in silent]:
             del self._first_asked[host], self._asked[host]
         for host, since in silent.items():
+            # The newest sign of life counts, whoever has seen it.
             signs = (since, self._not_before, acknowledged(host) or 0.0, *self._proven.get(host, {}).values())
             silence = now - max(signs)
             vouchers = self._vouchers(host, silent)
@@ -92,6 +93,7 @@ class Suspicion:
                 self._asked[host] = now
                 self._first_asked.setdefault(host, now)
                 requests += [Vouch(voucher, host) for voucher in vouchers]
+            # Soon again: a lost packet must not cost the host its last chance.
             self.deadline = min(self.deadline, now + self._pause)
         return requests, suspected
 

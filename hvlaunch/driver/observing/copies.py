@@ -111,6 +111,7 @@ class Copies:
     def _run(self) -> None:
         while True:
             try:
+                # Workers that wait for a commit come before copies that nobody needs yet.
                 want = self._wants.get(timeout=_LOOK)
             except Empty:
                 self._renew()
