@@ -214,7 +214,8 @@ def main(pictures: Path, *, has_copy: bool) -> None:
         finally:
             tmux("kill-session", "-t", SESSION)
     comparing(pictures)
-    sharing(pictures)
+    if has_copy:
+        sharing(pictures)
 
 
 if __name__ == "__main__":

@@ -564,12 +564,13 @@ class Policy:
             return Decision(then=Then.ROUND)
         if host.silent_for is None:
             return Decision()  # the others may have lacked this host
-        host.silent_for = None
+        host.silent_for, was_aside = None, host.is_aside
+        host.is_aside = False
         self._rounds.changed()
-        if not self._aside(host):
-            return Decision()
-        self._waits.begin(Wait.RETURNING, host.name, now + self._elastic.reset_timeout)
-        return Decision([tell.HostTakenIn(host.name)])
+        # Workers that asked before this answer was noted need no time limit.
+        if self._aside(host):
+            self._waits.begin(Wait.RETURNING, host.name, now + self._elastic.reset_timeout)
+        return Decision([tell.HostTakenIn(host.name)] if was_aside else [])
 
     def set_aside(self, now: float) -> list[Action]:
         """Let the other hosts go on without the suspected hosts, if possible. No failure is counted."""
@@ -585,6 +586,7 @@ class Policy:
             # Before they are set aside, when they have no round any more.
             is_member = any(self._rounds.is_member(worker) for worker in members)
             self._workers.set_aside(members, now)
+            host.is_aside = True
             self._rounds.changed()
             actions.append(tell.HostSetAside(host.name, host.silent_for))
             if is_member:

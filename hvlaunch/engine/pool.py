@@ -147,6 +147,8 @@ class PoolHost:
         self.has_tried_rendezvous = False
         self.silent_for: float | None = None
         """Seconds without a sign of life after which the host was suspected; None for a host that answers."""
+        self.is_aside = False
+        """True if a round continues without the host, which was suspected."""
 
     @property
     def name(self) -> str:

@@ -231,6 +231,9 @@ class HostileGame:
             lambda: on.HostBack(name, 1.0),
             lambda: on.HostQuiet(name),
             lambda: on.HostAnswers(name),
+            lambda: on.HostSuspected(name, 1.5),
+            lambda: on.MoveWanted(name, rng.choice([None, host]), rng.choice(["", "slow"])),
+            lambda: on.HostJudged(name, rng.choice([None, 2.0]), rng.choice(["", "clock"])),
             lambda: on.DriverStopped(rng.random() * 20),
             lambda: on.RendezvousReached(name, rng.choice([None, "10.0.0.100"]), ("10.0.0.100",)),
             lambda: on.HostProbed(

@@ -48,12 +48,28 @@ from hvlaunch.engine.workers import (
     WorkerTrigger,
     gently,
 )
-from tests.simulation.bugs import Patch, afterwards, forgetting, instead, meanwhile
+from tests.simulation.bugs import (
+    Patch,
+    afterwards,
+    forgetting,
+    instead,
+    meanwhile,
+    probing_does_not_wait_for_silent_hosts,
+    the_first_failed_probe_is_final,
+)
 
 __all__ = ["MODULE_BUGS", "Game", "ModuleBug"]
 
 Game = Literal[
-    "elastic", "takeovers", "static", "idle turns", "replay", "spoilt journals", "stories", "roles"
+    "elastic",
+    "elastic without suspicion",
+    "takeovers",
+    "static",
+    "idle turns",
+    "replay",
+    "spoilt journals",
+    "stories",
+    "roles",
 ]
 
 
@@ -700,6 +716,11 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("moves", a_given_up_move_is_remembered, "has moved, and nobody began it", 71),
     ModuleBug("moves", a_moved_host_is_never_pardoned, "are left out for a move, and needed", 389),
     ModuleBug("nccl", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
+    # A suspected host is not in the next plan, so few other worlds probe a silent one.
+    ModuleBug("network", the_first_failed_probe_is_final, "which heals", 485, "elastic without suspicion"),
+    ModuleBug(
+        "network", probing_does_not_wait_for_silent_hosts, "which heals", 485, "elastic without suspicion"
+    ),
     ModuleBug("network", answers_about_an_earlier_agent_count, "two agents of", 16),
     ModuleBug("network", findings_about_a_lost_host_stay, "nobody has reached", 44),
     ModuleBug("network", an_address_in_reach_of_one_host_is_enough, "and has not reached it", 0),

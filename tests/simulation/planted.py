@@ -65,8 +65,17 @@ def _play_roles(seed: int) -> None:
         world.check(result)
 
 
+class _PatientWorld(ElasticWorld):
+    """A world whose driver waits for silent hosts until the end of the lease."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.suspects = False
+
+
 GAMES: Mapping[Game, Callable[[int], object]] = {
     "elastic": lambda seed: ElasticWorld(seed).run(),
+    "elastic without suspicion": lambda seed: _PatientWorld(seed).run(),
     "takeovers": lambda seed: WiredElasticWorld(seed).run(),
     "static": _play_static,
     "idle turns": lambda seed: passed_over(ElasticWorld(seed)),

@@ -120,7 +120,7 @@ TAKEOVER_BUGS: Sequence[Bug] = (
     Bug(an_older_connection_is_still_read, "and the journal has", 0),
     Bug(the_last_actions_are_not_repeated, "", 0),
     Bug(printed_output_is_forgotten, "is heard after", 0),
-    Bug(messages_of_workers_are_lost, "there were enough slots", 1100),
+    Bug(messages_of_workers_are_lost, "there were enough slots", 534),
     Bug(frames_are_counted_anew, "", 0),
     Bug(an_agent_ends_before_its_output_is_acked, "output of agent", 0),
     Bug(nothing_is_prolonged, "has no fault, and is named", 500),

@@ -194,7 +194,8 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
         specs.append(spec)
     queue = Queue(queue_directory(environ))
     if (machine := machine_elsewhere(queue.directory)) is not None:
-        hint = f"queue it there, or, if that machine is gone: rm {queue.directory}/machine"
+        file = queue.directory / "machine"
+        hint = f"queue it there, or, if that machine is gone: rm {shlex.quote(str(file))}"
         raise BadUsage(f"the queue is served on {machine}", hint=hint)
     # Hidden until the list has the job: a killed command leaves nothing that could start.
     making = queue.directory / f".{os.urandom(4).hex()}"

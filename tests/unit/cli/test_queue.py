@@ -276,8 +276,14 @@ def test_a_job_without_driver_and_minder_is_taken_over(site: QueueSite) -> None:
 
 def test_another_machine_with_the_same_home_starts_nothing(site: QueueSite) -> None:
     job = site.add_marked("--hold")
-    for process in site.processes():
-        process.kill()
+
+    def have_ended() -> bool:
+        # A process that keeps the server alive may have just started another one.
+        for process in site.processes():
+            process.kill()
+        return not site.processes()
+
+    wait_until(have_ended, "the queue's processes end")
     (site.queue.directory / "machine").write_text("elsewhere")
     assert "elsewhere" in site.run("add", *site.leases, "-np", "1", "true", code=2)
     site.run("release", job)

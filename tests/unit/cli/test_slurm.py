@@ -249,13 +249,13 @@ def test_kept_submission_is_the_submitted_one(environ, tmp_path, monkeypatch):
     first = submission_of(["-H", "a,b", "--nodes=1", "-J", "x", "s.sh", "--flag", "two words"], environ)
     folder = spool(first, 5, environ)
     (tmp_path / "s.sh").write_text("#!/bin/sh\nchanged\n")
-    monkeypatch.setenv("RANK", "3")
+    # The variables of the submission are set for good.
+    monkeypatch.setattr(os, "environ", {**os.environ, "RANK": "3"})
     monkeypatch.delenv("HVLAUNCH_LEASE_GPUS", raising=False)
     kept = read_submission(folder)
     assert kept == first._replace(number=1)
     assert kept.arguments == ("--flag", "two words")
     assert os.environ["HVLAUNCH_LEASE_GPUS"] == "true"
-    monkeypatch.setenv("HVLAUNCH_LEASE_GPUS", "")
     # Variables of the worker around the job would be those of its tasks.
     assert "RANK" not in os.environ
     # An array has a number for each of its tasks.

@@ -231,7 +231,7 @@ def test_ranks_killed_at_any_time_have_a_common_step(rounds):
         for worker in workers:
             worker.join(LONG)
             assert worker.exitcode == -signal.SIGKILL
-        # Both ranks have all but the save in progress of the slower one.
+        # The slower rank may not have begun its last save, and may still compute the checksums of the one before.
         steps = [restored[0] for restored in rounds.run(loading, "ab", 100 + round_number)]
         assert steps[0] == steps[1]
-        assert steps[0] >= last.value - 1
+        assert steps[0] >= last.value - 2

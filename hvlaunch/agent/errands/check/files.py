@@ -6,6 +6,7 @@ import os
 import time
 
 from hvlaunch.agent.errands.observer.proc import read_text
+from hvlaunch.agent.quick import fingerprint
 from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
@@ -124,12 +125,7 @@ def _code(directory: str) -> Tuple[Optional[str], Optional[int]]:
 
 
 def _hash(data: bytes) -> str:
-    # Not by hashlib, which would load OpenSSL. SHA-256 without OpenSSL takes three times as long as this.
-    try:
-        from _blake2 import blake2b  # noqa: PLC0415 (as below)
-    except ImportError:
-        from hashlib import blake2b  # noqa: PLC0415 (a Python that was built without it)
-    return blake2b(data, digest_size=_FEW // 2).hexdigest()
+    return fingerprint(data, _FEW // 2)
 
 
 def _contents(path: str) -> bytes:
