@@ -91,7 +91,8 @@ def test_restart_takes_the_process_that_has_imported_already(rig):
     assert rig.start(WAIT) == waiting
     header, stdout, stderr = rig.end()
     assert (header["code"], stdout, stderr) == (0, b"%d\n" % waiting, b"")
-    assert imports.read_text().split() == [str(first), str(waiting)]
+    # The next standby may have imported too, but this worker has not again.
+    assert imports.read_text().split().count(str(waiting)) == 1
 
 
 def test_leftovers_of_a_worker_are_killed_and_the_standby_stays(rig, hunt):

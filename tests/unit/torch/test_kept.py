@@ -132,14 +132,15 @@ def test_corrupt_commit_falls_back_to_the_version_before(job, folder, capfd):
     started.grant(0, 1)
     end(started, 0, 1)
     newest, older = commits.held(str(folder))
-    assert (newest.step, older.step) == (3, 2)
+    # On a busy machine a commit may be left out: only the newest waits for the one that is being written.
+    assert newest.step == 3 > older.step
     with Path(newest.path).open("r+b") as file:
         file.seek(commits.PAGE + newest.length - 100)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     started.grant(2, 3)
-    assert dict(started.result() for _ in range(2)) == {2: ([2], 6.0), 3: ([2], 6.0)}
+    assert dict(started.result() for _ in range(2)) == {2: ([older.step], 6.0), 3: ([older.step], 6.0)}
     assert "the commit of step 3 in the memory of this host is corrupt" in capfd.readouterr().err
 
 
