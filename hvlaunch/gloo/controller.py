@@ -438,7 +438,8 @@ def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
 def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
     """Take the snapshot of a job's tree. Raises BadUsage."""
     from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (as above)
-    from hvlaunch.sync.delivery import Delivery, new_peer  # noqa: PLC0415 (few jobs copy their tree)
+    from hvlaunch.rendezvous.serving.certificate import new_peer  # noqa: PLC0415 (as above)
+    from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
     from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
     from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
 

@@ -11,7 +11,8 @@ from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.errors import CopyFailed
 from hvlaunch.job import BringOptions
 from hvlaunch.owners import write_whole
-from hvlaunch.sync.delivery import Delivery, addresses_of, cause_of, new_peer
+from hvlaunch.rendezvous.serving.certificate import new_peer
+from hvlaunch.sync.delivery import Delivery, addresses_of, cause_of
 from hvlaunch.sync.files import NO_LIMIT, FileList, HostFiles, LocalFiles, offer_files
 
 if TYPE_CHECKING:

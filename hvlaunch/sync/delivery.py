@@ -1,6 +1,5 @@
 """Brings content, such as the snapshot of a job's tree, to hosts: an errand on each host takes it."""
 
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,12 @@ from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.console.status import size_words
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of
 from hvlaunch.errors import CopyFailed
-from hvlaunch.rendezvous.serving.certificate import Certificate
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
-__all__ = ["Content", "Delivery", "addresses_of", "cause_of", "new_peer"]
+__all__ = ["Content", "Delivery", "addresses_of", "cause_of"]
 
 _LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _LONGEST_LINE = 1 << 22
@@ -255,16 +253,6 @@ def _port(text: str) -> int:
     if not 0 < port < 1 << 16:
         raise ValueError("it offers content at no port")
     return port
-
-
-def new_peer() -> Mapping[str, str]:
-    """Return a secret and a certificate by which the hosts of one delivery know each other."""
-    certificate = Certificate()
-    return {
-        "secret": os.urandom(32).hex(),
-        "fingerprint": certificate.fingerprint,
-        "pem": (certificate.key + certificate.pem).decode("ascii"),
-    }
 
 
 def cause_of(detail: str) -> str:

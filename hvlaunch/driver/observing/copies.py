@@ -4,7 +4,6 @@ docs/internals/elastic-jobs.md has the reasons for the order of the steps.
 """
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
 from hvlaunch.engine.network import candidates
 from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.serving.certificate import Certificate
+from hvlaunch.rendezvous.serving.certificate import new_peer
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
@@ -84,12 +83,7 @@ class Copies:
         self._facts_of = facts_of
         self._count = count
         self._say = say
-        certificate = Certificate()
-        self._peer = {
-            "secret": os.urandom(32).hex(),
-            "fingerprint": certificate.fingerprint,
-            "pem": (certificate.key + certificate.pem).decode("ascii"),
-        }
+        self._peer = new_peer()
         self._wants: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
         self._stores: dict[str, _Store] = {}
         self._keepers: dict[str, list[str]] = {}

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 # A job on this machine alone needs no TLS.
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Mapping
 
-__all__ = ["Certificate", "tls_context"]
+__all__ = ["Certificate", "new_peer", "tls_context"]
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
@@ -65,6 +66,16 @@ class Certificate:
         import hashlib  # noqa: PLC0415 (see the top)
 
         return "sha256:" + hashlib.sha256(self._make()[1]).hexdigest()
+
+
+def new_peer() -> Mapping[str, str]:
+    """Return a secret and a certificate by which hosts know each other when they fetch files from one another."""
+    certificate = Certificate()
+    return {
+        "secret": os.urandom(32).hex(),
+        "fingerprint": certificate.fingerprint,
+        "pem": (certificate.key + certificate.pem).decode("ascii"),
+    }
 
 
 def tls_context(certificate: Certificate) -> ssl.SSLContext:

@@ -12,7 +12,8 @@ from hvlaunch.driver.links.host_link import in_thread
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.sync.delivery import Delivery, new_peer
+from hvlaunch.rendezvous.serving.certificate import new_peer
+from hvlaunch.sync.delivery import Delivery
 from tests.testhosts.hosts import wait_until
 
 FACTS = HostFacts({"eth0": ("10.0.0.1",)}, 1, None, "/s", 1, 2, None)
