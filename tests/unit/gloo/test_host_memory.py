@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from hvlaunch.outside.ledger import VERDICTS, Ledger
 from hvlaunch.report.evidence import Evidence
 from hvlaunch.report.failure_report import FailureReport, make_report
 from hvlaunch.ssh.pipes import connect_local
+from tests.testhosts.hosts import wait_until
 
 from .elastic_history import arrive, elastic
 from .history import History, facts, lost, spec
@@ -193,6 +195,8 @@ def by_pipes(*_: object) -> Iterator[HostWays]:
     def connect(host: Host) -> CommandConnection:
         if host.name.startswith("gone"):
             raise ConnectFailed("refused", host=host.name)
+        if host.name.startswith("late"):
+            wait_until(Path(os.environ["XDG_STATE_HOME"], "begun").exists, "a worker of another host")
         return CommandConnection(connect_local(host), lambda _timeout: connect_local(host))
 
     yield HostWays(connect, connect)
@@ -252,16 +256,17 @@ def test_errors_of_scripts_and_damage_change_nothing(state: Path) -> None:
 
 def test_an_elastic_job_that_recovers_remembers_the_bad_host(state: Path) -> None:
     options = ElasticOptions(min_np=2, max_np=2, spares=1)
-    done = state.with_name("done")
-    script = f"""
+    # The first round has the first two hosts that answer, and must have b.
+    script = """
 import pathlib, time
-done = pathlib.Path({str(done)!r})
-host == 'b' and exit('No space left on device')
-host == 'c' and done.touch()
+place = pathlib.Path(os.environ['XDG_STATE_HOME'])
+done = place / 'done'
+host == 'b' and ((place / 'begun').touch(), exit('No space left on device'))
+host == 'late' and done.touch()
 while not done.exists():
     time.sleep(0.02)
 """
-    result, _ = run_job(job_of("a,b,c", script, elastic=options))
+    result, _ = run_job(job_of("a,b,late", script, elastic=options))
     assert result.exit_code == 0
     entries = [(entry.host, entry.verdict) for entry in Ledger(state, print).entries()]
     assert ("b", "workers fail") in entries
