@@ -15,7 +15,7 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.network import is_usable
+from hvlaunch.engine.network import candidates, is_usable
 from hvlaunch.errors import HostLost
 from hvlaunch.hosts.local import only_local, own_addresses
 from hvlaunch.job import Call, Host, JobSpec
@@ -138,9 +138,7 @@ class HostLinks:
         facts = self._links[vouch.host].facts
         if facts is None:
             return
-        addresses = [address for listed in facts.addresses.values() for address in listed]
-        usable = dict.fromkeys([*filter(None, [facts.peer_address]), *filter(is_usable, addresses)])
-        question = {"target": vouch.host, "addresses": list(usable), "port": facts.beacon_port}
+        question = {"target": vouch.host, "addresses": list(candidates(facts)), "port": facts.beacon_port}
         self._links[vouch.voucher].send({"type": "vouch", "key": self._beacon_keys[vouch.host], **question})
 
     def close(self) -> None:
