@@ -27,9 +27,10 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
+from hvlaunch.gloo.preparation import open_preparation
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
-from hvlaunch.job import Host, JobResult, JobSpec, SyncOptions
+from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
 from hvlaunch.ssh import Connection
@@ -40,11 +41,9 @@ if TYPE_CHECKING:
     from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.history import History
     from hvlaunch.driver.job_record import JobRecord, Past, Takeover
-    from hvlaunch.driver.links.host_link import HostLink, Prepare
     from hvlaunch.driver.loop import Item, Watcher
     from hvlaunch.engine import actions as do
     from hvlaunch.gloo.host_memory import HostMemory
-    from hvlaunch.gloo.leasing import JobLeases
     from hvlaunch.gloo.notifier import Notifier
     from hvlaunch.outside import JobDirectory
     from hvlaunch.rendezvous.serving.http import Answer, Head, Route
@@ -239,17 +238,19 @@ def _run(
     observers: "Sequence[Watcher]",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
-    leases = None
+    leases, is_successor = None, job.past is not None
     if spec.leases is not None and spec.leases.given is None:
         from hvlaunch.gloo.leasing import JobLeases, stopper  # noqa: PLC0415 (few jobs have any)
 
-        stop, is_successor = stopper(printer.say, events.put), job.past is not None
+        stop = stopper(printer.say, events.put)
         leases = JobLeases(spec, spec.leases, job.about, printer.say, stop=stop, is_successor=is_successor)
     with (
         _event_file(job, printer.say) as write_event,
         _job_record(job, printer.say) as job_record,
         _server(job, job_record, printer.say) as server,
-        _preparation(job, leases, printer.say) as prepare,
+        open_preparation(
+            spec, directory, job.about, leases, printer.say, is_successor=is_successor
+        ) as prepare,
         _journal(printer.say) as journal,
         job.ways(spec, keys, printer.say) as ways,
     ):
@@ -363,130 +364,6 @@ class _JobCollector:
         for line in lines:
             if self.has_lost or not self._spec.console.quiet:
                 self._printer.say(line)
-
-
-@contextmanager
-def _preparation(
-    job: _Job, leases: "JobLeases | None", say: Callable[[str], None]
-) -> "Iterator[Prepare | None]":
-    """Open what hosts get before they are ready, for as long as hosts may join; yields None for nothing. Raises BadUsage."""
-    from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (the loop loads it, while hosts answer)
-
-    with ExitStack() as opened:
-        steps: list[Prepare] = []
-        if leases is not None:
-            steps.append(in_thread(leases.lease_host, "leases"))
-        if job.spec.sync is not None:
-            steps.append(opened.enter_context(_delivery(job, job.spec.sync)))
-        for number, options in enumerate(job.spec.bring):
-            from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
-
-            record = None if job.directory is None else job.directory.path / f"bring-{number}"
-            bringing = Bringing(options, has_peers=_has_peers(job.spec), record=record)
-            steps.append(in_thread(bringing.bring, "files"))
-        if (job.spec.nccl, job.spec.rank_order) != ("off", "given") and _has_peers(job.spec):
-            from hvlaunch.gloo.survey import Survey  # noqa: PLC0415 (few jobs choose)
-
-            steps.append(in_thread(Survey(job.spec).look, "network"))
-        if job.spec.setup is not None:
-            from hvlaunch.sync.setup import Setup  # noqa: PLC0415 (few jobs have one)
-
-            steps.append(in_thread(Setup(job.spec, job.spec.setup, say).set_up, "setup"))
-        if job.spec.check:
-            from hvlaunch.gloo.examination import JobCheck  # noqa: PLC0415 (few jobs have one)
-
-            steps.append(in_thread(JobCheck(job.spec, say).check, "check"))
-        if steps or job.spec.container is not None or not only_local(job.spec):
-            steps.append(partial(_prepare_imports, job.spec, say))
-        yield _in_turn(steps) if steps else None
-
-
-def _prepare_imports(
-    spec: JobSpec,
-    say: Callable[[str], None],
-    link: "HostLink",
-    facts: on.HostFacts,
-    ready: Callable[[on.HostFacts], None],
-    failed: Callable[[HostError], None],
-) -> None:
-    """Bring hvlaunch's modules to a host whose Python lacks them."""
-    packages = facts.packages
-    if packages is None or (packages.hvlaunch == __version__ and spec.sync is None):
-        ready(facts)
-        return
-    from hvlaunch.sync.library import WorkerImports  # noqa: PLC0415 (few hosts lack them)
-
-    WorkerImports(spec, say).prepare(link, facts, ready, failed)
-
-
-def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
-    """Return the steps as one: each gets the facts as the step before left them."""
-    first, *others = steps
-    if not others:
-        return first
-    following = _in_turn(others)
-    # A host without leases gets no workers.
-    return lambda link, facts, ready, failed: first(
-        link,
-        facts,
-        lambda facts: ready(facts) if facts.leased == () else following(link, facts, ready, failed),
-        failed,
-    )
-
-
-@contextmanager
-def _delivery(job: _Job, sync: SyncOptions) -> "Iterator[Prepare]":
-    """Take the snapshot of a job's tree. Raises BadUsage."""
-    from hvlaunch.driver.links.host_link import in_thread  # noqa: PLC0415 (as above)
-    from hvlaunch.rendezvous.serving.certificate import new_peer  # noqa: PLC0415 (as above)
-    from hvlaunch.sync.delivery import Delivery  # noqa: PLC0415 (few jobs copy their tree)
-    from hvlaunch.sync.snapshot import cache_directory, load_snapshot, take_snapshot  # noqa: PLC0415 (as above)
-    from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
-
-    directory = job.directory
-    earlier = sync.job if job.past is None or directory is None else directory.path
-    if earlier is not None:
-        snapshot = load_snapshot(sync.root, earlier)
-    else:
-        commit = Commit(sync.root)
-        snapshot = take_snapshot(sync.root, cache_directory(os.environ), sync.limit)
-    with closing(snapshot):
-        if job.past is None and directory is not None:
-            snapshot.save(directory.path)
-        if job.past is None:
-            code = commit.facts() if earlier is None else _code_of(earlier)
-            job.about["code"] = {**code, "hash": snapshot.hash}
-            if directory is not None:
-                directory.update()
-        peer = new_peer() if _has_peers(job.spec) else None
-        arguments = {
-            "project": snapshot.name,
-            "to": sync.to,
-            "job": "" if directory is None else directory.path.name,
-            # For each host anew: jobs begin while an elastic job runs.
-            "jobs": lambda: None if directory is None else _running_jobs(directory.path.parent),
-        }
-        yield in_thread(Delivery(snapshot, sync.below, peer=peer, arguments=arguments).deliver, "files")
-
-
-def _running_jobs(root: Path) -> list[str]:
-    """Return the ids of all running jobs."""
-    from hvlaunch.outside import has_driver, has_minder  # noqa: PLC0415 (as above)
-
-    return [path.name for path in root.iterdir() if has_driver(path) or has_minder(path)]
-
-
-def _code_of(directory: Path) -> dict[str, Any]:
-    """Return the code of an earlier job."""
-    from hvlaunch.outside import known_job  # noqa: PLC0415 (as above)
-
-    job = known_job(directory)
-    return {} if job is None else dict(job.about.get("code") or {})
-
-
-def _has_peers(spec: JobSpec) -> bool:
-    """True if hosts may pass files on to each other."""
-    return spec.elastic is not None or len(spec.hosts) > 1
 
 
 @contextmanager
