@@ -11,9 +11,9 @@ from hvlaunch.agent.quick import dumps, loads, prctl, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, Callable, NoReturn
 
-__all__ = ["ErrandStream", "main"]
+__all__ = ["ErrandStream", "answer_lines", "main", "write_line"]
 
 _STDIN, _STREAM, _RESULT = 0, 3, 4
 _PREAMBLE = struct.Struct("!QI")  # as in agent/errand_processes.py
@@ -121,6 +121,21 @@ class ErrandStream:
         """Send the data, after the data of other threads. Raises OSError if the agent has ended."""
         with self._writing:
             _write_all(self._write_fd, data)
+
+
+def write_line(stream: ErrandStream, value: Any) -> None:
+    """Send a value as a line of JSON. Raises OSError if the agent has ended."""
+    stream.write(dumps(value).encode("ascii") + b"\n")
+
+
+def answer_lines(stream: ErrandStream, obey: Callable[[Any], Any]) -> None:
+    """Answer each value from the driver by that of `obey`, each a line of JSON, until the driver ends the input."""
+    while True:
+        try:
+            line = stream.read_line()
+        except EOFError:
+            return
+        write_line(stream, obey(loads(line.decode("ascii").rstrip())))
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -14,10 +14,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hvlaunch.agent.errands.batch import ANSWER, READY
-from hvlaunch.agent.quick import dumps
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import duration
-from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
 from hvlaunch.engine.network import LOOPBACK, candidates
 from hvlaunch.errors import HostError, HostFault, Problem
 from hvlaunch.gloo.examination import Gathering
@@ -169,7 +168,7 @@ class BatchJob:
         if number in (signal.SIGTERM, signal.SIGKILL):
             self._steps.stop()
         if self._errand is not None:
-            self._errand.write(_line({"signal": number}))
+            write_line(self._errand, {"signal": number})
 
     def _drop(self, name: str) -> None:
         self._gathering.leave(name)
@@ -260,7 +259,7 @@ class BatchJob:
             "cwd": body.cwd,
             "env": dict(body.env),
         }
-        errand.write(_line({"begin": order}))
+        write_line(errand, {"begin": order})
         if self._time_limit is not None:
             timer = threading.Timer(self._time_limit, self._end_in_time)
             timer.daemon = True
@@ -295,7 +294,7 @@ class BatchJob:
         """Answer a request of `srun` or `scontrol`."""
 
         def tell(answer: Mapping[str, Any]) -> None:
-            errand.write(_line({"ask": key[1], **answer}))
+            write_line(errand, {"ask": key[1], **answer})
 
         def show(stream: int, data: bytes) -> None:
             tell({"stream": stream, "out": b64encode(data).decode()})
@@ -384,7 +383,3 @@ _CLOSING = 10.0
 def _pass_on(pipe: Any, number: int, show: Callable[[int, bytes], None]) -> None:
     while data := pipe.read1(_CHUNK):
         show(number, data)
-
-
-def _line(order: Mapping[str, Any]) -> bytes:
-    return dumps(dict(order)).encode("ascii") + b"\n"

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.deep import OUTCOMES, PORTS
-from hvlaunch.agent.quick import dumps
 from hvlaunch.check import Finding, Values
 from hvlaunch.check.deep import (
     DeviceTimes,
@@ -15,7 +14,7 @@ from hvlaunch.check.deep import (
     findings_of_products,
     next_groups,
 )
-from hvlaunch.driver.links.errands import Answers, Errand, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
 from hvlaunch.engine.network import LOOPBACK, candidates, interface_of
 from hvlaunch.gloo.examination import Gathering
 
@@ -157,6 +156,6 @@ class Deep:
 
     @staticmethod
     def _order(errand: Errand, answers: Answers, order: Mapping[str, Any]) -> list[dict[str, Any]]:
-        errand.write(dumps({**order, "seconds": _SECONDS}).encode("ascii") + b"\n")
+        write_line(errand, {**order, "seconds": _SECONDS})
         outcomes: list[dict[str, Any]] = answers.next(OUTCOMES)
         return outcomes or [{"error": "no result"}]

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.pairs import MEASURES, PORTS
-from hvlaunch.agent.quick import dumps
 from hvlaunch.check import Finding, Values
 from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
-from hvlaunch.driver.links.errands import Answers, Errand, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
 from hvlaunch.engine.network import candidates
 from hvlaunch.gloo.examination import Gathering
 
@@ -133,7 +132,7 @@ class Pairs:
         if not targets:
             return {}
         dials = [{"name": target, **self._places[target], **how} for target in targets]
-        errand.write(dumps(dials).encode("ascii") + b"\n")
+        write_line(errand, dials)
         measures = answers.next(MEASURES)
         return {
             (name, target): Measure(

@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.errands.sync.content import part_numbers
-from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.quick import loads
 from hvlaunch.console.status import size_words
-from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of
+from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits, lines_of, write_line
 from hvlaunch.errors import CopyFailed
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class Delivery:
         self, link: "HostLink", errand: Errand, numbers: Sequence[int], source: _Source | None, size: int
     ) -> None:
         """Name the other host, or send the parts; `size` are the bytes that the host lacked at first."""
-        errand.write(dumps({"from": [] if source is None else source.addresses}).encode("ascii") + b"\n")
+        write_line(errand, {"from": [] if source is None else source.addresses})
         snapshot = self._snapshot
         done = size - sum(map(snapshot.size_of, numbers))
         link.tell_preparing(_stage(done, size))

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 
+from hvlaunch.agent.errand_runner import write_line
 from hvlaunch.agent.wire.shapes import record, several, text, whole
 
 TYPE_CHECKING = False
@@ -155,7 +156,7 @@ class _Host:
 
     def _tell(self, value: Dict[str, Any]) -> None:
         try:
-            self._stream.write(json.dumps(value).encode("ascii") + b"\n")
+            write_line(self._stream, value)
         except OSError:
             os._exit(1)  # the agent has ended
 

@@ -12,6 +12,7 @@ import time
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
+from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
 from hvlaunch.agent.errands.sync.peers import PeerServer, dial, exactly
 from hvlaunch.agent.quick import dumps, loads
@@ -60,13 +61,9 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     os.makedirs(os.path.join(directory, COPIES), mode=0o700, exist_ok=True)
     peer = arguments["peer"]
     server = PeerServer(peer["secret"], peer["pem"], directory, lambda caller: _serve(directory, caller))
-    stream.write(dumps({"port": server.port}).encode("ascii") + b"\n")
-    while True:
-        try:
-            order = loads(stream.read_line().decode("ascii").rstrip())
-        except EOFError:
-            return {}
-        stream.write(dumps(_obey(directory, order, peer)).encode("ascii") + b"\n")
+    write_line(stream, {"port": server.port})
+    answer_lines(stream, lambda order: _obey(directory, order, peer))
+    return {}
 
 
 def _obey(directory: str, order: Dict[str, Any], peer: Dict[str, str]) -> Dict[str, Any]:

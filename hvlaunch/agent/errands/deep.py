@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 import time
 
+from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import (
     PORT,
     exactly,
@@ -135,13 +136,9 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     ports = [bound.getsockname()[1] for bound in reserved]
     for bound in reserved:
         bound.close()
-    stream.write(dumps(ports).encode("ascii") + b"\n")
-    while True:
-        try:
-            order = loads(stream.read_line().decode("ascii").rstrip())
-        except EOFError:
-            return {}
-        stream.write(dumps(_run(arguments, order)).encode("ascii") + b"\n")
+    write_line(stream, ports)
+    answer_lines(stream, lambda order: _run(arguments, order))
+    return {}
 
 
 def _run(arguments: Dict[str, Any], order: Dict[str, Any]) -> List[Dict[str, Any]]:

@@ -8,6 +8,7 @@ import pwd
 import re
 import time
 
+from hvlaunch.agent.errand_runner import write_line
 from hvlaunch.agent.leases import (
     MOST_NAMES,
     TICKET,
@@ -110,12 +111,12 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         every = arguments["every"]
         if essence != shown or (every is not None and time.monotonic() >= shown_at + every):
             shown, shown_at = essence, time.monotonic()
-            stream.write(json.dumps(state).encode("ascii") + b"\n")
+            write_line(stream, state)
         if not arguments["watch"] or stream.wait(_EVERY):
             break
     while arguments["keep"] is not None:
         idle = look.keep_notes()
-        stream.write(json.dumps({"idle": idle}).encode("ascii") + b"\n")
+        write_line(stream, {"idle": idle})
         time.sleep(arguments["keep"])
     return {}
 

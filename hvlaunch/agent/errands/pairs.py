@@ -14,9 +14,9 @@ import struct
 import threading
 import time
 
+from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.probe import reach
-from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.agent.wire.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question
 from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
 
@@ -91,16 +91,14 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     # As the agent chooses the job's ports, and then as kernels choose ports for connections.
     listener.listen(free_port())
     step = max(1, (high - low) // _SAMPLES)
-    for port in [*arguments["ports"], *range(low + step // 2, high, step)]:
-        listener.listen_near(port)
-    line = {"ports": listener.ports, "low": low, "high": high}
-    stream.write(dumps(line).encode("ascii") + b"\n")
-    while True:
-        try:
-            dials = loads(stream.read_line().decode("ascii").rstrip())
-        except EOFError:
-            return {}
-        stream.write(dumps(_dial_all(arguments["key"], dials)).encode("ascii") + b"\n")
+    for port in arguments["ports"]:
+        listener.listen_near(port, 16)
+    # A busy host has hundreds of closed connections in a row, each of which keeps its port for a minute.
+    for port in range(low + step // 2, high, step):
+        listener.listen_near(port, step // 4)
+    write_line(stream, {"ports": listener.ports, "low": low, "high": high})
+    answer_lines(stream, lambda dials: _dial_all(arguments["key"], dials))
+    return {}
 
 
 def _ephemeral_range() -> Tuple[int, int]:
@@ -123,9 +121,9 @@ class _Listener:
         self._free = threading.Semaphore(_MOST_CALLERS)
         self._own_addresses = own_addresses
 
-    def listen_near(self, port: int) -> None:
-        """Listen at the port, or at one of the next if programs of this host have it."""
-        for candidate in range(port, min(port + 16, 65535)):
+    def listen_near(self, port: int, within: int) -> None:
+        """Listen at the port, or at one of the next `within` if programs or closed connections of this host have it."""
+        for candidate in range(port, min(port + within, 65535)):
             try:
                 bound = free_port((candidate, candidate))
             except OSError:

@@ -17,7 +17,16 @@ from hvlaunch.agent.wire.shapes import of, plain, record, text
 from hvlaunch.driver.program.errand_program import errand_names, errand_program
 from hvlaunch.errors import HostError
 
-__all__ = ["DEFAULT_LIMITS", "Answers", "Errand", "ErrandFailed", "HostErrands", "Limits", "lines_of"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Answers",
+    "Errand",
+    "ErrandFailed",
+    "HostErrands",
+    "Limits",
+    "lines_of",
+    "write_line",
+]
 
 _FAILURE = record({"reason": of("raised", "memory"), "cause": text(LONGEST_TEXT, raw=True)})
 _Send: TypeAlias = Callable[[Mapping[str, Any], bytes], None]
@@ -196,6 +205,11 @@ class Errand:
             self._unsent.clear()
             self._changed.notify_all()
         self._on_end(self)
+
+
+def write_line(errand: Errand, value: Any) -> None:
+    """Send a value to an errand's stream as a line of JSON. Never blocks."""
+    errand.write(dumps(value).encode("ascii") + b"\n")
 
 
 def lines_of(errand: Errand, timeout: float, longest: int) -> Iterator[list[str]]:

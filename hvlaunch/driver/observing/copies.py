@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies
 from hvlaunch.agent.errands.commits import ANSWER, PORTS
-from hvlaunch.agent.quick import dumps
 from hvlaunch.agent.wire.shapes import record, several, text
-from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
 from hvlaunch.engine.network import candidates
 from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
@@ -52,9 +51,6 @@ class _Store:
         self.port: int = self.answers.next(PORTS)["port"]
         self.own: list[KeptCommit] = []
         self.copied: list[KeptCommit] = []
-
-    def order(self, order: Mapping[str, Any]) -> None:
-        self.errand.write(dumps(dict(order)).encode("ascii") + b"\n")
 
     def read(self) -> Any:
         """Return the answer to the order. Raises ErrandFailed."""
@@ -149,7 +145,7 @@ class Copies:
     def _order(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Send orders to hosts, and return the answers. A host without an answer is left out, and gets another errand."""
         for host, order in orders.items():
-            self._stores[host].order(order)
+            write_line(self._stores[host].errand, dict(order))
         answers = {}
         for host in orders:
             try:

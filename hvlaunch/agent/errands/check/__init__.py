@@ -10,8 +10,9 @@ import _thread
 import os
 import time
 
+from hvlaunch.agent.errand_runner import write_line
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
-from hvlaunch.agent.quick import dumps, in_time
+from hvlaunch.agent.quick import in_time
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, plain, record, text
 
 TYPE_CHECKING = False
@@ -95,7 +96,7 @@ def _answer(arguments: Dict[str, Any], stream: ErrandStream) -> None:
         except EOFError:
             return
         answer = time.time() if line == b"clock\n" else in_time(lambda: _open(script), _SECONDS, None)
-        stream.write(dumps(answer).encode("ascii") + b"\n")
+        write_line(stream, answer)
 
 
 def _open(path: str) -> float:
