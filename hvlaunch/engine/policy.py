@@ -578,10 +578,13 @@ class Policy:
             return []  # a restart of all workers costs more than the wait
         actions: list[Action] = []
         for host in self._pool:
+            # Most hosts are not silent, and this is asked at each turn.
+            if host.silent_for is None:
+                continue
             members = [
                 worker for worker in self._workers.on(host.name) if worker.state is WorkerState.WORKING
             ]
-            if host.silent_for is None or not members or not self._others_go_on(now):
+            if not members or not self._others_go_on(now):
                 continue
             # Before they are set aside, when they have no round any more.
             is_member = any(self._rounds.is_member(worker) for worker in members)

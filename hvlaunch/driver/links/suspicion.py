@@ -82,17 +82,20 @@ class Suspicion:
         for host in [host for host in self._first_asked if host not in silent]:
             del self._first_asked[host], self._asked[host]
         for host, since in silent.items():
-            # The newest sign of life counts, whoever has seen it.
-            signs = (since, self._not_before, acknowledged(host) or 0.0, *self._proven.get(host, {}).values())
-            silence = now - max(signs)
-            vouchers = self._vouchers(host, silent)
-            if silence >= self.seconds and self._have_tried(host, vouchers, heard):
-                suspected.append(host)
-                continue
-            if silence >= self._pause and now >= self._asked.get(host, -inf) + self._pause:
-                self._asked[host] = now
-                self._first_asked.setdefault(host, now)
-                requests += [Vouch(voucher, host) for voucher in vouchers]
+            newest = max(since, self._not_before)
+            # Right after a ping all hosts are silent: the kernel is asked about few of them.
+            if now - newest >= self._pause:
+                # The newest sign of life counts, whoever has seen it.
+                signs = (newest, acknowledged(host) or 0.0, *self._proven.get(host, {}).values())
+                silence = now - max(signs)
+                vouchers = self._vouchers(host, silent)
+                if silence >= self.seconds and self._have_tried(host, vouchers, heard):
+                    suspected.append(host)
+                    continue
+                if silence >= self._pause and now >= self._asked.get(host, -inf) + self._pause:
+                    self._asked[host] = now
+                    self._first_asked.setdefault(host, now)
+                    requests += [Vouch(voucher, host) for voucher in vouchers]
             # Soon again: a lost packet must not cost the host its last chance.
             self.deadline = min(self.deadline, now + self._pause)
         return requests, suspected
