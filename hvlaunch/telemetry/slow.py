@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from hvlaunch.telemetry.sample import GpuSample, HostSample, WorkerSample
 
-__all__ = ["SPAN", "SlowHost", "slow_host"]
+__all__ = ["LEAST_INTERVALS", "SPAN", "SlowHost", "slow_host"]
 
 SPAN = 30.0
 """Least duration of a difference, in seconds."""
-_LEAST_INTERVALS = 6
+LEAST_INTERVALS = 6
+"""Least number of differences between two samples."""
 _MOSTLY = 0.8
 """Least part of the intervals with the difference: a spike or a checkpoint is in few intervals."""
 _RARELY = 0.3
@@ -83,7 +84,7 @@ def slow_host(rounds: Sequence[Mapping[str, HostSample]], roles: Mapping[int, st
     """Return the slow host in samples of hosts, oldest first; `roles` has the roles of ranks, if any."""
     hosts = [host for host in (rounds[-1] if rounds else {}) if all(host in samples for samples in rounds)]
     pairs = list(pairwise(rounds))
-    if len(hosts) < 2 or len(pairs) < _LEAST_INTERVALS:  # noqa: PLR2004 (one host alone is not slow)
+    if len(hosts) < 2 or len(pairs) < LEAST_INTERVALS:  # noqa: PLR2004 (one host alone is not slow)
         return None
     if min(rounds[-1][host].time - rounds[0][host].time for host in hosts) < SPAN:
         return None
@@ -145,13 +146,11 @@ def _judged(host: str, course: Mapping[str, Sequence[_Interval]]) -> SlowHost | 
     """Judge a host by its intervals and the other hosts' intervals."""
     here = course[host]
     others = [intervals for name, intervals in course.items() if name != host]
-    ways = zip(here, *others, strict=True)
-    ratios = [_ratio(interval, remaining) for interval, *remaining in ways]
-    if here[-1].gpus:
-        verdict = _by_gpu_clock(host, here, others)
-        ratios = [_gpu_ratio(interval, remaining) for interval, *remaining in zip(here, *others, strict=True)]
-        if verdict is not None:
-            return verdict
+    if here[-1].gpus and (verdict := _by_gpu_clock(host, here, others)) is not None:
+        return verdict
+    # On hosts with GPUs, these do the work.
+    ratio_of = _gpu_ratio if here[-1].gpus else _ratio
+    ratios = [ratio_of(interval, remaining) for interval, *remaining in zip(here, *others, strict=True)]
     is_slow = _share(ratio >= _MORE_WORK for ratio in ratios) >= _MOSTLY and median(ratios) >= _SLOW
     for reason, sign, words in _SIGNS:
         # The network slows all hosts alike, so its host does no more work than the others.

@@ -79,13 +79,13 @@ class SlowWatch:
 
     def _sampled(self, observation: "Observation") -> None:
         from hvlaunch.hosts.roles import ranks_of  # noqa: PLC0415 (most jobs end before)
-        from hvlaunch.telemetry.slow import SPAN, slow_host  # noqa: PLC0415 (as above)
+        from hvlaunch.telemetry.slow import LEAST_INTERVALS, SPAN, slow_host  # noqa: PLC0415 (as above)
 
         now = self._clock()
         samples = [sample for sample in observation.newest() if sample.time >= now - _PATIENCE - _FRESH]
         self._rounds.append({sample.host: sample for sample in samples if sample.workers})
         # As short as possible: the end of a difference shows sooner.
-        while len(self._rounds) > _LEAST_ROUNDS and _span(self._rounds) >= SPAN:
+        while len(self._rounds) > LEAST_INTERVALS + 1 and _span(self._rounds) >= SPAN:
             self._rounds.popleft()
         roles = self._spec.roles
         names = {rank: role.name for role in roles for rank in ranks_of(roles, role.name)}
@@ -99,10 +99,6 @@ class SlowWatch:
         if self._posted.get(key, -_AGAIN) + _AGAIN <= now:
             self._posted[key] = now
             self._post(on.HostJudged(*verdict))
-
-
-_LEAST_ROUNDS = 7
-"""Six differences."""
 
 
 def _span(rounds: "deque[Mapping[str, HostSample]]") -> float:
