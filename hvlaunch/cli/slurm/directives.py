@@ -100,7 +100,7 @@ SHORT = {
     "K": "kill-on-bad-exit",
     "u": "unbuffered",
 }
-_SAME = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "gid": "gid"}
+_SAME = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
 _USED = frozenset(
     [
         *(
@@ -247,11 +247,9 @@ def read_script(text: str, name: str) -> tuple[list[GivenOption], list[str]]:
             words = shlex.split(line[len(_SBATCH) :], comments=True)
         except ValueError as error:
             raise BadUsage(f"{place}{str(error).lower()}") from None
-        if words[:1] == ["hetjob"]:
-            words = ["--hetjob"]
-        given, others = read_options(words, f"{place}{_SBATCH} ") if words != ["--hetjob"] else ([], ())
-        if words == ["--hetjob"]:
+        if words[:1] == ["hetjob"] or words == ["--hetjob"]:
             raise BadUsage(f"{place}{_SBATCH} hetjob: {_REFUSED['hetjob']}")
+        given, others = read_options(words, f"{place}{_SBATCH} ")
         if others:
             raise BadUsage(f"{place}{_SBATCH}: {others[0]!r} is not an option")
         options += given
