@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.cluster.jobs import HVLAUNCH, LIGHT, PROGRAMS, Job, agents
+from tests.cluster.jobs import HVLAUNCH, LIGHT, PROGRAMS, Job, agent_of
 from tests.testhosts.hosts import Driver, Host, Process, TestHosts, wait_until
 
 __all__ = ["LIMIT", "ElasticJob", "Work"]
@@ -123,8 +123,7 @@ class ElasticJob(Job):
         self.hosts[host].run(["kill", f"-{name}", str(pid)], check=True)
 
     def kill_agent(self, host: str) -> None:
-        (agent,) = agents(self.hosts[host].user_processes())
-        self.hosts[host].run(["kill", "-9", str(agent.pid)], check=True)
+        self.hosts[host].run(["kill", "-9", str(agent_of(self.hosts[host]).pid)], check=True)
 
     def move(self, *hosts: str) -> tuple[int, str]:
         """Let the user move a host's workers: the exit code, and the words without what they begin with."""

@@ -11,9 +11,19 @@ from threading import Thread
 
 from hvlaunch.engine import replay
 from hvlaunch.watch.journal import entries
-from tests.testhosts.hosts import Process, TestHosts, wait_until
+from tests.testhosts.hosts import Host, Process, TestHosts, wait_until
 
-__all__ = ["HVLAUNCH", "LIGHT", "PROGRAMS", "Job", "agents", "guardians", "pids", "without_progress"]
+__all__ = [
+    "HVLAUNCH",
+    "LIGHT",
+    "PROGRAMS",
+    "Job",
+    "agent_of",
+    "agents",
+    "guardians",
+    "pids",
+    "without_progress",
+]
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -90,6 +100,16 @@ class Job:
 
 def agents(processes: Sequence[Process]) -> list[Process]:
     return [process for process in processes if process.comm == "hvl-agent"]
+
+
+def agent_of(host: Host) -> Process:
+    """The only agent of a host: an errand's process has the agent's name too until it has its own."""
+
+    def only() -> Process | None:
+        listed = agents(host.user_processes())
+        return listed[0] if len(listed) == 1 else None
+
+    return wait_until(only, f"{host.name} has one agent")
 
 
 def guardians(processes: Sequence[Process]) -> list[Process]:

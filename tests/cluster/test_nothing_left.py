@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.cluster.jobs import PROGRAMS, Job, agents, guardians, pids, without_progress
+from tests.cluster.jobs import PROGRAMS, Job, agent_of, agents, guardians, pids, without_progress
 from tests.testhosts.hosts import Process, TestHosts, wait_until
 
 LEASE = 5  # for those that wait for its end; the others have the usual one, which a busy machine keeps
@@ -23,7 +23,7 @@ class Scene:
         fixed = ["-H", "a:1,b:1,c:1,d:1", "--lease", 60, "--hang-timeout", 0]
         self.other = Job(hosts, [*fixed, "sh", "-c", "echo other; exec sleep 3600"])
         self.other.saw("other", 4)
-        self.before = pids(hosts)  # its observers begin later, and end after a while
+        self.before = pids(hosts)
 
     def start(self, *arguments: object, options: tuple[object, ...] = ()) -> Job:
         """A job of 2 workers on each of 4 hosts that detach processes in every way there is."""
@@ -33,13 +33,19 @@ class Scene:
     def of_the_job(self, host: str) -> list[Process]:
         known = self.before[host]
         there = [one for one in self.hosts[host].user_processes() if one.pid not in known]
-        return [one for one in there if one.comm != "hvl-observer" or one.ppid not in known]
+        # The other job's observers begin at any time, with the name of the process that forks them.
+        return [one for one in there if one.ppid not in known]
 
     def kill(self, host: str, choose: Callable[[list[Process]], list[Process]]) -> None:
         """SIGKILL those that are chosen of the job's processes on the host."""
-        chosen = choose(self.of_the_job(host))
-        assert len(chosen) == 1, chosen
-        self.hosts[host].run(["kill", "-9", str(chosen[0].pid)], check=True)
+
+        def only() -> Process | None:
+            # An errand's process has the name of the process that forks it until it has its own.
+            chosen = choose(self.of_the_job(host))
+            return chosen[0] if len(chosen) == 1 else None
+
+        chosen = wait_until(only, f"host {host} has one such process")
+        self.hosts[host].run(["kill", "-9", str(chosen.pid)], check=True)
 
     def is_clean(self, timeout: float = 0.0) -> None:
         """Exactly the other job's processes are there, at once or within `timeout` seconds."""
@@ -182,7 +188,7 @@ def test_an_agent_is_stopped_and_the_driver_killed(cluster: TestHosts) -> None:
     """Not even the agent can do anything; the guardian sees the channel close."""
     arguments = ["-H", "a:2", "--lease", LEASE, "--grace", GRACE, sys.executable, PROGRAMS / "detach.py"]
     job = Job(cluster, arguments).saw("ready", 2)
-    (agent,) = agents(cluster["a"].user_processes())
+    agent = agent_of(cluster["a"])
     cluster["a"].run(["kill", "-STOP", str(agent.pid)], check=True)
     job.send(signal.SIGKILL).code()
     wait_until(lambda: cluster["a"].user_processes() == [], "nothing is left", LIMIT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import HVLAUNCH, Job, agents
+from tests.cluster.jobs import HVLAUNCH, Job, agent_of
 from tests.cluster.test_sessions import LINES, kill_sshd
 from tests.cluster.test_successor import Succession, is_whole
 from tests.testhosts.hosts import Host, Process, TestHosts, wait_until
@@ -128,7 +128,7 @@ def test_lost_connection_with_and_without_a_running_job(pool: Pool) -> None:
 
 def test_lost_host_fails_the_job(pool: Pool) -> None:
     job = pool.job(*count(100_000)).saw("line 2 20 ")
-    [agent] = agents(pool.hosts["b"].user_processes())  # no spare is there while a job runs
+    agent = agent_of(pool.hosts["b"])  # no spare is there while a job runs
     pool.hosts["b"].run(["kill", "-9", str(agent.pid)], check=True)
     assert job.code(LIMIT) == 69
     assert "host b: lost: hvlaunch agent: killed by SIGKILL" in job.stderr

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.jobs import Job, agents
+from tests.cluster.jobs import Job, agent_of
 from tests.testhosts.hosts import Host, TestHosts, wait_until
 
 LIMIT = 90.0
@@ -122,7 +122,7 @@ def test_an_agent_that_was_killed_is_lost_at_once(cluster: TestHosts) -> None:
     job = start(cluster, "--verbose", lines=2000).saw("line 2 20 ", 1)
     kill_sshd(cluster)
     job.saw("host b: connected again after", 1)
-    [agent] = agents(cluster["b"].user_processes())
+    agent = agent_of(cluster["b"])
     cluster["b"].run(["kill", "-9", str(agent.pid)], check=True)
     began = time.monotonic()
     assert job.code(LIMIT) == 69
