@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -100,7 +100,10 @@ def test_measures_of_two_hosts() -> None:
 
 
 def test_host_listens_in_the_whole_ephemeral_range_and_at_ports_of_the_job() -> None:
-    with closing(free_port()) as taken:  # outside the ephemeral range, where closed connections keep neighbours
+    with ExitStack() as held:
+        # Outside the ephemeral range, where closed connections keep neighbours.
+        taken = free_port()
+        held.callback(taken.close)
         port = taken.getsockname()[1]
         with places("a", ports=[port]) as [place]:
             assert len(place.ports) == len(set(place.ports)) == 6
