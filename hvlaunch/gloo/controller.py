@@ -27,7 +27,6 @@ from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
-from hvlaunch.gloo.preparation import open_preparation
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
@@ -238,6 +237,8 @@ def _run(
     observers: "Sequence[Watcher]",
 ) -> JobResult:
     spec, keys, directory = job.spec, job.keys, job.directory
+    from hvlaunch.gloo.preparation import open_preparation  # noqa: PLC0415 (the first connections have begun by now)
+
     leases, is_successor = None, job.past is not None
     if spec.leases is not None and spec.leases.given is None:
         from hvlaunch.gloo.leasing import JobLeases, stopper  # noqa: PLC0415 (few jobs have any)
