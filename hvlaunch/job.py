@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from hvlaunch.errors import Problem
 
 __all__ = [
+    "LONG_LEASE",
     "RECONNECT_TIMEOUT",
     "Bind",
     "BringOptions",
@@ -46,6 +47,8 @@ __all__ = [
 
 RECONNECT_TIMEOUT = 5.0
 """Default of JobSpec.reconnect_timeout, in seconds."""
+LONG_LEASE = 30.0
+"""Lease in seconds, unless the user sets one, of what can go on without a host or is to outlast a laptop's sleep."""
 
 HostKeyPolicy = Literal["strict", "accept-new", "off"]
 """`strict` refuses unknown host keys, `accept-new` records them, `off` checks nothing."""
@@ -521,8 +524,8 @@ class JobSpec(_Data):
     """Interpreter for the agents, unless a host has its own."""
     start_timeout: float = 60.0
     """Maximum time to connect to all hosts."""
-    lease: float = 30.0
-    """Seconds of silence after which driver and agent give each other up."""
+    lease: float = 10.0
+    """Seconds of silence after which driver and agent give each other up; LONG_LEASE by default for elastic and detached jobs."""
     reconnect_timeout: float = RECONNECT_TIMEOUT
     """Seconds for which an agent without a connection waits before it ends its workers; at most the lease."""
     spill: int = 64 << 20

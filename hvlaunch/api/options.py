@@ -169,7 +169,7 @@ class LauncherOptions:
     on_hang: Literal["warn", "stop", "restart"] | None = None
     """What follows when a job hangs. Default: warn."""
     lease: float | None = None
-    """Silence after which hvlaunch and a host give each other up, in seconds. Default: 30 s."""
+    """Silence after which hvlaunch and a host give each other up, in seconds. Default: 10 s."""
     reconnect_timeout: float | None = None
     """Time that a host waits for a connection that was lost, in seconds. Default: 5 s."""
     spill: int | str | None = None

@@ -18,7 +18,7 @@ from hvlaunch.cli.process import print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.controller import run
 from hvlaunch.gloo.pretended_hosts import PretendedHosts
-from hvlaunch.job import ElasticOptions, Host, JobSpec
+from hvlaunch.job import LONG_LEASE, ElasticOptions, Host, JobSpec
 from hvlaunch.outside import NoJobDirectory, jobs_directory
 from hvlaunch.owners import reason
 from hvlaunch.practise_training import REPORTS
@@ -121,6 +121,7 @@ def _spec(pipe: Path) -> JobSpec:
         elastic=ElasticOptions(min_np=1, max_np=_WORKERS, spares=1, cooldown=(_EXCLUSION, _EXCLUSION)),
         np=_WORKERS,
         stdin="none",
+        lease=LONG_LEASE,
         # A frozen worker is killed then, if hvlaunch itself is killed.
         grace=2.0,
         events=pipe,

@@ -23,6 +23,7 @@ from hvlaunch.hosts.local import launcher_of
 from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.placement import in_quota, slots_of, suspects_last, unlikely
 from hvlaunch.job import (
+    LONG_LEASE,
     BringOptions,
     CollectOptions,
     ConsoleOptions,
@@ -151,6 +152,9 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         spec = with_familiar(spec, options, per_host)
     if options.lease_gpus or options.lease_slots is not None or options.wait:
         spec = replace(spec, leases=_leases(options, spec))
+    # Other static jobs can't go on without a host, and sessions outlast short cuts: the end may as well come early.
+    if (elastic is not None or spec.detach != "never") and "lease" not in options.given:
+        spec = replace(spec, lease=LONG_LEASE)
     # Only hvlaunch's own agents outlive their driver; a launcher's end with it.
     if spec.detach != "never" and (launcher := launcher_of(spec)) is not None:
         warnings.append(

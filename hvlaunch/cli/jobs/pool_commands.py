@@ -21,7 +21,7 @@ from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.status import duration
 from hvlaunch.errors import BadUsage, HostsFailed, HvlaunchError, Problem
 from hvlaunch.hosts.parse import host_set
-from hvlaunch.job import JobSpec
+from hvlaunch.job import LONG_LEASE, JobSpec
 from hvlaunch.outside import await_end, has_driver, jobs_directory, known_jobs, remove
 from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, known_pools, pools_directory
@@ -92,7 +92,8 @@ def _up(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if spec.visible_gpus or spec.elastic is not None:
         raise BadUsage("pool up: numbers of GPUs and limits of hosts are for jobs", hint=_HINT)
     hosts = [replace(host, slots=host.slots or spec.slots_per_host) for host in spec.hosts]
-    spec = replace(spec, hosts=tuple(hosts))
+    lease = spec.lease if "lease" in options.given else LONG_LEASE
+    spec = replace(spec, hosts=tuple(hosts), lease=lease)
     for warning in () if options.quiet else warnings:
         complain(f"warning: {warning}")
     root = pools_directory(environ)

@@ -693,7 +693,7 @@ _ENDING = OptionGroup(
             values.SECONDS,
             field="lease",
             more="The host stops its workers then, and hvlaunch stops the job, or continues without the host if the job is "
-            "elastic.",
+            "elastic. For elastic jobs and pools, and with --detach and --detach-on-hangup, it is 30 s, unless it is given.",
         ),
         Option(
             "reconnect_timeout",

@@ -51,7 +51,7 @@ TRUE = ("true",)
         ("--remote-python /opt/python true", "remote_python", "/opt/python"),
         ("true", "start_timeout", 60.0),
         ("--start-timeout 2.5 true", "start_timeout", 2.5),
-        ("true", "lease", 30.0),
+        ("true", "lease", 10.0),
         ("--lease 5 true", "lease", 5.0),
         ("true", "grace", 10.0),
         ("--grace 0.5 true", "grace", 0.5),

@@ -443,6 +443,20 @@ def test_what_can_not_be_with_skipped_hosts_or_a_last_rank(line, cause):
 
 
 @pytest.mark.parametrize(
+    ("line", "lease"),
+    [
+        ("true", 10.0),
+        ("--lease 20 true", 20.0),
+        ("--detach true", 30.0),
+        ("--detach-on-hangup true", 30.0),
+        ("-np 2 --min-np 1 -H a:1,b:1 true", 30.0),
+    ],
+)
+def test_static_jobs_in_the_foreground_give_a_host_up_early(here, line, lease):
+    assert spec_of(line).lease == lease
+
+
+@pytest.mark.parametrize(
     ("line", "patience"),
     [
         ("python x.py", 5.0),
