@@ -187,13 +187,11 @@ def _too_few_descriptors() -> BadUsage:
 
 
 def _plan(spec: JobSpec, names: Sequence[str], *, show_secrets: bool) -> str:
-    from hvlaunch.cli.plan import plan  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.plan import launcher_plan, plan  # noqa: PLC0415 (as above)
     from hvlaunch.cli.spec import first_round  # noqa: PLC0415 (a job needs none of it)
 
     launcher = ""
     if spec.mpi is not None:
-        from hvlaunch.cli.launcher_plan import launcher_plan  # noqa: PLC0415 (as above)
-
         launcher = launcher_plan(spec, spec.mpi, os.environ, show_secrets=show_secrets)
     return plan(first_round(spec), left_out=names, launcher=launcher, show_secrets=show_secrets)
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.cli.environment import shown
@@ -23,13 +24,17 @@ from hvlaunch.driver.program.start_frame import (
 from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Launch, Placement, needed, place, slots_of
-from hvlaunch.job import Host, JobSpec
+from hvlaunch.job import Host, JobSpec, MPIOptions
+from hvlaunch.mpi import Kind, find
+from hvlaunch.mpi.builders import build, rankfile
+from hvlaunch.mpi.process_ranks import shell_shim
+from hvlaunch.mpi.request import counted, request_of
 from hvlaunch.rendezvous.round_messages import worker_id
 
 if TYPE_CHECKING:
     from hvlaunch.hosts.templates import Expansion
 
-__all__ = ["command_line", "plan", "quoted", "shown_value"]
+__all__ = ["command_line", "launcher_plan", "plan", "quoted", "shown_value"]
 
 _LATER = "(known once connected)"
 _DEFAULT = "(set where the host has none)"
@@ -432,3 +437,47 @@ def _blocks(columns: Sequence[Sequence[str]]) -> Iterator[str]:
         yield from [""] if start else []
         yield from aligned(list(zip(first, *others[start:end], strict=True)))
         start = end
+
+
+_RANKFILE = "hvlaunch.erf"
+_MASTER_PORT = "29500"  # torch's default
+
+
+def launcher_plan(
+    spec: JobSpec, options: MPIOptions, environ: Mapping[str, str], *, show_secrets: bool = False
+) -> str:
+    """Return the section as text, without variables that a shell here has with the same value.
+
+    Secrets are masked unless `show_secrets`. Raises HvlaunchError if the launcher is missing or can't do the job.
+    """
+    launcher = find(options)
+    # Rank 0 is on the first host; a pasted command has no agent to look for a free port.
+    first, _ = counted(spec)[0]
+    master = {"MASTER_ADDR": "127.0.0.1" if first == "localhost" else first, "MASTER_PORT": _MASTER_PORT}
+    env = {**master, **spec.env}
+    request = request_of(spec, options, launcher, (*shell_shim(launcher.kind), *spec.command), env)
+    prefix = spec.console.prefix
+    command = build(
+        launcher,
+        replace(
+            request,
+            cwd=spec.cwd,
+            tag=bool(prefix),
+            timestamp="{time" in prefix,
+            output=None if spec.output_dir is None else str(spec.output_dir),
+            rankfile=_RANKFILE,
+        ),
+    )
+    # A pasted command inherits the shell's other variables.
+    missing = {name: value for name, value in {**env, **command.env}.items() if environ.get(name) != value}
+    words = [
+        f"{quoted(name)}={shown_value(name, value, show_secrets=show_secrets)}"
+        for name, value in sorted(missing.items())
+    ]
+    words.append(command_line(command.argv, show_secrets=show_secrets))
+    title = f"as a command of {launcher}, to paste (with it hvlaunch itself starts its agents, which start the workers):"
+    plan = f"{title}\n  {' '.join(words)}"
+    if launcher.kind is not Kind.JSRUN:
+        return plan
+    lines = [f"  {line}".rstrip() for line in rankfile(request).splitlines()]
+    return "\n".join([f"its rankfile, {_RANKFILE}:", *lines, "", plan])

@@ -6,9 +6,11 @@ They are data; hvlaunch/watch/sentences.py puts them into words.
 from typing import Literal, NamedTuple
 
 from hvlaunch.errors import Problem
+from hvlaunch.job import WorkerExit
 
 __all__ = [
     "Cause",
+    "Ending",
     "HostProblem",
     "HostSilent",
     "JobHung",
@@ -190,3 +192,12 @@ Cause = (
     | NoProgress
     | StartsFailed
 )
+
+
+class Ending(NamedTuple):
+    """Reason for an early end of a job: an error, or a worker's failure."""
+
+    error: Problem | None = None
+    failure: WorkerExit | None = None
+    cause: RestartsUsedUp | NoProgress | StartsFailed | RankDone | RoleDone | None = None
+    """Why no other round follows, or why the job does not wait for its other workers."""

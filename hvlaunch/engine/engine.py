@@ -12,9 +12,10 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
+from hvlaunch.engine.causes import Ending
 from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Ending, GroupStates, Lifecycle, Phase
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.engine.policy import Decision, Policy, Then, alone
 from hvlaunch.engine.pool import (

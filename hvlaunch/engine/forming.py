@@ -133,8 +133,7 @@ class Starter:
         # Without the hardware of a host, or with a single host, the usual variables are as good.
         if self._spec.nccl != "auto" or len(plan.hosts) < 2 or len(texts) < len(plan.hosts):  # noqa: PLR2004 (two hosts)
             return []
-        from hvlaunch.engine.fabric import fabric_of  # noqa: PLC0415 (few jobs have a choice)
-        from hvlaunch.engine.nccl import choose  # noqa: PLC0415 (as above)
+        from hvlaunch.engine.fabric import choose, fabric_of  # noqa: PLC0415 (few jobs have a choice)
 
         fabrics = {name: fabric_of(text) for name, text in texts.items()}
         has_interfaces = bool(self._spec.network_interfaces)

@@ -4,29 +4,19 @@ import signal
 from collections.abc import Iterable
 from enum import Enum
 from math import inf
-from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
-from hvlaunch.engine.causes import NoProgress, RankDone, RestartsUsedUp, RoleDone, StartsFailed
+from hvlaunch.engine.causes import Ending, NoProgress, RankDone, RestartsUsedUp, RoleDone, StartsFailed
 from hvlaunch.engine.pool import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import AT_ONCE, InvalidTransition, WorkerState, gently, passing_on
 from hvlaunch.errors import EXIT_NO_PROGRESS, GaveUp, Problem
-from hvlaunch.job import JobResult, JobSpec, WorkerExit
+from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["AT_WORK", "WITH_WORKERS", "Ending", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
-
-
-class Ending(NamedTuple):
-    """Reason for an early end of a job: an error, or a worker's failure."""
-
-    error: Problem | None = None
-    failure: WorkerExit | None = None
-    cause: RestartsUsedUp | NoProgress | StartsFailed | RankDone | RoleDone | None = None
-    """Why no other round follows, or why the job does not wait for its other workers."""
+__all__ = ["AT_WORK", "WITH_WORKERS", "GroupStates", "Lifecycle", "Phase", "final_state", "outcome"]
 
 
 def outcome(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
-    from hvlaunch.engine.nccl import Way
+    from hvlaunch.engine.fabric import Way
     from hvlaunch.job import JobSpec
 
 __all__ = ["Survey"]
@@ -89,7 +89,7 @@ def _try_networks(
     sender: "HostLink", its_fabric: Fabric, receiver: "HostLink", fabric: Fabric
 ) -> list[tuple[str, str, float]]:
     """Return the short streams in the networks of two hosts, if these need a trial. Raises ErrandFailed."""
-    from hvlaunch.engine.nccl import common_ways, needs_trial  # noqa: PLC0415 (few jobs have a choice)
+    from hvlaunch.engine.fabric import common_ways, needs_trial  # noqa: PLC0415 (few jobs have a choice)
 
     ways = common_ways({"sender": its_fabric, "receiver": fabric})
     if not needs_trial(ways):

@@ -74,7 +74,7 @@ def run_job_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return print_answer(preset_list(environ, is_json=options.json))
     if word == "practise":
-        from hvlaunch.cli.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
+        from hvlaunch.cli.jobs.practise import run_practise_command  # noqa: PLC0415 (for this word alone)
 
         return run_practise_command(options.fault)
     root = jobs_directory(environ)
@@ -319,7 +319,7 @@ def _events(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _collect(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
-    from hvlaunch.cli.cp import run_collect_command  # noqa: PLC0415 (for this word alone)
+    from hvlaunch.cli.jobs.cp import run_collect_command  # noqa: PLC0415 (for this word alone)
 
     job = choose(jobs, options.job)
     return run_collect_command(job, options.globs, os.environ, is_json=options.json)

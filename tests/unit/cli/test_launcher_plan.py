@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hvlaunch.cli.launcher_plan import launcher_plan
+from hvlaunch.cli.plan import launcher_plan
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions
 

@@ -18,10 +18,18 @@ import psutil
 import pytest
 
 import hvlaunch
-from hvlaunch.cli import practise_faults
+from hvlaunch.cli.jobs import practise
+from hvlaunch.cli.jobs.practise import (
+    FAULTS,
+    Course,
+    JobEnded,
+    Lines,
+    NotRecovered,
+    Outcome,
+    play,
+    recovery_table,
+)
 from hvlaunch.cli.main import main
-from hvlaunch.cli.practise import recovery_table
-from hvlaunch.cli.practise_faults import FAULTS, Course, JobEnded, Lines, NotRecovered, Outcome, play
 from hvlaunch.gloo.pretended_hosts import PretendedHosts
 from hvlaunch.practise_training import END, REPORTS, SLOW, UserOrders
 
@@ -116,7 +124,7 @@ def _runs_as_nobody(python: str) -> bool:
     environ = {"PYTHONPATH": os.pathsep.join([str(root), *filter(None, sys.path)]), "PATH": "/usr/bin:/bin"}
     try:
         return not subprocess.call(
-            [python, "-c", "import hvlaunch.cli.practise"],
+            [python, "-c", "import hvlaunch.cli.jobs.practise"],
             env=environ,
             cwd="/",
             user=NOBODY,
@@ -414,7 +422,7 @@ def test_a_cut_that_loses_the_host_did_not_recover():
 
 
 def test_no_recovery_in_time(child, monkeypatch):
-    monkeypatch.setattr(practise_faults, "_LIMIT", 0.2)
+    monkeypatch.setattr(practise, "_LIMIT", 0.2)
     pipe = Pipe()
     pipe.form(0, child.pid)
     outcome = play(pipe.course, Away(), "kill")

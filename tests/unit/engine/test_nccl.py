@@ -22,8 +22,7 @@ else:
 
 from hvlaunch.agent.fabric import FABRIC, read_fabric
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.fabric import Fabric, Trial, fabric_of, near_first
-from hvlaunch.engine.nccl import AdapterChoice, choose, common_ways
+from hvlaunch.engine.fabric import AdapterChoice, Fabric, Trial, choose, common_ways, fabric_of, near_first
 from hvlaunch.engine.network import Network
 from tests.unit.agent.fabrics import addresses_of, write_tree
 

@@ -15,7 +15,7 @@ from hvlaunch.engine.codec import begin_entry
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.entries import turn_entry
 from hvlaunch.errors import HostLost, Problem
-from hvlaunch.job import Host, JobResult, JobSpec, Look
+from hvlaunch.job import LONG_LEASE, Host, JobResult, JobSpec, Look
 
 A = TypeVar("A")
 
@@ -31,6 +31,7 @@ def hosts(text: str) -> tuple[Host, ...]:
 
 
 def spec(text: str, **changes: object) -> JobSpec:
+    changes = {"lease": LONG_LEASE, **changes}
     return JobSpec(command=("train",), hosts=hosts(text), cwd="/work", **changes)  # type: ignore[arg-type]
 
 
