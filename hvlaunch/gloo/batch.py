@@ -10,22 +10,23 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from hvlaunch.agent.errands.batch import ANSWER, READY
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.status import duration
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
 from hvlaunch.engine.network import LOOPBACK, candidates
 from hvlaunch.errors import HostError, HostFault, Problem
 from hvlaunch.gloo.examination import Gathering
 from hvlaunch.gloo.leasing import JobLeases
+from hvlaunch.gloo.preparation import open_delivery
 from hvlaunch.gloo.visit import visit_hosts
 from hvlaunch.job import JobSpec
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.driver.links.host_link import HostLink, Prepare
     from hvlaunch.engine.events import HostFacts
 
 __all__ = ["Allocated", "BatchJob", "Body", "ProgramAnswer", "ProgramRequest", "StepLine"]
@@ -47,6 +48,8 @@ class Allocated(NamedTuple):
     cpus: int
     leased: tuple[str, ...] | None = None
     """Its leased GPUs or slots; None without leases."""
+    project: str | None = None
+    """Where the script starts in the host's copy of the working tree; None without one."""
 
 
 class Body(NamedTuple):
@@ -98,8 +101,6 @@ class BatchJob:
         begin: Callable[[Sequence[Allocated]], Body],
         answer: Callable[[ProgramRequest, Sequence[Allocated]], ProgramAnswer | StepLine],
         write: Callable[[int, bytes], object],
-        *,
-        time_limit: float | None = None,
     ) -> None:
         """`begin` returns the script for an allocation, `answer` the command that carries out a step.
 
@@ -109,7 +110,8 @@ class BatchJob:
         self._begin = begin
         self._answer = answer
         self._write = write
-        self._time_limit = time_limit
+        self._deliver: Prepare | None = None
+        """Brings the submission's working tree to a host."""
         self._printer: Printer | None = None
         self._leases = (
             None
@@ -128,14 +130,18 @@ class BatchJob:
         self._errand: Errand | None = None
         self._steps = _Steps()
         self._is_over = threading.Event()
-        self._stopping: int | None = None
+        self._is_stopping = False
         self._code: int | None = None
 
     def run(self, stderr: BinaryIO) -> tuple[int | None, Mapping[str, Problem]]:
         """Return the script's exit code, None if it has not run to its end, and the problems of hosts."""
         self._printer = printer = Printer(stderr, stderr, options=self._spec.console)
         try:
-            problems = visit_hosts(self._spec, printer, self._work, self._drop, is_long=True)
+            with ExitStack() as opened:
+                if self._spec.sync is not None:
+                    delivery = open_delivery(self._spec, self._spec.sync, None, {}, is_successor=False)
+                    self._deliver = opened.enter_context(delivery)
+                problems = visit_hosts(self._spec, printer, self._work, self._drop, is_long=True)
         finally:
             self._is_over.set()
             self._steps.stop()
@@ -152,21 +158,19 @@ class BatchJob:
         self._tell(text)
         self._write(_STDERR, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """Signal the script and its steps; kill what is left after the time of grace, or at the second call."""
-        kills = self._stopping is not None
-        self._stopping = number
-        self._signal(signal.SIGKILL if kills else number)
+    def stop(self) -> None:
+        """Ask the script and its steps to end; kill what is left after the time of grace."""
+        self._signal(signal.SIGTERM)
         if self._errand is None:
             raise KeyboardInterrupt
-        if not kills:
+        if not self._is_stopping:
+            self._is_stopping = True
             timer = threading.Timer(self._spec.grace, self._signal, [signal.SIGKILL])
             timer.daemon = True
             timer.start()
 
     def _signal(self, number: int) -> None:
-        if number in (signal.SIGTERM, signal.SIGKILL):
-            self._steps.stop()
+        self._steps.stop()
         if self._errand is not None:
             write_line(self._errand, {"signal": number})
 
@@ -202,6 +206,9 @@ class BatchJob:
         if name not in hosts or self._lost:
             self._gathering.leave(name)
             return
+        if self._deliver is not None:
+            facts = self._with_tree(self._deliver, link, self._hosts[name][1])
+            self._hosts[name] = link, facts
         self._serving.add(name)
         address = next(iter(candidates(facts)), LOOPBACK)
         arguments = {"directory": self._folder, "names": hosts, "address": address}
@@ -230,6 +237,16 @@ class BatchJob:
         finally:
             errand.stop()
 
+    @staticmethod
+    def _with_tree(deliver: "Prepare", link: "HostLink", facts: "HostFacts") -> "HostFacts":
+        """Return the facts with the host's copy of the working tree. Raises HostError."""
+        outcomes: SimpleQueue[HostFacts | HostError] = SimpleQueue()
+        deliver(link, facts, outcomes.put, outcomes.put)
+        outcome = outcomes.get()
+        if isinstance(outcome, HostError):
+            raise outcome
+        return outcome
+
     def _chosen(self) -> list[str]:
         """Return the hosts of the allocation, in the user's order."""
         names = [host.name for host in self._spec.hosts if host.name in self._hosts]
@@ -245,10 +262,9 @@ class BatchJob:
             names = ", ".join(sorted(self._unknown))
             self._say(f"the script gets addresses as names of hosts: not every host can resolve {names}")
         self._allocated = tuple(
-            Allocated(
-                name, nodes[name], addresses[name], self._hosts[name][1].cpus, self._hosts[name][1].leased
-            )
+            Allocated(name, nodes[name], addresses[name], facts.cpus, facts.leased, facts.directory)
             for name in hosts
+            for facts in [self._hosts[name][1]]
         )
         body = self._begin(self._allocated)
         self._errand = errand
@@ -260,16 +276,6 @@ class BatchJob:
             "env": dict(body.env),
         }
         write_line(errand, {"begin": order})
-        if self._time_limit is not None:
-            timer = threading.Timer(self._time_limit, self._end_in_time)
-            timer.daemon = True
-            timer.start()
-
-    def _end_in_time(self) -> None:
-        if not self._is_over.is_set():
-            self._stop_for(
-                f"the job is stopped: its time limit of {duration(self._time_limit or 0.0)} is over"
-            )
 
     def _stop_for(self, cause: str) -> None:
         self._say(cause)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hvlaunch.gloo.leasing import JobLeases
     from hvlaunch.outside import JobDirectory
 
-__all__ = ["open_preparation"]
+__all__ = ["open_delivery", "open_preparation"]
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def open_preparation(
         if leases is not None:
             steps.append(in_thread(leases.lease_host, "leases"))
         if spec.sync is not None:
-            steps.append(opened.enter_context(_delivery(spec, spec.sync, directory, about, is_successor)))
+            steps.append(opened.enter_context(open_delivery(spec, spec.sync, directory, about, is_successor)))
         for number, options in enumerate(spec.bring):
             from hvlaunch.sync.bringing import Bringing  # noqa: PLC0415 (few jobs bring files)
 
@@ -100,7 +100,7 @@ def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
 
 
 @contextmanager
-def _delivery(
+def open_delivery(
     spec: JobSpec,
     sync: SyncOptions,
     directory: "JobDirectory | None",
@@ -129,13 +129,17 @@ def _delivery(
             about["code"] = {**code, "hash": snapshot.hash}
             if directory is not None:
                 directory.update()
+        place = None if directory is None else directory.path
+        if place is None and spec.queued is not None:
+            # A batch job: the job around it has the directory.
+            place = spec.queued.queue.with_name("jobs") / spec.queued.job_id
         peer = new_peer() if _has_peers(spec) else None
         arguments = {
             "project": snapshot.name,
             "to": sync.to,
-            "job": "" if directory is None else directory.path.name,
+            "job": "" if place is None else place.name,
             # For each host anew: jobs begin while an elastic job runs.
-            "jobs": lambda: None if directory is None else _running_jobs(directory.path.parent),
+            "jobs": lambda: None if place is None else _running_jobs(place.parent),
         }
         yield in_thread(Delivery(snapshot, sync.below, peer=peer, arguments=arguments).deliver, "files")
 

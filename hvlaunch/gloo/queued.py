@@ -51,9 +51,12 @@ def _spec(entry: QueueEntry, queued: QueuedAs, *, may_wait: bool) -> JobSpec:
         raise BadUsage(f"its submission is gone: {error}") from None
     except (BadData, ValueError, LookupError) as error:
         raise BadUsage(f"another version of hvlaunch has queued it: {error}", hint="queue it again") from None
-    if spec.leases is None:
-        raise BadUsage("it has no leases", hint="queue it again")
-    leases = spec.leases._replace(wait=may_wait, passes_own=not may_wait)
+    leases = spec.leases
+    if leases is not None:
+        leases = leases._replace(wait=may_wait, passes_own=not may_wait)
+    else:
+        # A batch job: its worker takes the leases, and learns here for which job.
+        spec = replace(spec, command=(*spec.command, str(queued.queue), queued.number))
     sync = None if spec.sync is None else spec.sync._replace(job=entry.directory)
     return replace(spec, env=variables[queued.number], leases=leases, sync=sync, queued=queued)
 

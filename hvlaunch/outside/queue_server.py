@@ -33,7 +33,7 @@ from hvlaunch.outside import (
 )
 from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_process
-from hvlaunch.outside.queue import ENVIRONMENT, OPEN, Queue, QueueEntry, QueueNotWritten
+from hvlaunch.outside.queue import ENVIRONMENT, OPEN, SPECS, Queue, QueueEntry, QueueNotWritten
 from hvlaunch.outside.schedule import (
     ACTIVE,
     Action,
@@ -102,8 +102,8 @@ class QueueServer:
         self._children: list[subprocess.Popen[bytes]] = []
         self._started: dict[str, float] = {}
         """When the processes of jobs were started, by the jobs' ids; by this server."""
-        self._stopped: dict[str, tuple[float, float]] = {}
-        """When jobs were first and last asked to stop."""
+        self._stopped: dict[str, tuple[bool, float]] = {}
+        """Whether jobs have been asked to stop, and when they are asked again."""
         self._minded: set[str] = set()
         """Ids of jobs with a minder started by this server."""
         self._decided_at = 0.0
@@ -125,6 +125,7 @@ class QueueServer:
             if not has_minder(self._directory):
                 _start_keeper(self._directory)
             time.sleep(_LOOK)
+        self._sweep()
         machine.unlink(missing_ok=True)
 
     def turn(self, now: float) -> None:
@@ -139,6 +140,7 @@ class QueueServer:
         schedule = self._queue.read()
         if schedule is self._decided_for and now < self._decided_at + _STILL:
             return
+        self._sweep()
         free = self._free(schedule)
         if actions := schedule.decide(now, free):
             # Decided again under the lock: a command may have changed the list in between.
@@ -210,11 +212,11 @@ class QueueServer:
         directory = self._jobs / job.job
         run = known_job(directory)
         if run is not None and run.result is not None:
-            return None if is_alive else _end_of(job, run.result, directory, now)
+            return None if is_alive else self._end_of(job, run.result, directory, now)
         if is_alive or (run is not None and (run.has_driver or has_minder(directory))):
             return None
         if run is not None and (result := result_of(run)) is not None:
-            return _end_of(job, result, directory, now)
+            return self._end_of(job, result, directory, now)
         if job.state == "running":
             return self._without_driver(job, run, now)
         if run is not None:
@@ -225,6 +227,20 @@ class QueueServer:
             return Returned(job.id, now, "", 0.0)
         self._start(job, now)
         return None
+
+    def _end_of(self, job: QueuedJob, result: Mapping[str, Any], directory: Path, now: float) -> Event:
+        """Return the event for a job with this result."""
+        # A batch job notes its script's end: the result is that of a process on this machine.
+        failure = self._entry(job).failure or {
+            "code": int(result.get("exit_code") or 0),
+            "text": _cause(result, directory),
+        }
+        if job.state == "starting":
+            return _failed(job, failure, now)
+        code = int(failure["code"])
+        is_late = job.time_limit is not None and now >= job.since + job.time_limit and code
+        reason = "removed" if job.is_removed else "time limit" if is_late else failure["text"]
+        return Finished(job.id, now, code, reason)
 
     def _without_driver(self, job: QueuedJob, run: KnownJob | None, now: float) -> Event | None:
         """Let another driver take over a job whose driver and minder were killed."""
@@ -253,7 +269,7 @@ class QueueServer:
         return Returned(job.id, now, "its driver was killed before it had GPUs", 0.0)
 
     def _clean(self, job: QueuedJob) -> None:
-        """Remove the files of a start, and the directory of a submission after its last job."""
+        """Remove the files of a start."""
         entry = self._entry(job)
         entry.clear()
         schedule = self._queue.read()
@@ -264,18 +280,35 @@ class QueueServer:
                 remove(run.directory)
         with suppress(OSError):
             self._lock(job).unlink(missing_ok=True)
-        if is_over and all(other.state == "ended" for other in schedule.named(job.array)):
-            with suppress(OSError):
-                remove(entry.directory)
+
+    def _sweep(self) -> None:
+        """Remove the directories of submissions without an open job: they have secrets."""
+        schedule = self._queue.read()
+        for path in self._directory.iterdir():
+            # A higher number is that of a submission not yet in the list.
+            is_listed = path.name.isdigit() and int(path.name) < schedule.next
+            if is_listed and all(job.state == "ended" for job in schedule.named(path.name)):
+                with suppress(OSError):
+                    remove(path)
 
     def _stop(self, job: QueuedJob, now: float) -> None:
-        first, last = self._stopped.get(job.job, (now, 0.0))
         run = known_job(self._jobs / job.job)
-        if run is None or not run.has_driver or now < last + _STOP_EVERY:
+        is_asked, again = self._stopped.get(job.job, (False, 0.0))
+        if run is None or not run.has_driver or now < again:
             return
-        self._stopped[job.job] = first, now
+        again = now + _STOP_EVERY
         with suppress(HvlaunchError):
-            ControlClient(run, 2.0).post("/stop", {"kill": now > first + _KILL_AFTER})
+            # A second request is a kill, as a second Ctrl-C is: not within the job's time of grace.
+            ControlClient(run, 2.0).post("/stop", {"kill": is_asked})
+            is_asked, again = True, again + self._grace(job)
+        self._stopped[job.job] = is_asked, again
+
+    def _grace(self, job: QueuedJob) -> float:
+        try:
+            specs = json.loads((self._entry(job).directory / SPECS).read_bytes())
+            return float(specs[job.id]["grace"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return _KILL_AFTER
 
 
 def _if_unchanged(job: QueuedJob, event: Event, schedule: Schedule) -> list[Event]:
@@ -290,17 +323,6 @@ def _event_of(action: Action, now: float) -> Event | None:
         case WithdrawJob(name):
             return Withdrawn(name)
     return None
-
-
-def _end_of(job: QueuedJob, result: Mapping[str, Any], directory: Path, now: float) -> Event:
-    """Return the event for a job with this result."""
-    code = int(result.get("exit_code") or 0)
-    cause = _cause(result, directory)
-    if job.state == "starting":
-        return _failed(job, {"code": code, "text": cause}, now)
-    is_late = job.time_limit is not None and now >= job.since + job.time_limit and code
-    reason = "removed" if job.is_removed else "time limit" if is_late else cause
-    return Finished(job.id, now, code, reason)
 
 
 def _cause(result: Mapping[str, Any], directory: Path) -> str:

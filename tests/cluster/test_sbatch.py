@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,11 +186,12 @@ def test_job_of_its_own_is_stopped_by_its_number_and_ends_in_time(batch: Batch, 
     assert re.search(r"^\w+ +1\.0 +running +3 +a,b,c ", batch.run("jobs")[1], re.MULTILINE)
     assert batch.run("stop", "1")[0] == 0
     assert batch.text("slurm-1.out").endswith("task\ngot TERM\n")
-    # The next one is killed, and ends its steps and script nevertheless.
-    killed = batch.start("sbatch", "--wait", *HOSTS, "stay.sh")
+    # The next one outlives `--wait`; the process around its steps is killed, and its steps and script end nevertheless.
+    waiting = batch.start("sbatch", "--wait", *HOSTS, "stay.sh")
     wait_until(lambda: batch.text("slurm-2.out").count("task") == 3, "its tasks", 60.0)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    cluster.driver.run(["pkill", "-9", "-f", "sbatch --run .*/queue 2$"], check=True)
+    waiting.communicate(timeout=60.0)
+    assert waiting.returncode == 137
     wait_until(lambda: not any(host.user_processes() for host in cluster), "nothing runs", 60.0)
     # The script outlives its step by what its trap does.
     put(

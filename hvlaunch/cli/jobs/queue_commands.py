@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hvlaunch.cli.arguments import Answered, parse
@@ -24,7 +25,7 @@ from hvlaunch.console.status import ago, count
 from hvlaunch.engine.codec import encode
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import host_set
-from hvlaunch.job import JobSpec
+from hvlaunch.job import JobSpec, SyncOptions
 from hvlaunch.outside import ABOUT
 from hvlaunch.outside.queue import (
     ENVIRONMENT,
@@ -48,7 +49,15 @@ from hvlaunch.outside.schedule import (
 )
 from hvlaunch.owners import make_own_directory, write_whole
 
-__all__ = ["QUEUE_OPTIONS", "queue_parser", "queue_rows", "run_queue_command", "submit"]
+__all__ = [
+    "QUEUE_OPTIONS",
+    "enqueue",
+    "queue_parser",
+    "queue_rows",
+    "queued_job",
+    "run_queue_command",
+    "submit",
+]
 
 _HINT = "hvlaunch queue --help"
 _USAGE = """\
@@ -192,6 +201,37 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
         for warning in () if options.quiet or specs else warnings:
             complain(f"warning: {warning}")
         specs.append(spec)
+    jobs = [
+        queued_job(
+            spec,
+            most=most,
+            after=(
+                *((name, "ok") for name in options.given.get("after", ())),
+                *((name, "any") for name in options.given.get("after_any", ())),
+            ),
+            time_limit=options.given.get("time_limit"),
+            is_held=bool(options.given.get("hold")),
+        )
+        for spec in specs
+    ]
+    return enqueue(indexes, specs, jobs, environ, sync=specs[0].sync)
+
+
+def enqueue(
+    indexes: Sequence[str | None],
+    specs: Sequence[JobSpec],
+    jobs: Sequence[QueuedJob],
+    environ: Mapping[str, str],
+    *,
+    sync: SyncOptions | None = None,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+    numbers: int = 1,
+) -> str:
+    """Put the tasks of an array, or one job with the index None, into the queue; return the number.
+
+    `sync` is the tree of which the queue keeps a copy; `files` are kept until the last job has ended; the next job has a number higher
+    by `numbers`. Raises BadUsage, NoJobDirectory, QueueNotWritten.
+    """
     queue = Queue(queue_directory(environ))
     if (machine := machine_elsewhere(queue.directory)) is not None:
         file = queue.directory / "machine"
@@ -199,26 +239,27 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
         raise BadUsage(f"the queue is served on {machine}", hint=hint)
     # Hidden until the list has the job: a killed command leaves nothing that could start.
     making = queue.directory / f".{os.urandom(4).hex()}"
+    number = ""
     try:
         make_own_directory(str(making))
-        _keep_tree(specs[0], making, environ)
+        _keep_tree(sync, making, environ)
+        for name, data in files.items():
+            write_whole(making / name, data, 0o600)
 
         def add(schedule: Schedule) -> list[Event]:
+            nonlocal number
             number = str(schedule.next)
             ids = [number if index is None else f"{number}_{index}" for index in indexes]
-            _check_after(schedule, options)
+            _check_after(schedule, jobs[0])
             _keep_jobs(making, dict(zip(ids, specs, strict=True)), environ)
             place = queue.directory / number
             # A process killed between this and the list leaves one behind.
             shutil.rmtree(place, ignore_errors=True)
             making.rename(place)
-            jobs = [
-                _queued(job, spec, options, most if numbers else None)
-                for job, spec in zip(ids, specs, strict=True)
-            ]
-            return [Added(tuple(jobs))]
+            tasks = tuple(job._replace(id=id_) for id_, job in zip(ids, jobs, strict=True))
+            return [Added(tasks, schedule.next + numbers)]
 
-        (event,) = queue.change(add)
+        queue.change(add)
     except OSError as error:
         raise QueueNotWritten(
             f"the job is not queued: {error.filename or making}: {(error.strerror or str(error)).lower()}"
@@ -226,8 +267,7 @@ def _submit(words: Sequence[str], command: Sequence[str], environ: Mapping[str, 
     finally:
         shutil.rmtree(making, ignore_errors=True)
     ensure_server(queue.directory)
-    assert isinstance(event, Added)  # noqa: S101 (as add() returns)
-    return event.jobs[0].array
+    return number
 
 
 def _options(words: Sequence[str], command: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -259,15 +299,15 @@ def _task(
     return replace(spec, env=env), warnings
 
 
-def _keep_tree(spec: JobSpec, directory: Path, environ: Mapping[str, str]) -> None:
+def _keep_tree(sync: SyncOptions | None, directory: Path, environ: Mapping[str, str]) -> None:
     """Keep a copy of the working tree. Raises BadUsage, OSError."""
-    if spec.sync is None:
+    if sync is None:
         return
     from hvlaunch.sync.snapshot import cache_directory, take_snapshot  # noqa: PLC0415 (few jobs have it)
     from hvlaunch.sync.tree import Commit  # noqa: PLC0415 (as above)
 
-    commit = Commit(spec.sync.root)
-    with closing(take_snapshot(spec.sync.root, cache_directory(environ), spec.sync.limit)) as snapshot:
+    commit = Commit(sync.root)
+    with closing(take_snapshot(sync.root, cache_directory(environ), sync.limit)) as snapshot:
         snapshot.save(directory)
         words = {"code": {**commit.facts(), "hash": snapshot.hash}}
         write_whole(directory / ABOUT, json.dumps(words).encode(), 0o600)
@@ -282,30 +322,38 @@ def _keep_jobs(directory: Path, specs: Mapping[str, JobSpec], environ: Mapping[s
     write_whole(directory / ENVIRONMENT, json.dumps(variables).encode(), 0o600)
 
 
-def _check_after(schedule: Schedule, options: Options) -> None:
-    for name in (*options.given.get("after", ()), *options.given.get("after_any", ())):
+def _check_after(schedule: Schedule, job: QueuedJob) -> None:
+    for name, _ in job.after:
         if not schedule.named(name):
             raise BadUsage(f"there is no job {name} in the queue", hint="hvlaunch queue ls --all")
 
 
-def _queued(job: str, spec: JobSpec, options: Options, most: int | None) -> QueuedJob:
+def queued_job(
+    spec: JobSpec,
+    *,
+    name: str | None = None,
+    command: Sequence[str] = (),
+    most: int | None = None,
+    after: tuple[tuple[str, str], ...] = (),
+    time_limit: float | None = None,
+    is_held: bool = False,
+) -> QueuedJob:
+    """Return the job for the list, as yet without an id. `spec` has its hosts and leases."""
     return QueuedJob(
-        id=job,
-        name=spec.name or "",
-        command=shlex.join(spec.command),
+        id="",
+        name=name or spec.name or "",
+        command=shlex.join(command or spec.command),
         added=time.time(),
-        hosts=tuple(dict.fromkeys(host.name for host in spec.hosts)),
+        # Without leases the job waits for no host, and no job for it.
+        hosts=() if spec.leases is None else tuple(dict.fromkeys(host.name for host in spec.hosts)),
         workers=spec.np or sum(host.slots or 0 for host in spec.hosts),
         per_worker=spec.gpus_per_worker or 1,
         noun="GPU" if spec.leases is None or spec.leases.slots is None else "slot",
         fair_wait=600.0 if spec.leases is None else spec.leases.fair_wait,
-        time_limit=options.given.get("time_limit"),
-        after=(
-            *((name, "ok") for name in options.given.get("after", ())),
-            *((name, "any") for name in options.given.get("after_any", ())),
-        ),
+        time_limit=time_limit,
+        after=after,
         most=most,
-        is_held=bool(options.given.get("hold")),
+        is_held=is_held,
         since=time.time(),
     )
 

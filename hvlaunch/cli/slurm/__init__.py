@@ -1,50 +1,45 @@
-"""`hvlaunch sbatch`: submits a batch script of Slurm, and runs it on hosts without Slurm.
+"""`hvlaunch sbatch`: puts a batch script of Slurm into the user's queue, which runs it on hosts without Slurm.
 
-The job of `hvlaunch jobs` has one worker on this machine, which runs this word again with `--run`: it keeps the allocation
-and starts the steps. So a batch job is stopped, watched and taken over as any other.
+The queued job has one worker on this machine, which runs this word again with `--run`: it takes the allocation, and starts the
+script and its steps. So a batch job is stopped, watched and taken over as any other.
 """
 
-import os
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hvlaunch.cli.arguments import Answered
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.cli.slurm.directives import BatchOptions
-from hvlaunch.cli.slurm.submission import (
-    Submission,
-    allocation,
-    batch_directory,
-    forget,
-    read_submission,
-    spool,
-    submission_of,
-)
+from hvlaunch.cli.slurm.submission import allocation, submission_of, submit
+from hvlaunch.outside.queue import Queue, queue_directory
+from hvlaunch.outside.queue_server import ensure_server
 
 __all__ = ["run_sbatch_command"]
 
 _USAGE = """\
 usage: hvlaunch sbatch [OPTIONS] SCRIPT [ARG ...]
 
-Run a batch script of Slurm on hosts without Slurm. OPTIONS are those of sbatch, stronger than the script's #SBATCH lines,
+Queue a batch script of Slurm for hosts without Slurm. OPTIONS are those of sbatch, stronger than the script's #SBATCH lines,
 and those of a job of hvlaunch: -H names the hosts (--hold has no short name here), --lease-gpus shares them.
 
   --wait      wait for the job's end; its exit code is this command's
   --parsable  print the number alone
 
-The output is in slurm-NUMBER.out, or where --output says, on this machine. `hvlaunch stop NUMBER` ends the job.
+The output is in slurm-NUMBER.out, or where --output says, on this machine. `hvlaunch queue ls` shows the job, and
+`hvlaunch queue rm NUMBER` removes or ends it.
 """
+_LOOK = 0.1
+_REMOVED = 1
+"""Exit code of --wait for a job that was removed before it ran."""
 
 
 def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `sbatch`; return the exit code. Raises HvlaunchError."""
     match [*argv]:
-        case ["--run", number, _, *task]:
-            return _run(batch_directory(environ) / number, int(task[0]) if task else None)
+        case ["--run", directory, number]:
+            from hvlaunch.cli.slurm.run import BatchRun  # noqa: PLC0415 (it connects to hosts)
+
+            return BatchRun(Queue(Path(directory)), number).run()
         case ["--step", path]:
             from hvlaunch.cli.slurm.run import run_step  # noqa: PLC0415 (it connects to hosts)
 
@@ -54,7 +49,7 @@ def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     submission = submission_of(argv, environ)
     options, warnings = submission.options()
     try:
-        _, more = allocation(submission, options, environ)
+        spec, more = allocation(submission, options, environ)
     except Answered as answer:
         return print_answer(answer.text)
     for warning in [*warnings, *more]:
@@ -62,66 +57,25 @@ def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     names = {option.name for option in submission.given}
     if "test-only" in names:
         return 0
-    folder = spool(submission, len(options.array), environ)
-    number = folder.name
+    number = submit(submission, options, spec, environ)
     print_answer(f"{number}\n" if "parsable" in names else f"Submitted batch job {number}\n")
-    if "wait" in names:
-        return _run(folder, None)
-    words = ["--isolated", "--detach", "--quiet", "--job-name", number, "-np", "1", "-H", "localhost", "--"]
-    started = subprocess.run(
-        [*_hvlaunch(), *words, *_hvlaunch(), "sbatch", "--run", number, submission.name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        check=False,
-    )
-    return started.returncode
+    return _wait(Queue(queue_directory(environ)), number) if "wait" in names else 0
 
 
-def _hvlaunch() -> list[str]:
-    return [sys.executable, "-m", "hvlaunch"]
-
-
-def _run(folder: Path, task: int | None) -> int:
-    """Run a kept job, all tasks of its array or one of them; return the exit code. Raises HvlaunchError."""
-    submission = read_submission(folder)
-    options, _ = submission.options()
-    if options.array and task is not None:
-        return _run_one(folder, submission._replace(task=task), options)
-    try:
-        return (_run_array if options.array else _run_one)(folder, submission, options)
-    finally:
-        forget(folder)
-
-
-def _run_one(folder: Path, submission: Submission, options: BatchOptions) -> int:
-    from hvlaunch.cli.slurm.run import BatchRun  # noqa: PLC0415 (it connects to hosts)
-
-    return BatchRun(folder, submission, options).run()
-
-
-def _run_array(folder: Path, submission: Submission, options: BatchOptions) -> int:
-    """Run the tasks of an array; return the first exit code that is not 0."""
-    spec, _ = allocation(submission, options, os.environ)
-    # Without leases nothing keeps tasks apart.
-    limit = options.array_limit or (len(options.array) if spec.leases is not None else 1)
-    children: list[subprocess.Popen[bytes]] = []
-    is_stopped = False
-
-    def run_one(task: int) -> int:
-        if is_stopped:
-            return 128 + signal.SIGTERM
-        child = subprocess.Popen([*_hvlaunch(), "sbatch", "--run", folder.name, submission.name, str(task)])
-        children.append(child)
-        return child.wait()
-
-    def stop(number: int, _frame: object) -> None:
-        nonlocal is_stopped
-        is_stopped = True
-        for child in children:
-            child.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    with ThreadPoolExecutor(limit) as running:
-        codes = list(running.map(run_one, options.array))
-    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+def _wait(queue: Queue, number: str) -> int:
+    """Wait for the end of a job, or of an array; return the first exit code that is not 0."""
+    codes: dict[str, int] = {}
+    reason = ""
+    while True:
+        jobs = queue.read().named(number)
+        for job in jobs:
+            # A job that waits again tells why: a host may be away.
+            if job.state == "waiting" and job.reason not in ("", reason):
+                reason = job.reason
+                complain(f"job {job.id} waits: {reason}")
+            if job.state == "ended":
+                codes[job.id] = _REMOVED if job.code is None else job.code
+        if all(job.state == "ended" for job in jobs):
+            return next((code for code in codes.values() if code), 0)
+        ensure_server(queue.directory)
+        time.sleep(_LOOK)

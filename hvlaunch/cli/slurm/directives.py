@@ -60,6 +60,9 @@ class BatchOptions(NamedTuple):
     nodelist: str | None = None
     exclude: str | None = None
     partition: str = "hvlaunch"
+    after: tuple[tuple[str, str], ...] = ()
+    """Jobs of the queue to end first, each with `ok` (well) or `any`."""
+    is_held: bool = False
     unused: tuple[str, ...] = ()
     """Options without use here, each once."""
 
@@ -125,13 +128,11 @@ _USED = frozenset(
             "nodelist",
             "exclude",
         ),
-        "partition",
+        *("partition", "dependency", "hold"),
     ]
 )
 _REFUSED = {
-    "dependency": "jobs can't wait for other jobs here",
     "begin": "jobs can't wait for a time here",
-    "hold": "jobs can't be held here",
     "wrap": "the script must be a file",
     "hetjob": "an allocation of several kinds of hosts is not possible here",
     "het-group": "an allocation of several kinds of hosts is not possible here",
@@ -168,7 +169,8 @@ _VALUES = (
 )
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?(\d+)(?:\([^)]*\))?")
-_MOST_TASKS = 10_000
+_MOST_TASKS = 1000
+_AFTER = re.compile(r"after(ok|any)((?::\d+(?:_\d+)?)+)")
 _PATTERN = re.compile(r"%(\d*)([%AaJjNnstux])")
 _SBATCH = "#SBATCH"
 
@@ -299,6 +301,10 @@ def _read(option: GivenOption) -> dict[str, Any]:
             return {"time_limit": seconds_of(option)}
         case "array":
             return _array(option)
+        case "dependency":
+            return {"after": _dependency(option)}
+        case "hold":
+            return {"is_held": True}
         case "open-mode":
             return {"appends": option.value.startswith("a")}
         case "output" | "error" | "job-name" | "chdir" | "export" | "nodelist" | "exclude" | "partition":
@@ -345,6 +351,13 @@ def _array(option: GivenOption) -> dict[str, Any]:
         raise option.error(f"{_MOST_TASKS} tasks are the most")
     tasks = tuple(sorted({number for numbers in ranges for number in numbers}))
     return {"array": tasks, "array_limit": read_number(option, limit) if percent else None}
+
+
+def _dependency(option: GivenOption) -> tuple[tuple[str, str], ...]:
+    matches = [_AFTER.fullmatch(part) for part in option.value.split(",")]
+    if not all(matches):
+        raise option.error("must be afterok or afterany with jobs' numbers", "afterok:12:13")
+    return tuple((name, match[1]) for match in matches if match for name in match[2].split(":")[1:])
 
 
 def expanded(pattern: str, values: Mapping[str, str]) -> str:

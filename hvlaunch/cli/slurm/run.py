@@ -8,14 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from hvlaunch.agent.quick import prctl
-from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.process import complain
-from hvlaunch.cli.slurm.directives import BatchOptions, expanded
+from hvlaunch.cli.slurm.directives import expanded
 from hvlaunch.cli.slurm.steps import (
     exported,
     job_variables,
@@ -24,13 +24,15 @@ from hvlaunch.cli.slurm.steps import (
     step_of,
     task_variables,
 )
-from hvlaunch.cli.slurm.submission import Submission, allocation, write_private
-from hvlaunch.cli.spec import job_spec
-from hvlaunch.errors import EXIT_HOSTS, BadUsage
+from hvlaunch.cli.slurm.submission import read_submission
+from hvlaunch.console.status import duration
+from hvlaunch.engine.codec import decode, encode
+from hvlaunch.errors import EXIT_HOSTS, BadUsage, LeasesTaken
 from hvlaunch.gloo.batch import Allocated, BatchJob, Body, ProgramAnswer, ProgramRequest, StepLine
 from hvlaunch.hosts.templates import escaped
-from hvlaunch.job import ConsoleOptions, LeaseOptions, Templates
-from hvlaunch.owners import reason
+from hvlaunch.job import ConsoleOptions, JobSpec, LeaseOptions, QueuedAs, SyncOptions, Templates
+from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
+from hvlaunch.owners import reason, write_whole
 
 __all__ = ["BatchRun", "run_step"]
 
@@ -39,25 +41,40 @@ _STDERR = 2
 
 
 class BatchRun:
-    """A batch job, or a task of an array, from the lease of its hosts to its end."""
+    """A batch job of the queue, or a task of an array, from the lease of its hosts to its end."""
 
-    def __init__(self, folder: Path, submission: Submission, options: BatchOptions) -> None:
-        self._folder = folder
-        self._submission = submission
-        self._options = options
-        self._spec, _ = allocation(submission, options, os.environ)
-        index = 0 if submission.task is None else options.array.index(submission.task)
-        self._id = submission.number + index
-        cwd = submission.cwd
-        self._cwd = str(Path(cwd, options.chdir)) if options.chdir else cwd
-        self._job = self._job_itself()
+    def __init__(self, queue: Queue, number: str) -> None:
+        """Raises BadUsage, QueueNotWritten."""
+        self._queue = queue
+        self._number = number
+        array, _, task = number.partition("_")
+        self._folder = queue.directory / array
+        self._submission, spec = read_submission(self._folder)
+        self._options, _ = self._submission.options()
+        job = queue.read().jobs[number]
+        self._entry = QueueEntry(queue, number, job.job)
+        leases, sync = spec.leases, spec.sync
+        if leases is not None:
+            leases = leases._replace(wait=not job.is_backfill, passes_own=job.is_backfill)
+        if sync is not None:
+            sync = sync._replace(job=self._folder)
+        self._id = int(array) + (self._options.array.index(int(task)) if task else 0)
+        name = f"{self._id}" if self._options.job_name is None else f"{self._options.job_name} ({self._id})"
+        queued = QueuedAs(queue.directory, number, job.job)
+        self._spec = replace(spec, name=name, leases=leases, sync=sync, queued=queued)
+        cwd = self._submission.cwd
+        self._cwd = str(Path(cwd, self._options.chdir or ""))
+        self._job = self._job_itself(array, task)
         self._variables: dict[str, str] = {}
         self._exported: dict[str, str] = {}
         self._output = _Output()
         self._steps = 0
         self._told: set[str] = set()
+        with suppress(OSError):
+            # Relative names in options are of the submission's directory, if it is still there.
+            os.chdir(cwd)
 
-    def _job_itself(self) -> dict[str, str]:
+    def _job_itself(self, array: str, task: str) -> dict[str, str]:
         """Return the variables of the job that do not depend on its hosts."""
         submission, options = self._submission, self._options
         job = {
@@ -69,10 +86,10 @@ class BatchRun:
             "SLURM_SUBMIT_DIR": submission.cwd,
             "SLURM_SUBMIT_HOST": os.uname().nodename,
         }
-        if submission.task is not None:
+        if task:
             job |= {
-                "SLURM_ARRAY_JOB_ID": str(submission.number),
-                "SLURM_ARRAY_TASK_ID": str(submission.task),
+                "SLURM_ARRAY_JOB_ID": array,
+                "SLURM_ARRAY_TASK_ID": task,
                 "SLURM_ARRAY_TASK_COUNT": str(len(options.array)),
                 "SLURM_ARRAY_TASK_MIN": str(options.array[0]),
                 "SLURM_ARRAY_TASK_MAX": str(options.array[-1]),
@@ -81,26 +98,29 @@ class BatchRun:
 
     def run(self) -> int:
         """Return the script's exit code, or that of the first problem of a host."""
-        about = {"id": f"{os.getpid()}-{time.time_ns():x}", "began": time.time()}
-        name = f"{self._id}" if self._options.job_name is None else f"{self._options.job_name} ({self._id})"
-        job = BatchJob(
-            replace(self._spec, name=name),
-            about,
-            self._begin,
-            self._answer,
-            self._output.write,
-            time_limit=self._options.time_limit,
-        )
+        about = {"id": self._spec.queued and self._spec.queued.job_id, "began": time.time()}
+        job = BatchJob(self._spec, about, self._begin, self._answer, self._output.write)
+
+        def stop(*_: object) -> None:
+            if cause := self._cause_of_stop():
+                self._tell(cause)
+            job.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: job.stop())
+            signal.signal(number, stop)
         code: int | None = None
         try:
             code, problems = job.run(sys.stderr.buffer)
             for text in dict.fromkeys(map(str, problems.values())):
-                complain(text)
-                self._output.write(2, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
+                self._tell(text)
             if code is None:
                 code = next((problem.exit_code for problem in problems.values()), EXIT_HOSTS)
+            # The queue shows this, and not that a process of this machine has failed.
+            causes = [
+                f"host {problem.host}: {problem.cause}" if problem.host else problem.cause
+                for problem in problems.values()
+            ]
+            self._entry.note_failure(code, "; ".join(dict.fromkeys(causes)))
         except KeyboardInterrupt:
             code = 128 + signal.SIGTERM
             self._output.write(2, b"hvlaunch: the job was stopped before it began\n")
@@ -108,7 +128,27 @@ class BatchRun:
             self._open_output("")
         return code
 
+    def _tell(self, text: str) -> None:
+        """Write a message into the job's log, and into the script's output."""
+        complain(text)
+        self._output.write(2, f"hvlaunch: {text}\n".encode(errors="backslashreplace"))
+
+    def _cause_of_stop(self) -> str:
+        """Return why the queue stops the job; empty for another's stop."""
+        with suppress(QueueNotWritten):
+            job = self._queue.read().jobs.get(self._number)
+            if job is not None and job.is_removed:
+                return "the job is stopped: it was removed from the queue"
+            limit = None if job is None else job.time_limit
+            if job is not None and limit is not None and time.time() >= job.since + limit:
+                return f"the job is stopped: its time limit of {duration(limit)} is over"
+        return ""
+
     def _begin(self, hosts: Sequence[Allocated]) -> Body:
+        """Raises LeasesTaken, QueueNotWritten."""
+        # With leases the job has begun already.
+        if not self._entry.begin({}):
+            raise LeasesTaken("the queue has called the job back", hint="hvlaunch queue ls")
         self._open_output(hosts[0].node)
         self._variables = job_variables(self._options, self._job, hosts)
         self._exported = exported(self._options.export, self._spec.env, os.environ)
@@ -117,12 +157,12 @@ class BatchRun:
             self._submission.script,
             tuple(word.strip() for word in interpreter),
             self._submission.arguments,
-            self._cwd,
+            self._cwd if hosts[0].project is None else str(Path(hosts[0].project, self._options.chdir or "")),
             {**self._exported, **self._variables},
         )
 
     def _open_output(self, node: str) -> None:
-        default = "slurm-%j.out" if self._submission.task is None else "slurm-%A_%a.out"
+        default = "slurm-%A_%a.out" if self._options.array else "slurm-%j.out"
         values = patterns_of(self._job, node)
         output, error = (
             None if name is None else str(Path(self._cwd, expanded(name, values)))
@@ -153,8 +193,9 @@ class BatchRun:
             passed["CUDA_VISIBLE_DEVICES"] = request.env["CUDA_VISIBLE_DEVICES"]
         cwd = request.cwd if step.cwd is None else str(Path(request.cwd, step.cwd))
         about = {
-            "words": self._submission.words,
-            "nodelist": self._options.nodelist,
+            "spec": encode(
+                JobSpec, replace(self._spec, sync=_synced(self._spec.sync, hosts[0].project, cwd))
+            ),
             "command": step.command,
             "counts": step.counts,
             "cwd": cwd,
@@ -168,7 +209,7 @@ class BatchRun:
             "name": f"{self._id}.{number}",
             "files": step.files if step.has_own_files else None,
         }
-        write_private(path, about)
+        write_whole(path, json.dumps(about).encode(), 0o600)
         line = [sys.executable, "-m", "hvlaunch", "sbatch", "--step", str(path)]
         return StepLine(line, (None, None) if step.has_own_files else step.files)
 
@@ -178,6 +219,14 @@ class BatchRun:
 
 _OF_THE_FIRST_HOST = frozenset(["CUDA_VISIBLE_DEVICES"])
 """Variables of the script that other hosts have values of their own for."""
+
+
+def _synced(sync: SyncOptions | None, project: str | None, cwd: str) -> SyncOptions | None:
+    """Return the tree of a step: it starts where the script is in its copy, on every host."""
+    if sync is None or project is None:
+        return sync
+    below = os.path.normpath(Path(sync.below, os.path.relpath(cwd, project)))
+    return sync if below.startswith("..") else sync._replace(below="" if below == "." else below)
 
 
 class _Output:
@@ -228,13 +277,9 @@ def run_step(path: Path) -> int:
     path.unlink()
     # A killed batch job takes its steps along.
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    spec: JobSpec = decode(JobSpec, about["spec"])
     shares = dict(about["counts"])
-    words = [*about["words"], "-np", str(sum(shares.values()))]
-    if about["nodelist"] is not None:
-        words += ["-H", about["nodelist"]]
-    options = parse([*words, "--", *about["command"]], environ=os.environ)
-    spec, _ = job_spec(options, os.environ)
-    words = [escaped(word) for word in spec.command]
+    words = [escaped(word) for word in about["command"]]
     if about["files"] is not None:
         output, error = about["files"]
         if error is None:
@@ -246,6 +291,9 @@ def run_step(path: Path) -> int:
     given = about["given"]
     spec = replace(
         spec,
+        command=tuple(about["command"]),
+        np=sum(shares.values()),
+        queued=None,
         hosts=tuple(replace(hosts[name], slots=share) for name, share in shares.items()),
         force_slots=True,
         cwd=spec.cwd if spec.sync is not None else about["cwd"],

@@ -1,17 +1,15 @@
-"""A batch job as it was submitted: the script with its line, kept in the user's state directory until it has run."""
+"""A batch job as it was submitted: the script and its hosts, kept in the directory of the queue's submission until it has run."""
 
-import fcntl
 import json
 import os
-import time
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.environment import SET_BY_HVLAUNCH
+from hvlaunch.cli.jobs.queue_commands import enqueue, queued_job
 from hvlaunch.cli.options import by_name, words_of
 from hvlaunch.cli.options.settings import unknown_option
 from hvlaunch.cli.options.table import GROUPS
@@ -25,29 +23,20 @@ from hvlaunch.cli.slurm.directives import (
     read_script,
 )
 from hvlaunch.cli.spec import current_directory, job_spec
+from hvlaunch.engine.codec import BadData, decode, encode
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.variables import OUTER_RANK_VARIABLES, matcher
 from hvlaunch.job import JobSpec
-from hvlaunch.outside import jobs_directory
-from hvlaunch.owners import make_own_directory, reason
+from hvlaunch.outside.queue import ENVIRONMENT
+from hvlaunch.owners import reason
 
-__all__ = [
-    "Submission",
-    "allocation",
-    "batch_directory",
-    "forget",
-    "read_submission",
-    "spool",
-    "submission_of",
-    "write_private",
-]
+__all__ = ["Submission", "allocation", "read_submission", "submission_of", "submit"]
 
 _OWN = frozenset(["wait", "parsable", "test-only"])
 """Options of sbatch about the submission itself."""
-_ABOUT, _NUMBER = "batch.json", "number"
+_BATCH = "batch.json"
 _MOST_BYTES = 400_000
-_KEPT = 60 * 86400.0
-"""Seconds after which a submission is a killed job's."""
+_LAST_SECONDS = 20.0
+"""Seconds for the agents of a batch job and of its steps to end, beyond the time of grace of each."""
 
 
 class Submission(NamedTuple):
@@ -62,9 +51,6 @@ class Submission(NamedTuple):
     """Options of hvlaunch."""
     arguments: tuple[str, ...]
     cwd: str
-    number: int = 0
-    task: int | None = None
-    """Number in an array; None for a job by itself, or for all of an array."""
 
     def options(self) -> tuple[BatchOptions, list[str]]:
         """Return what the script and the line ask for, and warnings. Raises BadUsage."""
@@ -106,63 +92,61 @@ def submission_of(argv: Sequence[str], environ: Mapping[str, str]) -> Submission
     return Submission(script, name, tuple(given), tuple(words), tuple(arguments), cwd)
 
 
-def batch_directory(environ: Mapping[str, str]) -> Path:
-    """Return the directory of batch jobs in the user's state directory. Raises NoJobDirectory."""
-    return jobs_directory(environ).with_name("batch")
+def submit(submission: Submission, options: BatchOptions, spec: JobSpec, environ: Mapping[str, str]) -> str:
+    """Queue the batch job on the hosts of `spec`; return its number. Raises BadUsage, NoJobDirectory, QueueNotWritten."""
+    # The worker on this machine has the script run on the first host; so a batch job is watched, stopped and taken over like any other.
+    words = ["--isolated", "--detach", "--quiet", "-np", "1", "-H", "localhost", "--cwd", "/", "--"]
+    command = [sys.executable, "-m", "hvlaunch", "sbatch", "--run"]
+    around, _ = job_spec(parse([*words, *command], environ=environ), environ)
+    around = replace(
+        around,
+        name=options.job_name,
+        notify=spec.notify,
+        notify_on=spec.notify_on,
+        grace=2 * spec.grace + _LAST_SECONDS,
+        env={},
+    )
+    most = options.array_limit
+    if options.array and most is None and spec.leases is None:
+        # Without leases nothing else keeps tasks apart.
+        most = 1
+    job = queued_job(
+        spec,
+        name=options.job_name or Path(submission.name).name,
+        command=["sbatch", submission.name, *submission.arguments],
+        most=most,
+        after=options.after,
+        time_limit=options.time_limit,
+        is_held=options.is_held,
+    )
+    indexes: list[str | None] = [str(task) for task in options.array] or [None]
+    about = {"submission": encode(Submission, submission), "spec": encode(JobSpec, spec)}
+    return enqueue(
+        indexes,
+        [around] * len(indexes),
+        [job] * len(indexes),
+        environ,
+        sync=spec.sync,
+        files={_BATCH: json.dumps(about).encode()},
+        # Each task of an array has a number for SLURM_JOB_ID.
+        numbers=len(indexes),
+    )
 
 
-def spool(submission: Submission, tasks: int, environ: Mapping[str, str]) -> Path:
-    """Keep the submission under a new number, of which an array has one for each task. Raises BadUsage."""
-    root = batch_directory(environ)
+def read_submission(folder: Path) -> tuple[Submission, JobSpec]:
+    """Return a kept submission with its hosts, and restore its environment. Raises BadUsage."""
     try:
-        make_own_directory(str(root))
-        for old in root.iterdir():
-            if old.is_dir() and old.stat().st_mtime < time.time() - _KEPT:
-                forget(old)
-        descriptor = os.open(root / _NUMBER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "r+") as file:
-            # Two submissions at once must not get one number.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            text = file.read().strip()
-            number = int(text) + 1 if text.isdigit() else 1
-            file.seek(0)
-            file.truncate()
-            file.write(f"{number + max(0, tasks - 1)}\n")
-        folder = root / str(number)
-        folder.mkdir(0o700)
-        # The worker of the job gets no variables of hvlaunch's, by which options may be set.
-        options = {name: value for name, value in environ.items() if name.startswith("HVLAUNCH_")}
-        about = {**submission._replace(number=number)._asdict(), "environ": options}
-        write_private(folder / _ABOUT, about)
+        about = json.loads((folder / _BATCH).read_bytes())
+        environ = json.loads((folder / ENVIRONMENT).read_bytes())["environ"]
+        spec: JobSpec = decode(JobSpec, about["spec"])
+        submission: Submission = decode(Submission, about["submission"])
     except OSError as error:
-        raise BadUsage(f"{error.filename or root}: {reason(error)}") from None
-    return folder
-
-
-def forget(folder: Path) -> None:
-    """Remove a submission that has run."""
-    with suppress(OSError):
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-
-
-def write_private(path: Path, about: Mapping[str, Any]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(about, file)
-
-
-def read_submission(folder: Path) -> Submission:
-    """Return a kept submission, and restore its environment."""
-    about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-    is_ours = matcher(*SET_BY_HVLAUNCH, *OUTER_RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
-    for name in [name for name in os.environ if is_ours(name)]:
-        del os.environ[name]
-    os.environ.update(about.pop("environ"))
-    given = tuple(GivenOption(*option) for option in about.pop("given"))
-    words, arguments = tuple(about.pop("words")), tuple(about.pop("arguments"))
-    return Submission(**about, given=given, words=words, arguments=arguments)
+        raise BadUsage(f"its submission is gone: {error}") from None
+    except (BadData, ValueError, LookupError) as error:
+        raise BadUsage(f"another version of hvlaunch has queued it: {error}", hint="queue it again") from None
+    os.environ.clear()
+    os.environ.update(environ)
+    return submission, spec
 
 
 def allocation(
@@ -189,7 +173,6 @@ def allocation(
             )
         hosts = [replace(host, slots=1) for host in spec.hosts[:nodes]]
         return replace(spec, hosts=tuple(hosts), np=nodes, leases=None), warnings
-    leases = leases._replace(wait=True)
     tasks = -(-options.tasks // nodes) if leases.slots is not None else 1
     hosts = [replace(host, slots=tasks) for host in spec.hosts]
     per_worker = gpus if leases.slots is None else 1

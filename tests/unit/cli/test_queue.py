@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,9 +20,10 @@ import pytest
 from hvlaunch.cli.jobs.assistant import Tools
 from hvlaunch.cli.jobs.queue_commands import submit
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside import has_driver, has_minder, known_jobs, prune
+from hvlaunch.outside import has_driver, has_minder, known_jobs, prune, queue_server
 from hvlaunch.outside.minder import SUCCESSOR_LOG
 from hvlaunch.outside.queue import OPEN, Queue
+from hvlaunch.outside.queue_server import QueueServer
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
@@ -54,6 +56,26 @@ class QueueSite(Site):
 
     def add(self, *words: str) -> str:
         return self.run("add", "--quiet", *self.leases, *words).strip()
+
+    def sbatch(self, *words: str, script: str, code: int = 0) -> str:
+        """Submit a batch script; return what sbatch prints."""
+        (self.place / "s.sh").write_text(f"#!/bin/bash\n{script}\n")
+        done = subprocess.run(
+            [*HVLAUNCH, "sbatch", *self.leases, *words, "s.sh"],
+            env=self.environ,
+            cwd=self.place,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout.removeprefix("Submitted batch job ").strip() if not code else done.stdout
+
+    def output(self, name: str) -> str:
+        path = self.place / name
+        return path.read_text() if path.exists() else ""
 
     def add_marked(self, *options: str, seconds: float = 0.0, until: str = "") -> str:
         """Queue a job that leaves its number in a file, and then waits so long, or for another file."""
@@ -202,6 +224,104 @@ def test_running_jobs_end_by_rm_and_by_their_limit(site: QueueSite) -> None:
     for number, reason in ((removed, "removed"), (late, "time limit")):
         site.wait_for(number, "ended")
         assert site.rows()[number]["text"].endswith(reason)
+
+
+def test_a_running_job_has_its_time_of_grace(site: QueueSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = site.add("--hold", "--grace", "100", "-np", "1", "true")
+    posts: list[bool] = []
+
+    class Client:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def post(self, _path: str, body: dict[str, bool]) -> None:
+            posts.append(body["kill"])
+
+    monkeypatch.setattr(queue_server, "ControlClient", Client)
+    monkeypatch.setattr(queue_server, "known_job", lambda _: SimpleNamespace(has_driver=True))
+    server = QueueServer(site.queue.directory)
+    for now in range(1000, 1200):
+        # A second stop is a kill.
+        server._stop(site.queue.read().jobs[number], float(now))
+    assert posts[0] is False
+    assert len(posts) == 2
+    assert posts[1] is True
+
+
+def test_batch_scripts_wait_and_end_as_other_jobs(site: QueueSite) -> None:
+    first = site.sbatch("--ntasks=2", "-J", "two", script="until [ -e go ]; do sleep 0.05; done; exit 3")
+    second = site.sbatch(
+        *("--array=1-3:2%1", "-o", "o-%A-%a-%j"),
+        script="srun echo $SLURM_ARRAY_TASK_ID of $SLURM_ARRAY_JOB_ID; exit $((SLURM_ARRAY_TASK_ID == 3))",
+    )
+    never = site.sbatch("--dependency=afterok:1", script="")
+    after = site.sbatch(f"--dependency=afterok:{second}_1,afterany:{first}", script="echo after")
+    # An array of two tasks has two numbers.
+    assert (first, second, never, after) == ("1", "2", "4", "5")
+    wait_until(lambda: "waits: 1 slot, 0 of 2 free" in site.rows()["2_1"]["text"], "its turn")
+    assert site.rows()["1"]["name"] == "two"
+    assert site.rows()["1"]["command"] == "sbatch s.sh"
+    (site.place / "go").touch()
+    site.wait_for(after, "ended")
+    site.wait_for("2_3", "ended")
+    texts = {number: row["text"] for number, row in site.rows().items()}
+    assert texts == {
+        "1": "exit code 3",
+        "2_1": "done",
+        "2_3": "exit code 1",
+        "4": "waits: never: 1 has failed, exit code 3",
+        "5": "done",
+    }
+    assert (site.output("o-2-1-2"), site.output("o-2-3-3")) == ("1 of 2\n", "3 of 2\n")
+    assert site.output("slurm-5.out") == "after\n"
+    site.run("rm", never)
+    # --wait returns the first code of an array that is not 0.
+    assert site.sbatch("--wait", "--array=5-7", script="exit $((SLURM_ARRAY_TASK_ID - 5))", code=1)
+    wait_until(lambda: not site.processes(), "the server goes on")
+    assert not [path for path in site.queue.directory.iterdir() if path.name.isdigit()]
+
+
+def test_batch_scripts_are_stopped_by_rm_and_by_their_limit(site: QueueSite) -> None:
+    trap = "trap 'echo saves; exit 4' TERM; echo begins; srun sleep 600; echo step ended with $?"
+    removed, late = site.sbatch(script=trap), site.sbatch("-t", "0:01", script=trap)
+    wait_until(lambda: "begins" in site.output(f"slurm-{removed}.out"), "the script")
+    site.run("rm", removed)
+    for number, reason, cause in (
+        (removed, "removed", "it was removed from the queue"),
+        (late, "time limit", "its time limit of 1.0 s is over"),
+    ):
+        site.wait_for(number, "ended")
+        assert site.rows()[number]["text"] == f"exit code 4, {reason}"
+        text = site.output(f"slurm-{number}.out")
+        assert f"hvlaunch: the job is stopped: {cause}\n" in text
+        assert "saves\n" in text
+    wait_until(lambda: not site.processes(), "something is left")
+
+
+def test_a_batch_script_runs_the_tree_and_variables_of_its_submission(site: QueueSite) -> None:
+    tree = site.place / "project"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "text").write_text("as it was\n")
+    blocker = site.sbatch("--ntasks=2", script="until [ -e go ]; do sleep 0.05; done")
+    site.environ["OF_THE_JOB"] = "then"
+    script = "cat text; srun cat text; cd sub; srun cat ../text; srun printenv OF_THE_JOB"
+    job = site.sbatch("--sync", "--cwd", str(tree), "--export=ALL,OF_THE_JOB", script=script)
+    del site.environ["OF_THE_JOB"]
+    shutil.rmtree(tree)
+    (site.place / "s.sh").unlink()
+    (site.place / "go").touch()
+    site.wait_for(job, "ended")
+    assert site.state(blocker) == "ended"
+    assert site.output(f"slurm-{job}.out") == "as it was\n" * 3 + "then\n"
+
+
+def test_a_batch_job_without_its_host_tells_why_it_waits(site: QueueSite) -> None:
+    site.leases = []
+    (site.place / "hosts").write_text("away slots=1 address=127.0.0.1 port=1\n")
+    number = site.sbatch("--hostfile", "hosts", script="")
+    wait_until(lambda: "again in" in site.rows()[number]["text"], "its failed start")
+    assert site.rows()[number]["text"].startswith("waits: host away: ")
+    assert "hvlaunch: host away: " in site.output(f"slurm-{number}.out")
 
 
 def play_kills(site: QueueSite, kills: int, jobs: int) -> None:

@@ -1,16 +1,18 @@
 """Batch scripts of Slurm: what their options ask for, what `srun` means in them, and which mistakes are named."""
 
-import json
 import os
+from functools import partial
 
 import pytest
 
-from hvlaunch.cli.slurm import run_sbatch_command
+from hvlaunch.cli.jobs import queue_commands
+from hvlaunch.cli.slurm import run_sbatch_command, submission
 from hvlaunch.cli.slurm.directives import batch_options, expanded, read_options, read_script
 from hvlaunch.cli.slurm.steps import exported, job_variables, scontrol, step_of, task_variables
-from hvlaunch.cli.slurm.submission import allocation, read_submission, spool, submission_of
+from hvlaunch.cli.slurm.submission import allocation, read_submission, submission_of, submit
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.batch import Allocated
+from hvlaunch.outside.queue import Queue
 
 HOSTS = [Allocated(name, name, f"10.0.0.{number}", 8) for number, name in enumerate("abc", 1)]
 
@@ -40,6 +42,10 @@ def options_of(*lines):
         (["-t 2-12:30"], {"time_limit": 217800.0}),
         (["-t UNLIMITED"], {"time_limit": None}),
         (["--array=0-6:2,9%3"], {"array": (0, 2, 4, 6, 9), "array_limit": 3}),
+        (
+            ["-d afterok:12:13_2,afterany:14", "--hold"],
+            {"after": (("12", "ok"), ("13_2", "ok"), ("14", "any")), "is_held": True, "unused": ()},
+        ),
         (['--job-name="two words"  # a comment', "-J later"], {"job_name": "later"}),
         (
             ["--cpus_per_gpu 4 --mem=4G", "-p gpu --mem 8G -q x"],
@@ -62,11 +68,12 @@ def test_options_of_a_script(lines, fields):
         (['-J "open'], "s.sh, line 2: no closing quotation"),
         (["-t soon"], "s.sh, line 2: #SBATCH --time=soon: must be a time; try: 90, 1:30:00 or 2-12:00:00"),
         (["--array=a-b"], "s.sh, line 2: #SBATCH --array=a-b: must be numbers and ranges; try: 0-31%4"),
-        (["--array=1-20000"], "s.sh, line 2: #SBATCH --array=1-20000: 10000 tasks are the most"),
+        (["--array=1-20000"], "s.sh, line 2: #SBATCH --array=1-20000: 1000 tasks are the most"),
         (
-            ["--dependency=afterok:4"],
-            "s.sh, line 2: #SBATCH --dependency=afterok:4: jobs can't wait for other jobs here",
+            ["--dependency=afternotok:4"],
+            "s.sh, line 2: #SBATCH --dependency=afternotok:4: must be afterok or afterany with jobs' numbers; try: afterok:12:13",
         ),
+        (["--begin=now"], "s.sh, line 2: #SBATCH --begin=now: jobs can't wait for a time here"),
         (
             ["-N 2", "hetjob", "-N 1"],
             "s.sh, line 3: #SBATCH hetjob: an allocation of several kinds of hosts is not possible here",
@@ -216,9 +223,9 @@ def environ(tmp_path, monkeypatch):
 
 
 def allocated(line, environ):
-    submission = submission_of(line.split(), environ)
-    options, _ = submission.options()
-    return allocation(submission, options, environ)[0]
+    given = submission_of(line.split(), environ)
+    options, _ = given.options()
+    return allocation(given, options, environ)[0]
 
 
 def test_hosts_of_a_job(environ):
@@ -230,7 +237,6 @@ def test_hosts_of_a_job(environ):
     assert [(host.name, host.slots) for host in leased.hosts] == [("a", 1), ("b", 1), ("c", 1)]
     assert (leased.np, leased.gpus_per_worker) == (2, 4)
     assert leased.leases is not None
-    assert leased.leases.wait
     slots = allocated("--lease-slots 16 -H a,b,c --ntasks-per-node=3 s.sh", environ)
     assert ({host.slots for host in slots.hosts}, slots.np, slots.gpus_per_worker) == ({3}, 6, 1)
     # A script without GPUs takes none, whatever the lab's file says.
@@ -246,22 +252,35 @@ def test_hosts_of_a_job(environ):
 
 def test_kept_submission_is_the_submitted_one(environ, tmp_path, monkeypatch):
     environ |= {"HVLAUNCH_LEASE_GPUS": "true"}
-    first = submission_of(["-H", "a,b", "--nodes=1", "-J", "x", "s.sh", "--flag", "two words"], environ)
-    folder = spool(first, 5, environ)
+    line = ["-H", "a,b", "--nodes=1", "-J", "x", "--hold", "--array=2,4"]
+    first = submission_of([*line, "s.sh", "--flag", "two words"], environ)
+    options, _ = first.options()
+    spec, _ = allocation(first, options, environ)
+    monkeypatch.setattr(submission, "enqueue", partial(enqueue_without_server, monkeypatch))
+    assert submit(first, options, spec, environ) == "1"
     (tmp_path / "s.sh").write_text("#!/bin/sh\nchanged\n")
-    # The variables of the submission are set for good.
-    monkeypatch.setattr(os, "environ", {**os.environ, "RANK": "3"})
-    monkeypatch.delenv("HVLAUNCH_LEASE_GPUS", raising=False)
-    kept = read_submission(folder)
-    assert kept == first._replace(number=1)
+    monkeypatch.setattr(os, "environ", {"RANK": "3"})
+    folder = tmp_path / "state/hvlaunch/queue/1"
+    kept, kept_spec = read_submission(folder)
+    assert (kept, kept_spec) == (first, spec)
     assert kept.arguments == ("--flag", "two words")
-    assert os.environ["HVLAUNCH_LEASE_GPUS"] == "true"
     # Variables of the worker around the job would be those of its tasks.
-    assert "RANK" not in os.environ
-    # An array has a number for each of its tasks.
-    assert spool(first, 0, environ).name == "6"
+    assert os.environ == environ
     assert (folder / "batch.json").stat().st_mode & 0o77 == 0
-    assert json.loads((folder / "batch.json").read_text())["number"] == 1
+    jobs = Queue(tmp_path / "state/hvlaunch/queue").read()
+    assert [(job.id, job.name, job.command, job.hosts, job.per_worker) for job in jobs.jobs.values()] == [
+        (f"1_{task}", "x", "sbatch s.sh --flag 'two words'", ("a", "b"), 4) for task in (2, 4)
+    ]
+    # An array has a number for each of its tasks.
+    assert jobs.next == 3
+    (folder / "batch.json").write_text("{}")
+    with pytest.raises(BadUsage, match="another version"):
+        read_submission(folder)
+
+
+def enqueue_without_server(monkeypatch, *words, **options):
+    monkeypatch.setattr(queue_commands, "ensure_server", lambda _: None)
+    return queue_commands.enqueue(*words, **options)
 
 
 def test_words_behind_sbatch(environ, capsys):
@@ -274,7 +293,8 @@ def test_words_behind_sbatch(environ, capsys):
         "-H a": "sbatch: no script",
         "nosuch.sh": "nosuch.sh: no such file or directory",
         "--nodez=3 s.sh": "unknown option '--nodez'",
-        "--hold s.sh": "--hold: jobs can't be held here",
+        "--begin=now s.sh": "--begin=now: jobs can't wait for a time here",
+        "-H a,b --dependency=afterok:7 s.sh": "there is no job 7 in the queue",
     }.items():
         with pytest.raises(BadUsage, match=message):
             run_sbatch_command(line.split(), environ)
