@@ -10,7 +10,6 @@ import struct
 import sys
 import time
 
-from hvlaunch.agent.diagnosis import reason
 from hvlaunch.agent.quick import READ, WRITE, signal, signal_name
 from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
@@ -107,6 +106,8 @@ class ErrandProcesses:
             try:
                 pid, fds = _spawn(words)
             except OSError as error:
+                from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (2 ms, and needed after a failure only)
+
                 cause = reason(error, sys.executable, words, {})[1]
         if cause is not None:
             self._send(number, "failed", reason="start", cause=plain(cause, LONGEST_TEXT))

@@ -14,7 +14,7 @@ __all__ = ["errand_names", "errand_program"]
 _PACKAGE = "hvlaunch.agent"
 _RUNNER = f"{_PACKAGE}.errand_runner"
 _FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)*", re.MULTILINE)
-_IMPORT = re.compile(rf"^ *from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
+_IMPORT = re.compile(rf"^( *)from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
 
 
 def errand_names() -> list[str]:
@@ -37,31 +37,37 @@ def errand_program(name: str, *, is_near: bool) -> bytes:
 @cache
 def _made(name: str, *, is_near: bool) -> bytes:
     files: dict[str, Path] = {}
-    _collect(_RUNNER, files)
-    _collect(f"{errands.__name__}.{name}", files)
+    collected: set[tuple[str, bool]] = set()
+    _collect(_RUNNER, files, collected)
+    _collect(f"{errands.__name__}.{name}", files, collected)
     return make_program(
         f"load(*packed)\nfrom {_RUNNER} import main\nmain({name!r})", files, {}, is_near=is_near
     )
 
 
-def _collect(name: str, files: dict[str, Path]) -> None:
-    """Add the module, its packages, and its imports from the agent, including imports within functions."""
-    file = _file_of(name)
-    key = f"{name}.__init__" if file.name == "__init__.py" else name
-    if key in files:
+def _collect(
+    name: str, files: dict[str, Path], collected: set[tuple[str, bool]], *, is_called: bool = True
+) -> None:
+    """Add the module, its packages, and its imports from the agent; imports within functions if these are called."""
+    if not collected.isdisjoint({(name, True), (name, is_called)}):
         return
+    collected.add((name, is_called))
+    file = _file_of(name)
     # Modules for annotations alone need not travel.
     text = _FOR_TYPES.sub("", file.read_text(encoding="ascii"))
-    files[key] = file
+    files[f"{name}.__init__" if file.name == "__init__.py" else name] = file
     if (package := name.rpartition(".")[0]) != "hvlaunch":
-        _collect(package, files)
-    for module, names in _IMPORT.findall(text):
-        _collect(module, files)
+        # The observer's package imports ten modules in its functions, and others borrow a module of it.
+        _collect(package, files, collected, is_called=False)
+    for indent, module, names in _IMPORT.findall(text):
+        if indent and not is_called:
+            continue
+        _collect(module, files, collected)
         if _file_of(module).name == "__init__.py":
             for part in re.findall(r"\w+", names):
                 # A name of a package is a module, or is defined in the package itself.
                 if _candidates(f"{module}.{part}"):
-                    _collect(f"{module}.{part}", files)
+                    _collect(f"{module}.{part}", files, collected)
 
 
 def _file_of(name: str) -> Path:

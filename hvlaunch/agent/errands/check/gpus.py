@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import pwd
-import re
 
 from hvlaunch.agent.errands.observer.proc import command_of
 from hvlaunch.agent.wire.shapes import flag, or_null, plain, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List
+    from typing import Any, Dict, List, Optional
 
 __all__ = ["SHAPE", "read"]
 
@@ -47,7 +45,8 @@ SHAPE = record(
     }
 )
 _KERNEL_LOG = "/dev/kmsg"
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d{1,4})\b", re.IGNORECASE)
+_XID = r"(?i)NVRM: Xid \(PCI:([0-9a-f:.]+)\): (\d{1,4})\b"
+_LIBRARY = "libnvidia-ml.so.1"
 _MOST_RECORDS = 100000
 
 
@@ -57,16 +56,37 @@ def read(
     kernel_log: str = _KERNEL_LOG,
 ) -> Dict[str, Any]:
     """Return the part; no GPUs on a host without NVIDIA's library. `library` replaces NVML."""
+    absence = None if library is not None else _absence()
+    if absence is not None:
+        # A host without the driver is no news: only the comparison with others tells.
+        return _none(absence)
     from hvlaunch.agent.errands.observer.nvml import Library, NoGpus  # noqa: PLC0415 (the driver needs no ctypes)
 
     try:
-        nvml = library or Library()
+        nvml = library or Library(_LIBRARY)
     except NoGpus as error:
-        # A host without the driver is no news: only the comparison with others tells.
-        return {"problem": plain(str(error), 300), "driver_cuda": None, "gpus": []}
+        return _none(str(error))
     xids = _xids(kernel_log)
     gpus = [_gpu(health, xids) for health in nvml.health()]
     return {"problem": None, "driver_cuda": nvml.driver_cuda(), "gpus": gpus[:_MOST_GPUS]}
+
+
+def _absence() -> Optional[str]:
+    """Return why NVIDIA's library can't be loaded; None if it can."""
+    # The module above this one takes 3 ms, and most hosts without GPUs have no such library.
+    try:
+        import _ctypes  # noqa: PLC0415 (some builds of Python lack it)
+
+        _ctypes.dlopen(_LIBRARY, 0)
+    except (ImportError, AttributeError):
+        return None  # as above: nvml tells
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _none(problem: str) -> Dict[str, Any]:
+    return {"problem": plain(problem, 300), "driver_cuda": None, "gpus": []}
 
 
 def _gpu(health: Dict[str, Any], xids: Dict[str, List[int]]) -> Dict[str, Any]:
@@ -87,6 +107,8 @@ def _bus(pci: str) -> str:
 
 def _xids(path: str) -> Dict[str, List[int]]:
     """Return the Xid errors since boot by bus and device, as far as the kernel lets this user read its log."""
+    import re  # noqa: PLC0415 (5 ms, and only for hosts with GPUs)
+
     xids: Dict[str, List[int]] = {}
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -101,7 +123,7 @@ def _xids(path: str) -> Dict[str, List[int]]:
                 continue  # messages were overwritten meanwhile
             if not data:
                 break
-            for bus, number in _XID.findall(data.decode("utf-8", "replace")):
+            for bus, number in re.findall(_XID, data.decode("utf-8", "replace")):
                 xids.setdefault(_bus(bus), []).append(int(number))
     except OSError:
         pass  # the end of the messages
@@ -112,6 +134,8 @@ def _xids(path: str) -> Dict[str, List[int]]:
 
 def _user(pid: int) -> str:
     """Return user, pid and command of a process."""
+    import pwd  # noqa: PLC0415 (as re)
+
     try:
         uid = os.stat("/proc/%d" % pid).st_uid
     except OSError:

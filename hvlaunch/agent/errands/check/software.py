@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from hvlaunch.agent.errands.observer.proc import read_text
 from hvlaunch.agent.errands.observer.versions import driver_version, versions_of
@@ -35,8 +34,7 @@ def read(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Return the part."""
     part: Dict[str, Any] = dict.fromkeys(("executable", "missing", "python", "torch", "cuda", "nccl"))
     part["driver"] = driver_version()
-    system = re.search(r'(?m)^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release") or "")
-    part["system"] = None if system is None else plain(system.group(1), 200)
+    part["system"] = plain(_system(read_text("/etc/os-release") or ""), 200) or None
     if arguments["program"] is None:
         return part
     environ = dict(os.environ, **arguments["env"])
@@ -55,3 +53,12 @@ def read(arguments: Dict[str, Any]) -> Dict[str, Any]:
         problem = "it does not start as a Python" if os.access(path, os.X_OK) else "there is no such program"
         part["missing"] = plain("%s: %s" % (arguments["program"], problem), 300)
     return part
+
+
+def _system(os_release: str) -> str:
+    """Return the name of the distribution from os-release(5); empty if unknown."""
+    for line in os_release.splitlines():
+        name, _, value = line.partition("=")
+        if name == "PRETTY_NAME":
+            return value.strip('"\'')
+    return ""
