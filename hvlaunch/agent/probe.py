@@ -22,11 +22,17 @@ _MOST_CALLERS = 64
 class Beacon:
     """A listening socket at which programs with this host's key get a proof of this host.
 
-    `known_as` is an address of this host for others, behind NAT.
+    `known_as` is an address of this host for others, behind NAT. `keep` takes each connection with a proof; without
+    `keep` it is closed.
     """
 
     def __init__(
-        self, listener: socket.socket, selector: Selector, prover: Prover, known_as: Optional[str]
+        self,
+        listener: socket.socket,
+        selector: Selector,
+        prover: Prover,
+        known_as: Optional[str],
+        keep: Callable[[socket.socket], None] = lambda caller: caller.close(),
     ) -> None:
         # The agent has one thread, and a caller may be gone by the time of accept().
         listener.setblocking(False)
@@ -36,6 +42,7 @@ class Beacon:
         self._selector = selector
         self._prover = prover
         self._known_as = [] if known_as is None else [known_as]
+        self._keep = keep
         self._callers: Dict[socket.socket, bytes] = {}
         selector.register(listener, READ, self._accept)
 
@@ -64,6 +71,9 @@ class Beacon:
             answer = self._prover.answer(self._callers[caller], addresses, self.port)
             if answer is not None:
                 caller.send(answer)
+                self._forget(caller)
+                self._keep(caller)
+                return
         except BlockingIOError:
             return
         except OSError:
@@ -71,9 +81,12 @@ class Beacon:
         self._hang_up(caller)
 
     def _hang_up(self, caller: socket.socket) -> None:
+        self._forget(caller)
+        caller.close()
+
+    def _forget(self, caller: socket.socket) -> None:
         self._selector.unregister(caller)
         del self._callers[caller]
-        caller.close()
 
     def close(self) -> None:
         """Close the socket and all connections. May be repeated."""

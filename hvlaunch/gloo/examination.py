@@ -3,9 +3,11 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from hvlaunch.agent.errands.check import RESULT
 from hvlaunch.agent.wire.shapes import number, or_null
 from hvlaunch.check import Finding, Values, findings_of, merged
 from hvlaunch.check.table import CHECKS
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Examination", "Gathering", "python_of"]
 
 _LIMITS = Limits(seconds=40.0, memory=None, output=1 << 20)
+_LIMITS_WITH_PAIRS = Limits(seconds=None, memory=None, output=1 << 24)
 _PATIENCE = 20.0
 """Seconds for an answer of the errand: longer than its own limits for a file system that hangs."""
 _SAMPLES = 5
@@ -59,6 +62,14 @@ class Gathering:
             return frozenset(arrived)
 
 
+class PairMeasures(Protocol):
+    """Measures between hosts, by the errand that reads their values: hvlaunch/gloo/pairs.py."""
+
+    def arguments(self, name: str, facts: "HostFacts") -> Mapping[str, Any]: ...
+
+    def measure(self, name: str, facts: "HostFacts", errand: Errand, answers: Answers) -> None: ...
+
+
 class Examination:
     """Reads the values of hosts. `examine` is called for each host, in a thread of its own."""
 
@@ -73,33 +84,43 @@ class Examination:
         self.values: dict[str, Values] = {}
         """Values of the examined hosts."""
 
-    def examine(self, link: "HostLink", facts: "HostFacts") -> None:
-        """Read the values of a host. Raises ErrandFailed."""
+    def examine(self, link: "HostLink", facts: "HostFacts", pairs: "PairMeasures | None" = None) -> None:
+        """Read the values of a host, and measure its pairs. Raises ErrandFailed."""
         name = link.host.name
         start = time.monotonic() - self._begin
-        errand = link.errands.start("check", self._arguments(facts), _LIMITS)
+        of_pairs = None if pairs is None else pairs.arguments(name, facts)
+        arguments = {**self._arguments(facts), "pairs": of_pairs}
+        errand = link.errands.start("check", arguments, _LIMITS if pairs is None else _LIMITS_WITH_PAIRS)
         try:
             answers = Answers(errand, name, _PATIENCE)
             offset, error = _clock_of(errand, answers)
             self.gathering.meet(name, "open", self._patience)
             errand.write(b"open\n")
             opened = answers.next(_NUMBER)
-            errand.close_input()
-            errand.wait(_PATIENCE)
-            values = errand.result()
+            if pairs is None:
+                errand.close_input()
+                errand.wait(_PATIENCE)
+                values = errand.result()
+            else:
+                errand.write(b"pairs\n")
+                values = answers.next(RESULT)
+            session = {
+                "start": start,
+                "clock": offset,
+                "clock_error": error,
+                "open": opened,
+                "slots": link.host.slots or self._spec.slots_per_host,
+            }
+            self.values[name] = {**values, "session": session}
+            if pairs is not None:
+                # Measures take their time: hosts wait for each other.
+                answers.patience = inf
+                pairs.measure(name, facts, errand, answers)
         except ErrandFailed:
             self.gathering.leave(name)
             raise
         finally:
             errand.stop()
-        session = {
-            "start": start,
-            "clock": offset,
-            "clock_error": error,
-            "open": opened,
-            "slots": link.host.slots or self._spec.slots_per_host,
-        }
-        self.values[name] = {**values, "session": session}
 
     def findings(self) -> list[Finding]:
         """Compare the examined hosts, in the user's order."""

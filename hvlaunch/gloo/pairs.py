@@ -5,20 +5,18 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.errands.pairs import MEASURES, PORTS
+from hvlaunch.agent.errands.check.pairs import MEASURES, PORTS
 from hvlaunch.check import Finding, Values
 from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
-from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
+from hvlaunch.driver.links.errands import Answers, Errand, write_line
 from hvlaunch.engine.network import candidates
 from hvlaunch.gloo.examination import Gathering
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
 
 __all__ = ["Pairs"]
 
-_LIMITS = Limits(seconds=None, memory=1 << 30, output=1 << 24)
 _MOST_ADDRESSES = 4
 _STEP = 60.0
 """Seconds for a step."""
@@ -76,24 +74,19 @@ class Pairs:
         }
         return {**self._first, **again}
 
-    def measure(self, link: "HostLink", facts: "HostFacts") -> None:
+    def arguments(self, name: str, facts: "HostFacts") -> Mapping[str, Any]:
+        """Return a host's arguments of agent/errands/check/pairs.py."""
+        address = facts.peer_address or None
+        return {"key": self._key, "name": name, "address": address, "ports": self._ports}
+
+    def measure(self, name: str, facts: "HostFacts", errand: Errand, answers: Answers) -> None:
         """Measure from one host, in its thread, while the threads of the others do so. Raises ErrandFailed."""
-        name = link.host.name
-        arguments = {
-            "key": self._key,
-            "name": name,
-            "address": facts.peer_address or None,
-            "ports": self._ports,
-        }
-        errand = link.errands.start("pairs", arguments, _LIMITS)
         try:
-            self._measure(name, facts, errand)
+            self._measure(name, facts, errand, answers)
         finally:
-            errand.stop()
             self.gathering.leave(name)
 
-    def _measure(self, name: str, facts: "HostFacts", errand: Errand) -> None:
-        answers = Answers(errand, name)
+    def _measure(self, name: str, facts: "HostFacts", errand: Errand, answers: Answers) -> None:
         listening = answers.next(PORTS)
         low, high = self._ephemeral
         self._ephemeral = min(low, listening["low"]), max(high, listening["high"])

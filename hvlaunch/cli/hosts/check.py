@@ -117,8 +117,7 @@ def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
 
     def work(link: "HostLink", facts: "HostFacts") -> None:
         try:
-            examination.examine(link, facts)
-            pairs.measure(link, facts)
+            examination.examine(link, facts, pairs)
             if deep is not None:
                 deep.measure(link, facts)
         except HostError:

@@ -235,10 +235,10 @@ class Answers:
     """The answers of an errand, each a line of JSON."""
 
     def __init__(self, errand: Errand, host: str, patience: float = inf) -> None:
-        """`host` is for errors; `patience` is the number of seconds for an answer."""
+        """`host` is for errors; `patience` is the number of seconds for an answer, and may change."""
         self._errand = errand
         self._host = host
-        self._patience = patience
+        self.patience = patience
         self._reads = lines_of(errand, _LOOK, _LONGEST_ANSWER)
         self._lines: deque[str] = deque()
 
@@ -254,7 +254,7 @@ class Answers:
         return value
 
     def _line(self) -> str:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience
         while not self._lines:
             lines = next(self._reads, None)
             if lines is None:
@@ -263,7 +263,7 @@ class Answers:
                 raise self._failed("result", "it ended without an answer")
             self._lines += lines
             if not self._lines and time.monotonic() > deadline:
-                raise self._failed("time", f"no answer within {self._patience:.0f} s")
+                raise self._failed("time", f"no answer within {self.patience:.0f} s")
         return self._lines.popleft()
 
     def _failed(self, reason: str, cause: str) -> ErrandFailed:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -280,6 +281,14 @@ def test_near_host_gets_a_compiled_program(is_near: bool) -> None:
     errands = HostErrands("a", send, is_near=is_near)
     errands.start("library", {"hash": "0", "size": 1})
     assert (len(sent[0]) > 40_000) is is_near
+
+
+def test_a_program_has_no_modules_of_its_packages_functions() -> None:
+    """The check errand borrows two modules of the observer, whose functions import ten more."""
+    files: dict[str, Path] = {}
+    errand_program._collect("hvlaunch.agent.errands.check", files, set())
+    observer = {name.rpartition(".")[2] for name in files if ".observer." in name}
+    assert observer == {"__init__", "proc", "versions", "nvml"}
 
 
 def test_a_cause_cannot_control_a_terminal() -> None:

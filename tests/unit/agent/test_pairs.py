@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errands import pairs
+from hvlaunch.agent.errands.check import pairs
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.wire.proof import QUESTION_SIZE, Question
 from tests.testhosts.hosts import wait_until

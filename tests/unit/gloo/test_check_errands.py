@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errands import pairs as pairs_errand
+from hvlaunch.agent.errands.check import pairs as pairs_errand
 from hvlaunch.agent.errands.deep import OUTCOMES
 from hvlaunch.check.matrix import find_faults
-from hvlaunch.driver.links.errands import ErrandFailed
+from hvlaunch.driver.links.errands import Answers, ErrandFailed
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.gloo import deep as deep_module
 from hvlaunch.gloo import pairs as pairs_module
@@ -87,7 +87,11 @@ def visit(check: Pairs | Deep, programs: Mapping[str, Program | None]) -> dict[s
         start = lambda _name, arguments, _limits: Stream(program, arguments)  # noqa: E731
         link = SimpleNamespace(host=SimpleNamespace(name=name), errands=SimpleNamespace(start=start))
         try:
-            check.measure(link, facts())  # type: ignore[arg-type]  # a link as far as it is used
+            if isinstance(check, Deep):
+                check.measure(link, facts())  # type: ignore[arg-type]  # a link as far as it is used
+                return
+            errand: Any = Stream(program, check.arguments(name, facts()))
+            check.measure(name, facts(), errand, Answers(errand, name))
         except ErrandFailed as error:
             errors[name] = str(error)
 
@@ -106,10 +110,10 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "candidates", lambda _facts: ("127.0.0.1",))
 
 
-def real(arguments: Mapping[str, Any], stream: Stream) -> object:
+def real(arguments: Mapping[str, Any], stream: Stream) -> None:
     before = threading.stack_size()
     try:
-        return pairs_errand.run(arguments, stream)  # type: ignore[arg-type]  # its methods are enough
+        pairs_errand.run(arguments, stream)  # type: ignore[arg-type]  # its methods are enough
     finally:
         threading.stack_size(before)
 

@@ -1,7 +1,8 @@
 """Values of this host for the comparison with other hosts. Nothing of the user's is started.
 
 The driver sends lines while the values are read: `clock` is answered with the time of this host, `open` with the seconds
-for opening the script. The end of the input asks for the result.
+for opening the script. The end of the input asks for the result; a line `pairs` for the same, and for measures of the
+network to other hosts from then on: another errand would take 10 ms more on each host.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import time
 
 from hvlaunch.agent.errand_runner import write_line
-from hvlaunch.agent.errands.check import files, gpus, machine, network, software
+from hvlaunch.agent.errands.check import files, gpus, machine, network, pairs, software
 from hvlaunch.agent.quick import in_time
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, plain, record, text
 
@@ -33,6 +34,7 @@ ARGUMENTS = record(
         "address": or_null(text(64)),  # of this host, as the driver reached it
         "env": mapping(text(1 << 16, raw=True), text(1 << 20, raw=True), 1 << 16),
         "compares_files": flag,  # a job with a copy of the project has the same files everywhere
+        "pairs": or_null(pairs.ARGUMENTS),  # None for a driver that won't ask for measures
     }
 )
 _PARTS: Mapping[str, Any] = {
@@ -58,12 +60,16 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     deadline = time.monotonic() + _SECONDS
     result: Dict[str, Any] = {"problems": {}}
     waits = {name: _begin(name, module.read, arguments, result) for name, module in _PARTS.items()}
-    _answer(arguments, stream)
+    measures_pairs = _answer(arguments, stream)
     for name, is_done in waits.items():
         if not is_done.acquire(timeout=max(0.0, deadline - time.monotonic())):
             result["problems"][name] = "no answer within %d s" % _SECONDS
     # A copy: a part that is late must not change what is being sent.
-    return {"problems": dict(result["problems"]), **{name: result.get(name) for name in _PARTS}}
+    values = {"problems": dict(result["problems"]), **{name: result.get(name) for name in _PARTS}}
+    if measures_pairs:
+        write_line(stream, values)
+        pairs.run(arguments["pairs"], stream)
+    return values
 
 
 def _begin(
@@ -88,13 +94,16 @@ def _begin(
     return is_done
 
 
-def _answer(arguments: Dict[str, Any], stream: ErrandStream) -> None:
+def _answer(arguments: Dict[str, Any], stream: ErrandStream) -> bool:
+    """Answer the driver's lines; return True if it asks for the pairs."""
     script = os.path.join(arguments["directory"], arguments["script"] or "")
     while True:
         try:
             line = stream.read_line()
         except EOFError:
-            return
+            return False
+        if line == b"pairs\n":
+            return True
         answer = time.time() if line == b"clock\n" else in_time(lambda: _open(script), _SECONDS, None)
         write_line(stream, answer)
 

@@ -60,5 +60,5 @@ def _system(os_release: str) -> str:
     for line in os_release.splitlines():
         name, _, value = line.partition("=")
         if name == "PRETTY_NAME":
-            return value.strip('"\'')
+            return value.strip("\"'")
     return ""

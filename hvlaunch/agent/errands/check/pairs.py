@@ -1,32 +1,32 @@
 """Measures the network to other hosts: ports that can be reached, latency, loss, bandwidth, and the largest segments.
 
-The errand listens at some ports, and dials other hosts for the driver. Both ends prove that they have the key of this
+A host listens at some ports, and dials other hosts for the driver. Both ends prove that they have the key of this
 visit (agent/wire/proof.py), bound to the address and port: strangers get no answer, and their answers don't count.
 
-The errand writes a line with its ports, and then answers lines of dials by lines of measures, in the same order.
+The host writes a line with its ports, and then answers lines of dials by lines of measures, in the same order.
 """
 
 from __future__ import annotations
 
+import _thread
 import select
-import socket
 import struct
-import threading
 import time
 
 from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.probe import reach
-from hvlaunch.agent.wire.proof import ANSWER_SIZE, QUESTION_SIZE, Prover, Question
+from hvlaunch.agent.probe import Beacon, reach
+from hvlaunch.agent.quick import READ, Selector, socket
+from hvlaunch.agent.wire.proof import ANSWER_SIZE, Prover, Question
 from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Optional, Sequence, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
-__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "run"]
+__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "run"]
 
 ARGUMENTS = record(
     {
@@ -36,7 +36,6 @@ ARGUMENTS = record(
         "ports": several(PORT, 4),  # to listen at, beside some that this host chooses
     }
 )
-RESULT = record({})
 PORTS = record({"ports": several(PORT, 16), "low": PORT, "high": PORT})
 _SECONDS = number(0, 1000)
 MEASURES = several(
@@ -62,32 +61,33 @@ _SAMPLES = 4
 """Ports of the ephemeral range to listen at."""
 _HEADER = struct.Struct("!QI")
 """Bytes to come, and milliseconds after the first byte until the answer."""
+_TIMEVAL = struct.Struct("@ll")  # of SO_RCVTIMEO, socket(7)
 _GO = b"g"
 _ANSWER = struct.Struct("!Qd")
 """Received bytes, and seconds from the first to the last."""
-_PINGS = 12
+_PINGS, _FEW_PINGS = 12, 4
+_NEAR = 0.001
+"""Seconds of a round trip after which a few messages do: far below every limit for a good network."""
+_SMALL = 1 << 10
 _LARGE = 1 << 15
 """Bytes of a message with full segments on any network. Longer streams wait for the listener's other streams."""
 _MTUS = (8900, 4000, 1500, 1476, 1450, 1420, 1400, 1380, 1300, 1280, 1200, 1000, 576)
 _HEADERS = {socket.AF_INET: 40, socket.AF_INET6: 60}
 _ANSWER_TIME = 1.5
 """Seconds for an answer: a lost segment is sent again in 0.2 s, and again 0.4 s later."""
-_MOST_CALLERS = 128
 _IDLE = 20.0
 _TURN = 15.0
 """Seconds for the streams of other hosts to the same one."""
-_CHUNK = memoryview(bytes(1 << 16))
+_CHUNK = memoryview(bytes(1 << 18))
 _SO_MAX_PACING_RATE = 47
 
 
-def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
+def run(arguments: Dict[str, Any], stream: ErrandStream) -> None:
     """Serve and dial until the driver ends the input."""
-    # A thread for each connection, and the usual 8 MB of stack count against the errand's memory.
-    threading.stack_size(1 << 18)
+    # A thread for each measure, and the usual 8 MB of stack count against the errand's memory.
+    _thread.stack_size(1 << 18)
     low, high = _ephemeral_range()
-    listener = _Listener(
-        arguments["key"], arguments["name"], [arguments["address"]] if arguments["address"] else []
-    )
+    listener = _Listener(Prover(arguments["key"], arguments["name"]), arguments["address"])
     # As the agent chooses the job's ports, and then as kernels choose ports for connections.
     listener.listen(free_port())
     step = max(1, (high - low) // _SAMPLES)
@@ -96,9 +96,9 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     # A busy host has hundreds of closed connections in a row, each of which keeps its port for a minute.
     for port in range(low + step // 2, high, step):
         listener.listen_near(port, step // 4)
+    _thread.start_new_thread(listener.serve, ())
     write_line(stream, {"ports": listener.ports, "low": low, "high": high})
     answer_lines(stream, lambda dials: _dial_all(arguments["key"], dials))
-    return {}
 
 
 def _ephemeral_range() -> Tuple[int, int]:
@@ -111,15 +111,14 @@ def _ephemeral_range() -> Tuple[int, int]:
 
 
 class _Listener:
-    """Answers other hosts at several ports."""
+    """Answers other hosts at several ports, in one thread, and in one more for each connection with measures."""
 
-    def __init__(self, key: str, name: str, own_addresses: List[str]) -> None:
+    def __init__(self, prover: Prover, known_as: Optional[str]) -> None:
         self.ports: List[int] = []
-        self._prover = Prover(key, name)
-        self._proving = threading.Lock()
-        self._turn = threading.Lock()
-        self._free = threading.Semaphore(_MOST_CALLERS)
-        self._own_addresses = own_addresses
+        self._prover = prover
+        self._known_as = known_as
+        self._selector = Selector()
+        self._turn = _thread.allocate_lock()
 
     def listen_near(self, port: int, within: int) -> None:
         """Listen at the port, or at one of the next `within` if programs or closed connections of this host have it."""
@@ -131,54 +130,54 @@ class _Listener:
             self.listen(bound)
             return
 
-    def listen(self, reserved: Any) -> None:
-        # The agent's sockets have few methods.
-        bound = socket.socket(fileno=reserved.detach())
-        bound.listen(128)
-        self.ports.append(bound.getsockname()[1])
-        threading.Thread(target=self._accept, args=(bound,), daemon=True).start()
+    def listen(self, bound: socket.socket) -> None:
+        beacon = Beacon(bound, self._selector, self._prover, self._known_as, self._keep)
+        self.ports.append(beacon.port)
 
-    def _accept(self, bound: socket.socket) -> None:
+    def serve(self) -> None:
+        """Answer questions for ever."""
         while True:
-            try:
-                caller, _ = bound.accept()
-            except OSError:
-                time.sleep(0.01)  # out of descriptors, or a caller that is gone
-                continue
-            # Strangers that hold connections open must not bring this process down.
-            if not self._free.acquire(blocking=False):
-                caller.close()
-                continue
-            threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+            for call, _ in self._selector.select(None):
+                call()
+
+    def _keep(self, caller: socket.socket) -> None:
+        """Wait for the measures of a host with the key."""
+        self._selector.register(caller, READ, lambda: self._begin(caller))
+
+    def _begin(self, caller: socket.socket) -> None:
+        self._selector.unregister(caller)
+        try:
+            # Most callers only look whether the port can be reached, and hang up: no thread for these.
+            has_more = caller.recv(1, socket.MSG_PEEK)
+        except OSError:
+            has_more = b""
+        if has_more:
+            _thread.start_new_thread(self._serve, (caller,))
+        else:
+            caller.close()
 
     def _serve(self, caller: socket.socket) -> None:
         try:
-            with caller:
-                caller.settimeout(_ANSWER_TIME * 2)
-                question = _exactly(caller, QUESTION_SIZE)
-                address, port = caller.getsockname()[:2]
-                with self._proving:
-                    answer = self._prover.answer(question, [address, *self._own_addresses], port)
-                if answer is None:
-                    return
-                caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                caller.sendall(answer)
-                caller.settimeout(_IDLE)
-                buffer = bytearray(1 << 16)
-                while True:
-                    size, milliseconds = _HEADER.unpack(_exactly(caller, _HEADER.size))
-                    if size <= _LARGE:
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The kernel keeps the time: with a timeout of its own, Python would call poll() before each read.
+            caller.setblocking(True)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                caller.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(_IDLE), 0))
+            buffer = bytearray(1 << 16)
+            while True:
+                size, milliseconds = _HEADER.unpack(_exactly(caller, _HEADER.size))
+                if size <= _LARGE:
+                    received = _receive(caller, buffer, size, milliseconds / 1000)
+                else:
+                    # Streams from two hosts would each get half of the link.
+                    with self._turn:
+                        caller.sendall(_GO)
                         received = _receive(caller, buffer, size, milliseconds / 1000)
-                    else:
-                        # Streams from two hosts would each get half of the link.
-                        with self._turn:
-                            caller.sendall(_GO)
-                            received = _receive(caller, buffer, size, milliseconds / 1000)
-                    caller.sendall(_ANSWER.pack(*received))
+                caller.sendall(_ANSWER.pack(*received))
         except (OSError, EOFError):
             return
         finally:
-            self._free.release()
+            caller.close()
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -210,19 +209,33 @@ def _dial_all(key: str, dials: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     measures: List[Dict[str, Any]] = [
         {"reached": [], "address": None, "rtt": None, "loss": None, "rate": None, "mtu": None} for _ in dials
     ]
-    turn = threading.Lock()
-    threads = [
-        threading.Thread(target=_dial, args=(key, dial, measure, turn), daemon=True)
-        for dial, measure in zip(dials, measures)  # noqa: B905 (strict is Python 3.10)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    turn = _thread.allocate_lock()
+
+    def dial(index: int) -> None:
+        _dial(key, dials[index], measures[index], turn)
+
+    _together(dial, len(dials))
     return measures
 
 
-def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: threading.Lock) -> None:
+def _together(work: Callable[[int], None], count: int) -> None:
+    """Run `work` with each of the numbers below `count`, each in a thread."""
+    locks = [_thread.allocate_lock() for _ in range(count)]
+
+    def run(index: int) -> None:
+        try:
+            work(index)
+        finally:
+            locks[index].release()
+
+    for index, lock in enumerate(locks):
+        lock.acquire()
+        _thread.start_new_thread(run, (index,))
+    for lock in locks:
+        lock.acquire()
+
+
+def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: _thread.LockType) -> None:
     """Fill in the measure of a host. A failed part stays None."""
     try:
         address, reached = _reach_ports(key, dial)
@@ -260,16 +273,12 @@ def _reach_ports(key: str, dial: Dict[str, Any]) -> Tuple[Optional[str], List[in
 
 
 def _measure(
-    key: str, dial: Dict[str, Any], target: Tuple[str, int], measure: Dict[str, Any], turn: threading.Lock
+    key: str, dial: Dict[str, Any], target: Tuple[str, int], measure: Dict[str, Any], turn: _thread.LockType
 ) -> None:
     """Raises OSError, EOFError."""
-    with _connect(key, dial["name"], target) as connection:
-        times = []
-        for _ in range(_PINGS):
-            begin = time.monotonic()
-            _send(connection, 1, 1.0)
-            times.append(time.monotonic() - begin)
-        measure["rtt"] = min(times)
+    connection = _connect(key, dial["name"], target)
+    try:
+        measure["rtt"] = _round_trip(connection)
         try:
             _send(connection, _LARGE, 0.5)
         except socket.timeout:
@@ -285,10 +294,26 @@ def _measure(
                 if seconds > 4 * measure["rtt"]:
                     rates.append(count / seconds)
                 if count < dial["size"]:
-                    break  # the listener reads no more
+                    # The listener reads no more.
+                    connection.close()
+                    connection = _connect(key, dial["name"], target)
+                    break
             measure["rate"] = max(rates, default=None)
-    with turn, _connect(key, dial["name"], target) as connection:
-        measure["loss"] = _loss(connection, dial, measure["rate"])
+            measure["loss"] = _loss(connection, dial, measure["rate"])
+    finally:
+        connection.close()
+
+
+def _round_trip(connection: socket.socket) -> float:
+    """Return the seconds of the fastest of some messages. Raises OSError, EOFError."""
+    best = float("inf")
+    for count in range(1, _PINGS + 1):
+        begin = time.monotonic()
+        _send(connection, 1, 1.0)
+        best = min(best, time.monotonic() - begin)
+        if count >= _FEW_PINGS and best < _NEAR:
+            break
+    return best
 
 
 def _loss(connection: socket.socket, dial: Dict[str, Any], rate: Optional[float]) -> Optional[float]:
@@ -308,8 +333,9 @@ def _connect(
     key: str, name: str, target: Tuple[str, int], most_segment: Optional[int] = None
 ) -> socket.socket:
     """Return a proven connection. Raises OSError, EOFError."""
+    # As bytes: text would pass the codec for international names, whose import takes 2 ms.
     family, kind, protocol, _, endpoint = socket.getaddrinfo(
-        *target, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        target[0].encode("ascii"), target[1], type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
     )[0]
     connection = socket.socket(family, kind, protocol)
     try:
@@ -345,8 +371,13 @@ def _send(connection: socket.socket, size: int, seconds: float) -> Tuple[int, fl
         _exactly(connection, len(_GO))
         header = b""
     # A small message goes out in one segment.
-    unsent = memoryview(header + bytes(min(size, 1024)))
-    left = size - min(size, 1024)
+    first = header + bytes(min(size, _SMALL))
+    left = size - min(size, _SMALL)
+    if not left:
+        connection.settimeout(seconds + _ANSWER_TIME)
+        connection.sendall(first)
+        return _answer(connection, size)
+    unsent = memoryview(first)
     deadline = time.monotonic() + seconds + _ANSWER_TIME
     connection.setblocking(False)
     try:
@@ -366,6 +397,10 @@ def _send(connection: socket.socket, size: int, seconds: float) -> Tuple[int, fl
                 left -= len(unsent)
     finally:
         connection.settimeout(_ANSWER_TIME)
+    return _answer(connection, size)
+
+
+def _answer(connection: socket.socket, size: int) -> Tuple[int, float]:
     count, taken = _ANSWER.unpack(_exactly(connection, _ANSWER.size))
     return min(count, size), taken if 0 <= taken < _IDLE else 0.0
 
@@ -387,17 +422,16 @@ def _passing_mtu(key: str, name: str, target: Tuple[str, int]) -> int:
     """Return the largest usual MTU for a passing stream; 0 if every size vanishes."""
     passing: List[int] = []
 
-    def attempt(mtu: int) -> None:
+    def attempt(index: int) -> None:
         try:
-            with _connect(key, name, target, mtu) as connection:
+            connection = _connect(key, name, target, _MTUS[index])
+            try:
                 _send(connection, _LARGE, 0.5)
+            finally:
+                connection.close()
         except (OSError, EOFError):
             return
-        passing.append(mtu)
+        passing.append(_MTUS[index])
 
-    threads = [threading.Thread(target=attempt, args=(mtu,), daemon=True) for mtu in _MTUS]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _together(attempt, len(_MTUS))
     return max(passing, default=0)
