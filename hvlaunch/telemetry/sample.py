@@ -162,8 +162,9 @@ class HostSample:
 class Energy:
     """Adds up the energy of the job's GPUs: between two samples in which its workers use a GPU, the GPU's counter tells."""
 
-    def __init__(self) -> None:
-        self.joules = self.seconds = 0.0
+    def __init__(self, joules: float = 0.0, seconds: float = 0.0) -> None:
+        """Continue from the sums of an earlier driver."""
+        self.joules, self.seconds = joules, seconds
         """`seconds` of GPUs for which the energy is known."""
         self._last: dict[tuple[str, int], tuple[float, float]] = {}
 

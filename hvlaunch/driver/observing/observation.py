@@ -1,11 +1,16 @@
 """Samples of the job's hosts, taken while they have subscribers."""
 
+import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from math import inf
+from pathlib import Path
 from typing import Any
 
 from hvlaunch.agent.wire.shapes import flag, or_null, record, text
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
+from hvlaunch.owners import write_whole
 from hvlaunch.telemetry.sample import Energy, HostSample, as_json, host_sample
 
 __all__ = ["Observation"]
@@ -15,15 +20,18 @@ _LEAST_INTERVAL = 1.0
 _WITHIN = 5.0
 _FRESH = 2.5
 """Seconds within which a round of samples counts as new."""
+_KEEP_EVERY = 10.0
 
 
 class Observation:
     """Asks all hosts as often as the most eager subscriber wants, and never without subscribers. For any thread.
 
-    `cwd` is the job's.
+    `cwd` is the job's. The file `kept` has the energy for a successor of this driver.
     """
 
-    def __init__(self, observers: Observers, cwd: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, observers: Observers, cwd: str, clock: Callable[[], float], kept: Path | None = None
+    ) -> None:
         self._observers = observers
         self._cwd = cwd
         self._clock = clock
@@ -40,7 +48,9 @@ class Observation:
         """Time at which the last round was complete."""
         self._newest: dict[str, HostSample] = {}
         self._problems: dict[str, str] = {}
-        self._energy = Energy()
+        self._kept = kept
+        self._energy = _kept_energy(kept)
+        self._energy_kept_at = -inf
         self._calls: list[_Once] = []
 
     def subscribe(self, interval: float = _LEAST_INTERVAL) -> Callable[[], None]:
@@ -90,6 +100,14 @@ class Observation:
         """Return the joules of the job's GPUs, and the seconds of GPUs for which they were counted."""
         with self._lock:
             return self._energy.joules, self._energy.seconds
+
+    def _keep_energy(self, now: float) -> None:
+        if self._kept is None or not self._energy.seconds or now < self._energy_kept_at + _KEEP_EVERY:
+            return
+        self._energy_kept_at = now
+        # A full disk costs a successor's bill the energy.
+        with suppress(OSError):
+            write_whole(self._kept, json.dumps([self._energy.joules, self._energy.seconds]).encode(), 0o600)
 
     def as_json(self) -> dict[str, Any]:
         """Return the newest samples and problems as JSON."""
@@ -150,6 +168,7 @@ class Observation:
             else:
                 self._newest[answer.host] = sample
                 self._energy.add(sample)
+                self._keep_energy(now)
                 self._problems.pop(answer.host, None)
             self._look_whether_complete()
 
@@ -161,6 +180,14 @@ class Observation:
         # Calls run on the agenda's thread: this thread holds the lock, and may be a link's.
         for call in calls:
             self._observers.at(self._complete_at, call)
+
+
+def _kept_energy(path: Path | None) -> Energy:
+    with suppress(OSError, ValueError, TypeError):
+        if path is not None:
+            joules, seconds = json.loads(path.read_bytes())
+            return Energy(float(joules), float(seconds))
+    return Energy()
 
 
 class _Once:

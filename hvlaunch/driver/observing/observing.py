@@ -43,6 +43,8 @@ _MEMORY = (b"out of memory", b"OutOfMemory", b"MemoryError", b"bad_alloc", b"all
 _SIGKILL = 9
 _SAMPLED_FOR = 0.5
 _LAST_WORDS = 2000
+_ENERGY = "energy.json"
+"""File of the job's directory with the energy so far."""
 
 
 class Suspect(NamedTuple):
@@ -328,7 +330,11 @@ class Observing:
         """The samples of the hosts; no host is asked before the first subscriber."""
         from hvlaunch.driver.observing.observation import Observation  # noqa: PLC0415 (for jobs that are watched)
 
-        return Observation(self._observers, self._cwd, self._clock)
+        return Observation(self._observers, self._cwd, self._clock, self._energy_file)
+
+    @property
+    def _energy_file(self) -> Path | None:
+        return None if self._directory is None else self._directory / _ENERGY
 
     def _number_of_round(self) -> int | None:
         current = self._engine.round
@@ -390,8 +396,10 @@ class Observing:
 
     def energy(self) -> tuple[float, float]:
         """Return the joules that samples have counted, and the seconds of GPUs for which they have."""
-        # No sample is taken for this: a job in peace costs nothing.
-        return self.observation.energy() if "observation" in self.__dict__ else (0.0, 0.0)
+        # No sample is taken for this: a job in peace costs nothing. A driver before this one may have counted.
+        file = self._energy_file
+        is_counted = "observation" in self.__dict__ or (file is not None and file.exists())
+        return self.observation.energy() if is_counted else (0.0, 0.0)
 
     def overview(self) -> Mapping[str, Any]:
         """Return the state of the job now, as data."""

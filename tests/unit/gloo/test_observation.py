@@ -4,6 +4,7 @@ import json
 import zlib
 from binascii import b2a_base64
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -279,3 +280,24 @@ def test_a_lost_host_has_no_sample(world: World) -> None:
     world.links.pop(0)
     world.go_on(1.0)
     assert world.observation.newest() == []
+
+
+def test_a_successor_continues_the_sum_of_the_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = SAMPLE_OF_A_HOST["gpus"][0]
+    worker = {**SAMPLE_OF_A_HOST["workers"][0], "gpus": [gpu["index"]]}
+
+    def play(joules: float) -> Observation:
+        world = World(monkeypatch, "a")
+        observation = Observation(world.observers, "/here", world._clock, tmp_path / "energy.json")
+        observation.subscribe(20.0)
+        for number in range(3):
+            world.go_on(20.0 * bool(number))
+            energy = {**gpu, "energy_joules": joules + 100.0 * number}
+            world.links[0].answer({**SAMPLE_OF_A_HOST, "gpus": [energy], "workers": [worker]})
+        return observation
+
+    assert play(5000.0).energy() == (200.0, 40.0)
+    assert play(9000.0).energy() == (400.0, 80.0)
+    assert (tmp_path / "energy.json").stat().st_mode & 0o77 == 0
+    (tmp_path / "energy.json").write_text("[1")
+    assert play(9000.0).energy() == (200.0, 40.0)
