@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from base64 import b64encode
+from collections.abc import Sequence
 
 import pytest
 
@@ -44,15 +45,15 @@ int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *c
 """
 
 
-def add_gpus(hosts: TestHosts) -> None:
-    """Give each host four GPUs."""
+def add_gpus(hosts: TestHosts, names: Sequence[str] | None = None) -> None:
+    """Give each of these hosts, or all, four GPUs."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler here")
     source = hosts.state / "libnvidia-ml.so.1"
     command = ["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(source)]
     subprocess.run(command, input=NVML.encode(), check=True)
     library = b64encode(source.read_bytes()).decode()
-    for host in hosts:
+    for host in hosts if names is None else map(hosts.__getitem__, names):
         put = "mkdir -m 755 /run/gpus; base64 -d > /run/gpus/libnvidia-ml.so.1; cd /run/gpus; chmod 755 *"
         host.run(["sh", "-c", put], input=library, check=True)
         # The loader's list of libraries, with one more.
