@@ -133,7 +133,8 @@ class World:
             dist.destroy_process_group()
             _restore(excepthook)
             raise
-        let_go()
+        # Training goes on meanwhile: releasing takes as long as making the groups.
+        let_go(is_awaited=False)
         return cls(place, store, device, local, cross, local_group, cross_group, timeout, excepthook)
 
     @property
@@ -159,8 +160,7 @@ class World:
         if have_all_come:
             # Nothing is stuck: no thread of ours need stay behind when Python ends.
             _over.clear()
-        else:
-            let_go()
+        let_go()
 
     def abandon(self) -> None:
         """End the groups at once, regardless of peers. Their remains are released when the next world stands."""
@@ -176,15 +176,20 @@ class World:
         _restore(self.excepthook)
 
 
-def let_go() -> None:
+_releasing: threading.Thread | None = None
+
+
+def let_go(*, is_awaited: bool = True) -> None:
     """Release the last world's groups, after everything else of that world is gone.
 
     A thread of Gloo may be stuck for ever in a half-sent message (see elastic/escape.py). Then only a daemon thread waits for it.
     """
+    global _releasing  # noqa: PLW0603
     if _over:
-        waits = threading.Thread(target=_over.clear, name="hvlaunch let go", daemon=True)
-        waits.start()
-        waits.join(_PATIENCE)
+        _releasing = threading.Thread(target=_over.clear, name="hvlaunch let go", daemon=True)
+        _releasing.start()
+    if is_awaited and _releasing is not None:
+        _releasing.join(_PATIENCE)
 
 
 def _restore(excepthook: Callable[..., object]) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -148,6 +150,28 @@ def test_two_rounds_in_the_same_processes(environment):
     assert in_forks(range(5), work) == [
         [*([row] * 2), one] for row, one in zip(expected, on_one_host, strict=True)
     ]
+
+
+def test_the_next_round_begins_before_the_last_rounds_groups_are_released(monkeypatch):
+    """A thread of Gloo may be stuck in them; the end waits for them."""
+
+    class Stuck:
+        def __del__(self):
+            stands.wait()
+            released.set()
+
+    def work(_):
+        current._over.append(Stuck())  # type: ignore[arg-type]
+        began = time.monotonic()
+        world = World.form(place(), lambda *_: dist.HashStore(), backend="gloo")
+        took = time.monotonic() - began
+        stands.set()
+        world.leave()
+        return took < 30, released.is_set()
+
+    stands, released = threading.Event(), threading.Event()
+    monkeypatch.setattr(current, "_PATIENCE", 60.0)
+    assert in_forks([0], work) == [(True, True)]
 
 
 def test_a_lost_worker_does_not_block_shutdown(environment):
