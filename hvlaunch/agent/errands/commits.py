@@ -21,7 +21,7 @@ from hvlaunch.agent.wire.shapes import PORT, number, record, several, text, whol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from typing import Any, Dict, List
+    from typing import Any, Callable, Dict, List
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
@@ -52,6 +52,8 @@ ANSWER = record(
     }
 )
 _PIECE = 1 << 20
+_LIFE = 1.0
+"""Seconds between signs of life during a copy: empty answers."""
 _LONGEST_REQUEST = 4096
 
 
@@ -62,11 +64,13 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     peer = arguments["peer"]
     server = PeerServer(peer["secret"], peer["pem"], directory, lambda caller: _serve(directory, caller))
     write_line(stream, {"port": server.port})
-    answer_lines(stream, lambda order: _obey(directory, order, peer))
+    answer_lines(stream, lambda order: _obey(directory, order, peer, lambda: write_line(stream, {})))
     return {}
 
 
-def _obey(directory: str, order: Dict[str, Any], peer: Dict[str, str]) -> Dict[str, Any]:
+def _obey(
+    directory: str, order: Dict[str, Any], peer: Dict[str, str], show_life: Callable[[], None]
+) -> Dict[str, Any]:
     problems: List[str] = []
     size, begin = 0, time.monotonic()
     pinned = [(pair[0], pair[1]) for pair in order.get("pins", ())]
@@ -75,7 +79,7 @@ def _obey(directory: str, order: Dict[str, Any], peer: Dict[str, str]) -> Dict[s
     for item in order.get("fetch", ()):
         commit = KeptCommit(*item["commit"])
         try:
-            _fetch(directory, commit, item["addresses"], peer, pinned)
+            _fetch(directory, commit, item["addresses"], peer, pinned, show_life)
             size += commit.length
         except (OSError, EOFError, ValueError, commits.NoRoom) as error:
             problems.append("step %d: %s" % (commit.step, str(error) or type(error).__name__))
@@ -109,7 +113,12 @@ def _serve(directory: str, caller: ssl.SSLSocket) -> None:
 
 
 def _fetch(
-    directory: str, commit: KeptCommit, addresses: List[Any], peer: Dict[str, str], pinned: List[Any]
+    directory: str,
+    commit: KeptCommit,
+    addresses: List[Any],
+    peer: Dict[str, str],
+    pinned: List[Any],
+    show_life: Callable[[], None],
 ) -> None:
     """Copy a commit from the first address with an answer. Raises OSError, EOFError, ValueError, NoRoom."""
     connection = dial(addresses, peer["secret"], peer["fingerprint"])
@@ -126,8 +135,11 @@ def _fetch(
         descriptor = commits.begin(os.path.join(directory, COPIES), commit, lambda: (pinned, False))
         try:
             with mmap.mmap(descriptor, PAGE + commit.length) as mapped, memoryview(mapped) as view:
-                done = PAGE
+                done, last = PAGE, time.monotonic()
                 while done < len(view):
+                    if time.monotonic() > last + _LIFE:
+                        last = time.monotonic()
+                        show_life()
                     with view[done : done + _PIECE] as piece:
                         count = connection.recv_into(piece)
                     if not count:

@@ -101,6 +101,11 @@ class Errand:
     def has_ended(self) -> bool:
         return self._has_ended
 
+    @property
+    def has_data(self) -> bool:
+        """True if read() returns at once."""
+        return bool(self._unread) or self._has_ended
+
     def write(self, data: bytes) -> None:
         """Send bytes to the errand's stream as its credit allows. Never blocks; drain() waits."""
         with self._changed:

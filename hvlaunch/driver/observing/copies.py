@@ -31,7 +31,10 @@ _LOOK = 0.5
 """Seconds between looks at the hosts' commits."""
 _PAUSE = 10.0
 """Seconds after a failed copy."""
-_PATIENCE = 3600.0
+_PATIENCE = 60.0
+"""Seconds for an answer, or a sign of life during a long order. An errand can hang with its host's kernel, or be stopped."""
+_RETRY = 60.0
+"""Seconds before another errand on a host whose errand has hung."""
 _WANT = record(
     {
         "host": text(1000, raw=True),
@@ -41,20 +44,35 @@ _WANT = record(
 )
 
 
+def _is_answer(value: Any) -> bool:
+    return value == {} or ANSWER(value)
+
+
 class _Store:
     """A host's errand, and its last answer."""
 
     def __init__(self, host: str, errand: Errand) -> None:
         self.host = host
         self.errand = errand
-        self.answers = Answers(errand, host, _PATIENCE)
-        self.port: int = self.answers.next(PORTS)["port"]
+        self.port: int | None = None
+        """None until the errand's first answer: other hosts do not wait for it."""
         self.own: list[KeptCommit] = []
         self.copied: list[KeptCommit] = []
+        self._answers = Answers(errand, host)
+        self._begun = time.monotonic()
 
-    def read(self) -> Any:
+    def take_port(self) -> None:
+        """Take the first answer if it is there. Raises ErrandFailed, also after a long wait."""
+        if self.port is None and (self.errand.has_data or time.monotonic() > self._begun + _PATIENCE):
+            self._answers.patience = _PATIENCE if self.errand.has_data else 0.0
+            self.port = self._answers.next(PORTS)["port"]
+
+    def read(self, deadline: float) -> Any:
         """Return the answer to the order. Raises ErrandFailed."""
-        answer = self.answers.next(ANSWER)
+        # Signs of life are empty: a copy of hundreds of gigabytes takes its time.
+        self._answers.patience = deadline - time.monotonic()
+        while not (answer := self._answers.next(_is_answer)):
+            self._answers.patience = _PATIENCE
         self.own = [KeptCommit(*fields) for fields in answer["own"]]
         self.copied = [KeptCommit(*fields) for fields in answer["copies"]]
         return answer
@@ -81,7 +99,11 @@ class Copies:
         self._say = say
         self._peer = new_peer()
         self._wants: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
+        self._begun: dict[str, _Store] = {}
         self._stores: dict[str, _Store] = {}
+        """The errands of `_begun` that have answered."""
+        self._retries: dict[str, float] = {}
+        """Times of the next errands on hosts, after one that failed."""
         self._keepers: dict[str, list[str]] = {}
         self._safe: list[Version] = []
         """Pinned versions with all of their copies."""
@@ -122,19 +144,37 @@ class Copies:
             for link in self._links()
             if link.last_heard is not None and not (link.is_closed or link.has_parted or link.is_away)
         }
-        for host, store in list(self._stores.items()):
+        for host, store in list(self._begun.items()):
             if host not in links or store.errand.has_ended:
                 self._drop(host)
-        for host in links.keys() - self._stores.keys():
-            link = links[host]
+        for host in links.keys() - self._begun.keys():
+            if time.monotonic() >= self._retries.get(host, 0.0):
+                link = links[host]
+                try:
+                    arguments = {"scratch": link.scratch, "peer": self._peer}
+                    self._begun[host] = _Store(host, link.errands.start("commits", arguments, _LIMITS))
+                except ErrandFailed as error:
+                    self._fail(host, error)
+        for host, store in list(self._begun.items()):
             try:
-                arguments = {"scratch": link.scratch, "peer": self._peer}
-                self._stores[host] = _Store(host, link.errands.start("commits", arguments, _LIMITS))
-            except ErrandFailed as error:
-                self._complain(f"host {host}: {error.detail}")
+                store.take_port()
+            except ErrandFailed as error:  # noqa: PERF203 (each host for itself)
+                self._fail(host, error)
+        self._stores = {host: store for host, store in self._begun.items() if store.port is not None}
 
     def _drop(self, host: str) -> None:
-        self._stores.pop(host).errand.stop()
+        self._stores.pop(host, None)
+        store = self._begun.pop(host, None)
+        if store is not None:
+            store.errand.stop()
+
+    def _fail(self, host: str, error: ErrandFailed) -> None:
+        self._drop(host)
+        # Errands are killed with the leftovers of a round, and lost with their hosts.
+        if error.reason not in ("killed", "lost"):
+            self._retries[host] = time.monotonic() + _RETRY
+            silent = "its copying process does not answer"
+            self._complain(f"host {host}: {silent if error.reason == 'time' else error.detail}")
 
     def _complain(self, cause: str) -> None:
         """Say once that copies fail, and why."""
@@ -147,14 +187,12 @@ class Copies:
         for host, order in orders.items():
             write_line(self._stores[host].errand, dict(order))
         answers = {}
+        deadline = time.monotonic() + _PATIENCE
         for host in orders:
             try:
-                answers[host] = self._stores[host].read()
+                answers[host] = self._stores[host].read(deadline)
             except ErrandFailed as error:  # noqa: PERF203 (each host for itself)
-                # Errands are killed with the leftovers of a round, and lost with their hosts.
-                if error.reason not in ("killed", "lost"):
-                    self._complain(f"host {host}: {error.detail}")
-                self._drop(host)
+                self._fail(host, error)
         return answers
 
     def _order_all(self, order: Mapping[str, Any]) -> None:

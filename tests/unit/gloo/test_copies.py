@@ -1,0 +1,124 @@
+"""The driver's orders for commits, with errands of this test: a host that hangs delays no other."""
+
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvlaunch.driver.links.errands import Errand
+from hvlaunch.driver.observing import copies
+from hvlaunch.driver.observing.copies import Copies
+
+LONG = 30.0
+COMMIT = ["default.0", 0, 5, 1, 10, 100]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Host:
+    """A host whose errand answers at once, unless it hangs from the beginning, or from its first order on."""
+
+    def __init__(self, name: str, hangs: str = "") -> None:
+        self.host = SimpleNamespace(name=name)
+        self.last_heard, self.is_closed, self.has_parted, self.is_away = 0.0, False, False, False
+        self.scratch = f"/tmp/hvlaunch-{name}"
+        self.errands = self
+        self.hangs = hangs
+        self.own: list[Any] = []
+        self.copies: list[Any] = []
+        self.more: dict[str, Any] = {}
+        self.orders: list[Any] = []
+        self.starts: list[Any] = []
+        self._lines = b""
+
+    def start(self, name: str, arguments: Any, _limits: Any) -> Errand:
+        errand = Errand(name, len(self.starts), self.host.name, self._send, None, lambda _errand: None)
+        self.starts.append((errand, arguments))
+        if self.hangs != "start":
+            errand.take_data(b'{"port": 1000}\n')
+        return errand
+
+    def _send(self, _number: int, action: str, body: bytes = b"", **_more: Any) -> None:
+        if action == "data":
+            *lines, self._lines = (self._lines + body).split(b"\n")
+            for line in lines:
+                self._obey(json.loads(line))
+
+    def _obey(self, order: Any) -> None:
+        self.orders.append(order)
+        if self.hangs:
+            return
+        self.copies += [item["commit"] for item in order.get("fetch", ())]
+        answer = {"own": self.own, "copies": self.copies, "problems": [], "bytes": 0, "seconds": 0.0}
+        self.starts[-1][0].take_data(json.dumps({**answer, **self.more}).encode() + b"\n")
+
+
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copies, "_LOOK", 0.01)
+    started = []
+    words: list[str] = []
+
+    def start(*hosts: Host, count: int = 1, **more: Any) -> list[str]:
+        server: Any = SimpleNamespace(put=lambda *_: None)
+        links: Any = lambda: hosts  # noqa: E731 (the hosts stand for their links)
+        started.append(Copies(server, links, lambda _: None, count, words.append, **more))
+        return words
+
+    yield start
+    for item in started:
+        item.stop()
+
+
+@pytest.mark.parametrize("moment", ["start", "order"])
+def test_a_hung_errand_delays_no_other_host(
+    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    if moment == "order":
+        monkeypatch.setattr(copies, "_PATIENCE", 0.2)
+    a, b, c = Host("a", moment), Host("b"), Host("c")
+    b.own = [COMMIT]
+    words = begin(a, b, c)
+    wait_until(lambda: c.copies == [COMMIT])
+    if moment == "order":
+        assert words == ["commits are not copied: host a: its copying process does not answer"]
+        assert len(a.starts) == 1
+
+
+def test_another_errand_follows_a_hung_one(
+    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_PATIENCE", 0.2)
+    monkeypatch.setattr(copies, "_RETRY", 0.1)
+    a, b = Host("a", "start"), Host("b")
+    b.own = [COMMIT]
+    begin(a, b)
+    wait_until(lambda: len(a.starts) == 1)
+    a.hangs = ""
+    wait_until(lambda: a.copies == [COMMIT])
+
+
+def test_signs_of_life_are_no_answers(begin: Callable[..., list[str]]) -> None:
+    a, b = Host("a"), Host("b")
+    b.own = [COMMIT]
+    obey = a._obey
+
+    def slowly(order: Any) -> None:
+        if order.get("fetch"):
+            errand = a.starts[-1][0]
+            for _ in range(4):
+                errand.take_data(b"{}\n")
+        obey(order)
+
+    a._obey = slowly  # type: ignore[method-assign]
+    words = begin(a, b)
+    wait_until(lambda: a.copies == [COMMIT])
+    assert words == []
