@@ -6,11 +6,10 @@ An errand's purpose is unknown to the agent. docs/internals/errands.md describes
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import time
 
-from hvlaunch.agent.quick import READ, WRITE, signal, signal_name
+from hvlaunch.agent.quick import READ, WRITE, signal, signal_name, struct
 from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
     ERRAND_WINDOW,
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["ErrandProcesses"]
 
 _BOOT = (
-    "import io,zlib;pack=zlib.decompressobj();"
-    "exec(pack.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read(%d)))"
+    "import _io,zlib;pack=zlib.decompressobj();"
+    "exec(pack.decompress(_io.BufferedReader(_io.FileIO(0,closefd=False),1).read(%d)))"
 )
 _PREAMBLE = struct.Struct("!QI")
 """The memory limit in bytes (0 for none) and the size of the arguments; agent/errand_runner.py reads it."""

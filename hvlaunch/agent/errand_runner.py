@@ -5,9 +5,8 @@ from __future__ import annotations
 import _thread
 import os
 import select
-import struct
 
-from hvlaunch.agent.quick import dumps, loads, prctl, signal
+from hvlaunch.agent.quick import dumps, loads, prctl, signal, struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

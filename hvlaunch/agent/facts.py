@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import time
 
-from hvlaunch.agent.quick import socket
+from hvlaunch.agent.quick import socket, struct
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES
 from hvlaunch.agent.wire.shapes import plain
 

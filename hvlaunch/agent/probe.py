@@ -32,7 +32,7 @@ class Beacon:
         selector: Selector,
         prover: Prover,
         known_as: Optional[str],
-        keep: Callable[[socket.socket], None] = lambda caller: caller.close(),
+        keep: Callable[[socket.socket], None] = socket.socket.close,
     ) -> None:
         # The agent has one thread, and a caller may be gone by the time of accept().
         listener.setblocking(False)
@@ -54,7 +54,7 @@ class Beacon:
             return
         # A stranger that holds its connections open must not lock other hosts out.
         if len(self._callers) >= _MOST_CALLERS:
-            self._hang_up(next(iter(self._callers)))
+            self._drop(next(iter(self._callers)))
         caller.setblocking(False)
         self._callers[caller] = b""
         self._selector.register(caller, READ, lambda: self._hear(caller))
@@ -71,29 +71,27 @@ class Beacon:
             answer = self._prover.answer(self._callers[caller], addresses, self.port)
             if answer is not None:
                 caller.send(answer)
-                self._forget(caller)
-                self._keep(caller)
+                self._drop(caller, self._keep)
                 return
         except BlockingIOError:
             return
         except OSError:
             pass
-        self._hang_up(caller)
+        self._drop(caller)
 
-    def _hang_up(self, caller: socket.socket) -> None:
-        self._forget(caller)
-        caller.close()
-
-    def _forget(self, caller: socket.socket) -> None:
+    def _drop(
+        self, caller: socket.socket, end: Callable[[socket.socket], None] = socket.socket.close
+    ) -> None:
         self._selector.unregister(caller)
         del self._callers[caller]
+        end(caller)
 
     def close(self) -> None:
         """Close the socket and all connections. May be repeated."""
         if self._listener.fileno() < 0:
             return
         for caller in list(self._callers):
-            self._hang_up(caller)
+            self._drop(caller)
         self._selector.unregister(self._listener)
         self._listener.close()
 

@@ -1,4 +1,4 @@
-"""Quick replacements for `json`, `signal`, `socket`, `selectors`, `collections`, `hmac` and `ctypes`.
+"""Quick replacements for `json`, `signal`, `socket`, `struct`, `selectors`, `collections`, `hmac` and `ctypes`.
 
 Importing these modules takes 10 of the 25 ms for the start of Python and the agent on each host, because they build
 enumerations and regular expressions. This module takes the C modules below them instead; a Python without these C
@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     import socket
+    import struct
     from collections import deque
     from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, TypeVar, Union
 
@@ -28,10 +29,12 @@ else:
     try:
         import _signal as signal
         import _socket as socket
+        import _struct as struct
         from _collections import deque
     except ImportError:
         import signal
         import socket
+        import struct
         from collections import deque
 
 __all__ = [
@@ -51,6 +54,7 @@ __all__ = [
     "signal",
     "signal_name",
     "socket",
+    "struct",
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
@@ -121,6 +120,8 @@ class WorkerOutput:
         # Descendants may hold the pipes open and print for ever, so no more is read than the pipes can hold now, and
         # the end of each stream behind it.
         for stream, fd in slot.worker.output.items():
+            import fcntl  # noqa: PLC0415 (most pipes end with their worker)
+
             slot.to_drain[stream] = min(fcntl.fcntl(fd, _F_GETPIPE_SZ), LAST_OUTPUT) + 1
         for stream in list(slot.worker.output):
             while slot.to_drain[stream] > 0:

@@ -14,9 +14,7 @@ replaces it, each end reports its count, and gets the frames behind this count a
 
 from __future__ import annotations
 
-import struct
-
-from hvlaunch.agent.quick import deque, dumps, loads
+from hvlaunch.agent.quick import deque, dumps, loads, struct
 from hvlaunch.agent.wire.shapes import misfit
 
 TYPE_CHECKING = False

@@ -185,8 +185,8 @@ _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
 # Reads exactly its own size from stdin, since the next bytes are frames: a buffer of 1 reads nothing ahead.
 # A timer ends the process until the agent's own loop takes over with the lease: the program may never arrive in full.
 _BOOT = (
-    "import io,zlib,_signal;_signal.setitimer(0,{limit:g});pack=zlib.decompressobj();"
-    "exec(pack.decompress(io.BufferedReader(io.FileIO(0,closefd=False),1).read({size})))"
+    "import _io,zlib,_signal;_signal.setitimer(0,{limit:g});pack=zlib.decompressobj();"
+    "exec(pack.decompress(_io.BufferedReader(_io.FileIO(0,closefd=False),1).read({size})))"
 )
 NEW_ENOUGH = '*"Python 3."[89]*|*"Python 3."[1-9][0-9]*'
 """Output of `python -V`, four times as quick as a start, as the patterns of a shell's `case`.

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import _thread
 import select
-import struct
 import time
 
 from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.probe import Beacon, reach
-from hvlaunch.agent.quick import READ, Selector, socket
+from hvlaunch.agent.quick import READ, Selector, socket, struct
 from hvlaunch.agent.wire.proof import ANSWER_SIZE, Prover, Question
 from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
 
