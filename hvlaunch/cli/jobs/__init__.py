@@ -423,7 +423,7 @@ _COMMANDS: Mapping[str, str] = {
     "queue": "jobs.queue_commands.run_queue_command",
     "doctor": "doctor.run_doctor_command",
     "hosts": "hosts.hosts.run_hosts_command",
-    "cp": "cp.run_cp_command",
+    "cp": "jobs.cp.run_cp_command",
     "check": "hosts.check.run_check_command",
     "bisect": "hosts.bisect.run_bisect_command",
     "sbatch": "slurm.run_sbatch_command",
