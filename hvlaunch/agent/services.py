@@ -2,7 +2,8 @@
 
 The whole file is a worker's command, `python3 -c TEXT PLAN COMMAND...`: it runs without hvlaunch, on any Python >= 3.8.
 The plan is JSON: `first`, `others` and `all` are services of rank 0, of the others and of each; rank 0 runs `until`, which
-ends when all have joined, and then the command. Without services every rank runs the command.
+ends when all have joined, and then the command. Without services every rank runs the command. With a `tunnel` (tunnel.py, whose
+text comes before this one's) the command gets a port of rank 0's host for each other host's service.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Sequence, Tuple
 
+    from hvlaunch.agent.tunnel import Entrance, Exit  # noqa: TC004 (as above)
+
 __all__ = ["Services", "main"]
 
 _PAUSE = 0.2
 _PATIENCE = 5.0
+_LONG = 20.0
+"""Seconds after which a service without an answer is reported."""
 
 
 class Services:
@@ -47,7 +52,9 @@ class Services:
             self._wait_for(self._plan["address"])
         for words in (self._plan["first" if self._is_first else "others"], self._plan["all"]):
             self._start("service", words)
-        if self._is_first:
+        if self._plan["tunnel"]:
+            self._open_tunnel(**self._plan["tunnel"])
+        if self._is_first and not self._is_stopping:
             self._start("until", self._plan["until"]) or self._start("command", self._command)
         while self._running:
             pid, status = os.wait()
@@ -85,6 +92,29 @@ class Services:
         host, _, port = address.rpartition(":")
         while not self._is_stopping and not _listens(host.strip("[]"), int(port)):
             time.sleep(_PAUSE)
+
+    def _open_tunnel(self, option: str, service: str, exits: str) -> None:
+        """Open this host's end. Rank 0 waits for all services, and gives the command its ports by `option`."""
+        keys = json.loads(os.environ.pop("HVLAUNCH_TUNNEL_KEY"))
+        addresses = exits.split(",")
+        if not self._is_first:
+            port = int(addresses[int(self._plan["rank"])].rpartition(":")[2])
+            Exit(keys, port, int(service), os.environ["HVLAUNCH_SCRATCH"])
+            return
+        ports: List[str] = []
+        for address in addresses[1:]:
+            entrance = Entrance(keys, address)
+            begin = time.monotonic()
+            while not self._is_stopping and not entrance.is_open():
+                if time.monotonic() - begin > _LONG:
+                    self._complain(
+                        "no answer from the service at %s; is the port open between hosts?" % address
+                    )
+                    begin = float("inf")
+                time.sleep(_PAUSE)
+            ports.append("127.0.0.1:%d" % entrance.port)
+        if ports and option not in self._command:
+            self._command = [*self._command, option, ",".join(ports)]
 
     def _complain(self, text: str) -> None:
         sys.stderr.write("hvlaunch: %s\n" % text)

@@ -139,6 +139,7 @@ def with_roles(
 
             preset = preset_of(presets[line.name], environ)
             command, variables = preset.command(command, str), {**preset.environment}
+            spec = replace(spec, env={**spec.env, **preset.keys()})
         slots = {} if line.gpus is None else {host: line.gpus for host, _ in share}
         try:
             templates = templates_of(

@@ -111,6 +111,8 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
         more=("HOROVOD_*",) if uses_horovod else (),
         variables=variables,
     )
+    if preset is not None:
+        env = {**env, **preset.keys()}
     # `--` before the command tells that its words are not meant for hvlaunch.
     if not options.is_marked:
         warnings += misplaced(options.command, options.given)

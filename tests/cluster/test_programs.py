@@ -51,6 +51,42 @@ def test_a_server_is_ready_and_the_end_of_its_head_is_the_jobs(cluster: TestHost
     assert stopped.interrupt().code() == 130
 
 
+@pytest.mark.long
+def test_llama_cpps_servers_are_reached_only_by_the_tunnel(cluster: TestHosts, tmp_path: Path) -> None:
+    folder = Path(f"/var/tmp/{tmp_path.name}.bin")
+    folder.mkdir()
+    server = folder / "ggml-rpc-server"
+    server.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAMS / "rpc_server.py"} "$@"\n')
+    server.chmod(0o755)
+    env = {"PATH": f"{folder}:{cluster.driver.env['PATH']}"}
+    words = [
+        "--for",
+        "llama-cpp",
+        "-H",
+        "a,b,c",
+        "-x",
+        "PATH",
+        "--grace",
+        "2",
+        "--lease",
+        "6",
+        "--reconnect",
+        "3",
+    ]
+    job = Job(cluster, [*words, sys.executable, PROGRAMS / "rpc_server.py", "--stay"], env=env)
+    job.saw("right answers: 2 secrets: False")
+    # Its port is open on 127.0.0.1 alone; the other one is the tunnel's.
+    listening = cluster["b"].run(["ss", "-Hltnp"]).stdout.splitlines()
+    serving = [text.split()[3] for text in listening if "python" in text]
+    assert [address.rpartition(":")[0] for address in serving if "127.0.0.1" in address] == ["127.0.0.1"]
+    cluster["b"].cut()
+    code = job.code(60)
+    assert code == 69, job.stderr
+    assert "host b" in job.stderr
+    for name in ("a", "c"):
+        assert cluster[name].run(["pgrep", "-f", "rpc_server.py"]).stdout == ""
+
+
 def program(hosts: TestHosts, name: str, script: Path, text: str) -> Job:
     """Start a script by the preset on three hosts, with the environment of HVLAUNCH_PROGRAMS."""
     if not BIN:

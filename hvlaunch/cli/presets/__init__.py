@@ -21,6 +21,9 @@ __all__ = ["Preset", "preset_list", "preset_of", "with_preset"]
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SERVICES = "services"
 """The file of the agent that starts a preset's services, and then the command."""
+_TUNNEL = "tunnel"
+"""The file of the agent for `[services.tunnel]`."""
+_FUTURE = "from __future__ import annotations\n"
 
 
 class Preset(NamedTuple):
@@ -60,9 +63,19 @@ class Preset(NamedTuple):
             return command
         from hvlaunch.driver.program import without_words  # noqa: PLC0415 (few presets have any)
 
-        text = without_words(Path(agent.__file__).with_name(f"{_SERVICES}.py").read_text(encoding="ascii"))
+        names = (_TUNNEL, _SERVICES) if self.services[_TUNNEL] else (_SERVICES,)
+        texts = [Path(agent.__file__).with_name(f"{name}.py").read_text(encoding="ascii") for name in names]
+        text = _FUTURE + without_words("\n".join(texts)).replace(_FUTURE, "")
         plan = json.dumps({"rank": "{rank}", **self.services})
         return ("python3", "-c", escaped(text + "\nmain()\n"), plan, *command)
+
+    def keys(self) -> Mapping[str, str]:
+        """Return variables with new keys for the preset's tunnel; none without one."""
+        if not self.services.get(_TUNNEL):
+            return {}
+        from hvlaunch.rendezvous.serving.certificate import new_peer  # noqa: PLC0415 (few presets have any)
+
+        return {"HVLAUNCH_TUNNEL_KEY": json.dumps(dict(new_peer()))}
 
     def _split(self, text: str) -> list[str]:
         # A place with a text is one word, blanks and all.
@@ -127,7 +140,9 @@ class _Reader:
         table = self._table("", root, ("about", "example", "options", "environment", "words", "services"))
         words = self._table("words", table.get("words"), ("after", "append"))
         services = self._table(
-            "services", table.get("services"), ("first", "others", "all", "until", "address", "files")
+            "services",
+            table.get("services"),
+            ("first", "others", "all", "until", "address", "files", "tunnel"),
         )
         commands: dict[str, object] = {
             name: self._words("services", name, services.get(name))
@@ -136,6 +151,7 @@ class _Reader:
         more: dict[str, object] = {
             "address": self._text("services", "address", services.get("address", "")),
             "files": self._texts("services.files", services.get("files")),
+            "tunnel": self._tunnel(services.get("tunnel")),
         }
         directory = str(Path(self._origin).parent)
         settings = config_settings(
@@ -152,6 +168,11 @@ class _Reader:
             words=tuple(self._words("words", "append", words.get("append"))),
             services={**commands, **more} if services else {},
         )
+
+    def _tunnel(self, tree: Tree) -> dict[str, str]:
+        keys = ("option", "service", "exits")
+        table = self._table("services.tunnel", tree, keys)
+        return {key: self._text("services.tunnel", key, table.get(key)) for key in keys} if table else {}
 
     def _table(self, name: str, tree: Tree, keys: Sequence[str]) -> dict[str, Tree]:
         table = self._any_table(name, tree)

@@ -216,6 +216,7 @@ def test_every_module_of_the_agent_travels() -> None:
         *bundles._LEASES,
         "standby",  # with the workers of jobs that preload modules
         "services",  # with presets
+        "tunnel",  # likewise
         "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "fabric",  # likewise

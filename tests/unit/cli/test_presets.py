@@ -1,6 +1,7 @@
 """Presets: what each makes of a command, users' own, and mistakes in their files."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -226,6 +227,60 @@ def test_a_service_that_ends_ends_the_job(config: Path) -> None:
     node = run_cluster(config, "sleep", "1000", node="1")
     assert node.returncode == 1
     assert "rank 1 of 2 on host 127.0.0.1 failed first" in node.stderr
+
+
+RPC = Path(__file__).parents[2] / "cluster" / "programs" / "rpc_server.py"
+LLAMA = shlex.split("--for llama-cpp -x PATH --grace 5 --hang-timeout 0 -H")
+SERVING = re.compile(r"\[1\]<stderr>: serving as (\d+) of (\d+)")
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> dict[str, str]:
+    """An environment with a stand-in for llama.cpp's server."""
+    (tmp_path / "bin").mkdir()
+    server = tmp_path / "bin" / "ggml-rpc-server"
+    server.write_text(f'#!/bin/sh\nexec {sys.executable} {RPC} "$@"\n')
+    server.chmod(0o755)
+    return {**os.environ, "PATH": f"{server.parent}:{os.environ['PATH']}"}
+
+
+def llama_line(hosts: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "hvlaunch", *LLAMA, hosts, sys.executable, str(RPC), *more]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "answers"), [("localhost,127.0.0.1,127.0.0.2", "2"), ("localhost,127.0.0.1", "1")]
+)
+def test_llama_cpp_reaches_its_servers_by_the_tunnel(llama: dict[str, str], hosts: str, answers: str) -> None:
+    job = subprocess.run(
+        llama_line(hosts), env=llama, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert job.returncode == 0, job.stderr
+    # The keys of the tunnel are not the command's, nor on a command line.
+    assert job.stdout == f"[0]<stdout>: right answers: {answers} secrets: False\n"
+    assert "HVLAUNCH_TUNNEL_KEY=****" in plan(spec_of("--for llama-cpp --verbose -H a,b llama-cli"))
+
+
+@pytest.mark.parametrize("victim", ["server", "tunnel"])
+def test_the_end_of_llama_cpps_server_or_tunnel_ends_the_job(llama: dict[str, str], victim: str) -> None:
+    line = llama_line("localhost,127.0.0.1", "--stay")
+    with subprocess.Popen(
+        line, env=llama, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        assert job.stdout is not None
+        lines: list[str] = []
+        while not any("right answers: 1" in text for text in lines):
+            lines.append(job.stdout.readline())
+            assert lines[-1], lines
+        [(server, tunnel)] = SERVING.findall("".join(lines))
+        os.kill(int(server if victim == "server" else tunnel), signal.SIGKILL)
+        output = job.stdout.read()
+    assert job.returncode == 137
+    assert "rank 1 of 2 on host 127.0.0.1 failed first" in output
+    assert ("--port" in output and "has ended before the command" in output) is (victim == "server")
+    for pid in (server, tunnel):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
 
 
 def test_the_report_names_the_signal_that_ended_the_command(config: Path) -> None:
