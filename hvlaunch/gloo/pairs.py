@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.errands.check.pairs import MEASURES, PORTS
+from hvlaunch.agent.errands.pairs import MEASURES, PORTS
 from hvlaunch.check import Finding, Values
 from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
 from hvlaunch.driver.links.errands import Answers, Errand, write_line
@@ -75,7 +75,7 @@ class Pairs:
         return {**self._first, **again}
 
     def arguments(self, name: str, facts: "HostFacts") -> Mapping[str, Any]:
-        """Return a host's arguments of agent/errands/check/pairs.py."""
+        """Return a host's arguments of agent/errands/pairs.py."""
         address = facts.peer_address or None
         return {"key": self._key, "name": name, "address": address, "ports": self._ports}
 

@@ -3,11 +3,14 @@
 It runs when a host's agent is there, before workers start. A host that can't be surveyed gets workers as usual.
 """
 
+import secrets
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from hvlaunch.agent.errands.pairs import MEASURES, PORTS
 from hvlaunch.agent.quick import dumps
-from hvlaunch.driver.links.errands import Errand, Limits
+from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
 from hvlaunch.engine.fabric import Fabric, fabric_of
 from hvlaunch.engine.network import candidates
 from hvlaunch.errors import HostError
@@ -17,16 +20,22 @@ if TYPE_CHECKING:
 
     from hvlaunch.driver.links.host_link import HostLink
     from hvlaunch.engine.events import HostFacts
-    from hvlaunch.engine.fabric import Way
     from hvlaunch.job import JobSpec
 
 __all__ = ["Survey"]
 
 _LIMITS = Limits(seconds=20.0)
-_STREAMING = 0.25
-"""Seconds of a trial in each network."""
+_TRIAL = {
+    "patience": 1.0,
+    "settle": 0.5,
+    "paced": 1,
+    "pace": 12_500_000,
+    "size": 1 << 40,
+    "seconds": 0.25,
+    "tries": 1,
+}
+"""A stream in each network for a quarter of a second."""
 _MOST_NETWORKS = 4
-_PATIENCE = 5.0
 
 
 class Survey:
@@ -94,18 +103,34 @@ def _try_networks(
     ways = common_ways({"sender": its_fabric, "receiver": fabric})
     if not needs_trial(ways):
         return []
-    # One after the other: streams at the same time would share a cable.
+    ends = list(ways.values())[:_MOST_NETWORKS]
+    key = secrets.token_hex(32)
+    with closing(_Streaming(receiver, key)) as receiving, closing(_Streaming(sender, key)) as sending:
+        way = {"name": receiver.host.name, "ports": receiving.ports, **_TRIAL}
+        # The streams take turns: at the same time they would share a cable.
+        rates = sending.rates(
+            [{"addresses": [end["receiver"].address], "from": end["sender"].address, **way} for end in ends]
+        )
     return [
-        _stream(sender, by_host["sender"], receiver, by_host["receiver"])
-        for by_host in list(ways.values())[:_MOST_NETWORKS]
+        (end["receiver"].address, end["sender"].address, rate) for end, rate in zip(ends, rates, strict=False)
     ]
 
 
-def _stream(sender: "HostLink", way: "Way", receiver: "HostLink", its_way: "Way") -> tuple[str, str, float]:
-    """Return the receiver's address, the sender's, and bytes per second. Raises ErrandFailed."""
-    receiving = _start(receiver, {"receive": its_way.address, "seconds": _STREAMING})
-    port = receiving.read(_PATIENCE) or b""
-    if port.strip().isdigit():
-        target = {"from": way.address, "to": its_way.address, "port": int(port)}
-        _result(_start(sender, {"send": target, "seconds": _STREAMING}))
-    return its_way.address, way.address, float(_result(receiving)["rate"] or 0.0)
+class _Streaming:
+    """A host that receives streams and sends some: the errand `pairs`. Raises ErrandFailed, like `rates`."""
+
+    def __init__(self, link: "HostLink", key: str) -> None:
+        name = link.host.name
+        self._errand = link.errands.start(
+            "pairs", {"key": key, "name": name, "address": None, "ports": []}, _LIMITS
+        )
+        self._answers = Answers(self._errand, name)
+        self.ports: list[int] = self._answers.next(PORTS)["ports"]
+
+    def rates(self, dials: list[dict[str, Any]]) -> list[float]:
+        """Return bytes per second for each; 0 for a stream that did not arrive."""
+        write_line(self._errand, dials)
+        return [float(measure["rate"] or 0.0) for measure in self._answers.next(MEASURES)]
+
+    def close(self) -> None:
+        self._errand.stop()

@@ -1,4 +1,4 @@
-"""Looks at the network of this host: hardware, times to other hosts, and the speed of a short stream to another host."""
+"""Looks at the network of this host: hardware, and times to other hosts."""
 
 from __future__ import annotations
 
@@ -19,36 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["ARGUMENTS", "RESULT", "run"]
 
 _MOST_HOSTS = 1024
-_SECONDS = number(0, 3600)
 ARGUMENTS = record(
     {
         "fabric": flag,
         "nvlink": flag,
         "times": mapping(text(1024), record({"addresses": several(address, 64), "port": PORT}), _MOST_HOSTS),
-        "receive": or_null(address),  # where to receive a stream
-        "send": or_null(record({"from": address, "to": address, "port": PORT})),
-        "seconds": _SECONDS,  # of the stream
     },
-    optional=("fabric", "nvlink", "times", "receive", "send", "seconds"),
+    optional=("fabric", "nvlink", "times"),
 )
 RESULT = record(
     {
         "fabric": or_null(FABRIC),
         "nvlink": or_null(text(256)),  # the clusters that its GPUs are in
-        "times": mapping(text(1024), _SECONDS, _MOST_HOSTS),
-        "rate": or_null(number(0, 1e15)),  # bytes per second
+        "times": mapping(text(1024), number(0, 3600), _MOST_HOSTS),
     },
 )
 
 _TRIES = 5
 _MEASURING = 10.0  # seconds for the times to all hosts
 _PATIENCE = 1.0  # seconds for a connection
-_PIECE = 1 << 18
 
 
-def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
-    """Read, measure, receive and send, as the arguments ask."""
-    fabric = nvlink = rate = None
+def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:  # noqa: ARG001 (every errand has it)
+    """Read and measure, as the arguments ask."""
+    fabric = nvlink = None
     if arguments.get("fabric"):
         fabric = read_fabric("", interface_networks())
         fabric["variables"] = chosen_variables(os.environ)
@@ -56,15 +50,10 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         nvlink = _nvlink()
     end = time.monotonic() + _MEASURING
     times = {host: _time_to(end=end, **target) for host, target in arguments.get("times", {}).items()}
-    if arguments.get("receive"):
-        rate = _receive(arguments["receive"], arguments["seconds"], stream)
-    if arguments.get("send"):
-        _send(arguments["send"], arguments["seconds"])
     return {
         "fabric": fabric,
         "nvlink": nvlink,
         "times": {host: seconds for host, seconds in times.items() if seconds is not None},
-        "rate": rate,
     }
 
 
@@ -96,48 +85,3 @@ def _time_to(addresses: List[str], port: int, end: float) -> Optional[float]:
         if best is not None:
             return best
     return None
-
-
-def _listener(at: str) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
-    listener.bind((at, 0))
-    listener.listen(1)
-    listener.settimeout(2 * _PATIENCE)
-    return listener
-
-
-def _receive(at: str, seconds: float, stream: ErrandStream) -> Optional[float]:
-    """Return the rate of a stream from another host; None without a stream."""
-    listener = _listener(at)
-    try:
-        stream.write(b"%d\n" % listener.getsockname()[1])
-        connection = listener.accept()[0]
-    except OSError:
-        return None
-    finally:
-        listener.close()
-    count, began = 0, time.perf_counter()
-    end = began + seconds + _PATIENCE
-    last = began
-    buffer = bytearray(_PIECE)
-    with connection:
-        connection.settimeout(_PATIENCE)
-        try:
-            while time.perf_counter() < end and (size := connection.recv_into(buffer)):
-                count, last = count + size, time.perf_counter()
-        except OSError:
-            pass
-    return count / (last - began) if last > began else None
-
-
-def _send(way: Dict[str, Any], seconds: float) -> None:
-    """Send a stream for this time. A dead way is no error: the receiver notices."""
-    end = time.perf_counter() + seconds
-    data = bytes(_PIECE)
-    try:
-        with socket.create_connection((way["to"], way["port"]), _PATIENCE, (way["from"], 0)) as connection:
-            connection.settimeout(_PATIENCE)
-            while time.perf_counter() < end:
-                connection.sendall(data)
-    except OSError:
-        pass

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errands.check import pairs
+from hvlaunch.agent.errands import pairs
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.wire.proof import QUESTION_SIZE, Question
 from tests.testhosts.hosts import wait_until
@@ -134,6 +134,17 @@ def test_port_without_the_right_host_is_not_reached(name: str) -> None:
         [measure] = a.dial(b, patience=1.0, settle=0.5)
         assert measure["reached"] == (sorted(b.ports[:-1]) if name == "b" else [])
         assert (measure["address"] is None) == (name != "b")
+
+
+def test_a_stream_from_an_address_of_this_host() -> None:
+    """As the survey measures each network of two hosts; an address that the host lacks is no error."""
+    with places("a", "b") as (a, b):
+        senders = []
+        for sender in ("127.0.0.2", "127.0.0.3", "192.0.2.1"):
+            [measure] = a.dial(b, **{"from": sender, "size": 1 << 40, "seconds": 0.1})
+            senders.append(measure["rate"])
+        assert min(senders[:2]) > 1e6
+        assert senders[2] is None
 
 
 def test_strangers_get_no_answer() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.errand_runner import ErrandStream
-from hvlaunch.agent.errands import check
+from hvlaunch.agent.errands import check, pairs
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 
 ARGUMENTS: dict[str, Any] = {
@@ -62,7 +62,7 @@ def test_it_measures_pairs_in_the_same_process(tmp_path: Path) -> None:
     _, values, listening, measures = map(json.loads, answers.splitlines())
     assert values == result
     assert check.RESULT(values)
-    assert check.pairs.PORTS(listening)
+    assert pairs.PORTS(listening)
     assert measures == []
 
 

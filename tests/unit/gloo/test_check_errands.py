@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errands.check import pairs as pairs_errand
+from hvlaunch.agent.errands import pairs as pairs_errand
 from hvlaunch.agent.errands.deep import OUTCOMES
 from hvlaunch.check.matrix import find_faults
 from hvlaunch.driver.links.errands import Answers, ErrandFailed

@@ -12,7 +12,8 @@ import os
 import time
 
 from hvlaunch.agent.errand_runner import write_line
-from hvlaunch.agent.errands.check import files, gpus, machine, network, pairs, software
+from hvlaunch.agent.errands import pairs
+from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 from hvlaunch.agent.quick import in_time
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, plain, record, text
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
-__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "run"]
+__all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "run"]
 
 ARGUMENTS = record(
     {
@@ -35,6 +35,7 @@ ARGUMENTS = record(
         "ports": several(PORT, 4),  # to listen at, beside some that this host chooses
     }
 )
+RESULT = record({})
 PORTS = record({"ports": several(PORT, 16), "low": PORT, "high": PORT})
 _SECONDS = number(0, 1000)
 MEASURES = several(
@@ -81,7 +82,7 @@ _CHUNK = memoryview(bytes(1 << 18))
 _SO_MAX_PACING_RATE = 47
 
 
-def run(arguments: Dict[str, Any], stream: ErrandStream) -> None:
+def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Serve and dial until the driver ends the input."""
     # A thread for each measure, and the usual 8 MB of stack count against the errand's memory.
     _thread.stack_size(1 << 18)
@@ -98,6 +99,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> None:
     _thread.start_new_thread(listener.serve, ())
     write_line(stream, {"ports": listener.ports, "low": low, "high": high})
     answer_lines(stream, lambda dials: _dial_all(arguments["key"], dials))
+    return {}
 
 
 def _ephemeral_range() -> Tuple[int, int]:
@@ -237,12 +239,15 @@ def _together(work: Callable[[int], None], count: int) -> None:
 def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: _thread.LockType) -> None:
     """Fill in the measure of a host. A failed part stays None."""
     try:
+        # From an address of this host the way may be another one, so ports are not looked for.
+        if "from" in dial:
+            return _measure(key, dial, (dial["addresses"][0], dial["ports"][0]), measure, turn)
         address, reached = _reach_ports(key, dial)
         if address is not None:
             measure["address"], measure["reached"] = address, reached
             _measure(key, dial, (address, reached[0]), measure, turn)
     except (OSError, EOFError):
-        return
+        return None
 
 
 def _reach_ports(key: str, dial: Dict[str, Any]) -> Tuple[Optional[str], List[int]]:
@@ -275,13 +280,13 @@ def _measure(
     key: str, dial: Dict[str, Any], target: Tuple[str, int], measure: Dict[str, Any], turn: _thread.LockType
 ) -> None:
     """Raises OSError, EOFError."""
-    connection = _connect(key, dial["name"], target)
+    connection = _connect(key, dial, target)
     try:
         measure["rtt"] = _round_trip(connection)
         try:
             _send(connection, _LARGE, 0.5)
         except socket.timeout:
-            mtu = _passing_mtu(key, dial["name"], target)
+            mtu = _passing_mtu(key, dial, target)
             # Every size passes now: size was not the matter.
             measure["mtu"] = None if mtu == _MTUS[0] else mtu
             return
@@ -295,7 +300,7 @@ def _measure(
                 if count < dial["size"]:
                     # The listener reads no more.
                     connection.close()
-                    connection = _connect(key, dial["name"], target)
+                    connection = _connect(key, dial, target)
                     break
             measure["rate"] = max(rates, default=None)
             measure["loss"] = _loss(connection, dial, measure["rate"])
@@ -329,7 +334,7 @@ def _loss(connection: socket.socket, dial: Dict[str, Any], rate: Optional[float]
 
 
 def _connect(
-    key: str, name: str, target: Tuple[str, int], most_segment: Optional[int] = None
+    key: str, dial: Dict[str, Any], target: Tuple[str, int], most_segment: Optional[int] = None
 ) -> socket.socket:
     """Return a proven connection. Raises OSError, EOFError."""
     # As bytes: text would pass the codec for international names, whose import takes 2 ms.
@@ -343,11 +348,13 @@ def _connect(
                 socket.IPPROTO_TCP, socket.TCP_MAXSEG, max(88, most_segment - _HEADERS[family])
             )
         connection.settimeout(_ANSWER_TIME)
+        if "from" in dial:
+            connection.bind((dial["from"], 0))
         connection.connect(endpoint)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # Unsent bytes at the end are of no use.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        question = Question(key, name, *target)
+        question = Question(key, dial["name"], *target)
         connection.sendall(question.data)
         if question.is_answer(_exactly(connection, ANSWER_SIZE)):
             return connection
@@ -417,13 +424,13 @@ def _segments(connection: socket.socket) -> Optional[Tuple[int, int]]:
     return again, sent
 
 
-def _passing_mtu(key: str, name: str, target: Tuple[str, int]) -> int:
+def _passing_mtu(key: str, dial: Dict[str, Any], target: Tuple[str, int]) -> int:
     """Return the largest usual MTU for a passing stream; 0 if every size vanishes."""
     passing: List[int] = []
 
     def attempt(index: int) -> None:
         try:
-            connection = _connect(key, name, target, _MTUS[index])
+            connection = _connect(key, dial, target, _MTUS[index])
             try:
                 _send(connection, _LARGE, 0.5)
             finally:
