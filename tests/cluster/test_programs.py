@@ -5,7 +5,9 @@ HVLAUNCH_PROGRAMS names the `bin` directory of an environment with jax, ray, dis
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -51,14 +53,20 @@ def test_a_server_is_ready_and_the_end_of_its_head_is_the_jobs(cluster: TestHost
     assert stopped.interrupt().code() == 130
 
 
+@pytest.fixture
+def programs() -> Iterator[Path]:
+    """A directory that every host sees."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.long
-def test_llama_cpps_servers_are_reached_only_by_the_tunnel(cluster: TestHosts, tmp_path: Path) -> None:
-    folder = Path(f"/var/tmp/{tmp_path.name}.bin")
-    folder.mkdir()
-    server = folder / "ggml-rpc-server"
+def test_llama_cpps_servers_are_reached_only_by_the_tunnel(cluster: TestHosts, programs: Path) -> None:
+    server = programs / "ggml-rpc-server"
     server.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAMS / "rpc_server.py"} "$@"\n')
     server.chmod(0o755)
-    env = {"PATH": f"{folder}:{cluster.driver.env['PATH']}"}
+    env = {"PATH": f"{programs}:{cluster.driver.env['PATH']}"}
     words = [
         "--for",
         "llama-cpp",
@@ -70,7 +78,7 @@ def test_llama_cpps_servers_are_reached_only_by_the_tunnel(cluster: TestHosts, t
         "2",
         "--lease",
         "6",
-        "--reconnect",
+        "--reconnect-timeout",
         "3",
     ]
     job = Job(cluster, [*words, sys.executable, PROGRAMS / "rpc_server.py", "--stay"], env=env)
