@@ -343,6 +343,10 @@ class ElasticOptions(_Data):
     """Workers beyond max_np that start and wait as replacements."""
     replicas: int = 1
     """Copies of each host's commits of hvlaunch.torch.checkpoint on other hosts."""
+    save_to: str | None = None
+    """Directory on disk for commits, the same on all hosts; None for none."""
+    save_every: float = 600.0
+    """Seconds between two saves there."""
     preload: tuple[str, ...] = ()
     """Modules that a process for each slot imports in advance, for the slot's next worker; `auto` means those of the script."""
     cooldown: tuple[float, float] | None = None

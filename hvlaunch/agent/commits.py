@@ -47,12 +47,16 @@ __all__ = [
     "choose",
     "copies",
     "directory_of",
+    "family_of",
     "forget",
     "free_files",
+    "header_of",
     "held",
     "is_whole",
     "make_directory",
+    "newest",
     "pins",
+    "read_commit",
     "release",
     "seal",
     "set_pins",
@@ -112,6 +116,11 @@ class KeptCommit(NamedTuple):
     @property
     def version(self) -> Version:
         return self.round, self.step
+
+
+def family_of(commit: KeptCommit) -> str:
+    """Return the name that the states of all ranks share."""
+    return commit.name.rpartition(".")[0] if commit.size else commit.name
 
 
 def directory_of(scratch: str) -> str:
@@ -190,18 +199,20 @@ def begin(
     directory: str,
     commit: KeptCommit,
     pinned: Callable[[], Tuple[Collection[Version], bool]] = lambda: ((), False),
+    *,
+    is_saved: bool = False,
 ) -> int:
     """Return the descriptor of a file for the commit, locked and without a valid header; the caller releases the descriptor.
 
     The newest whole version and pinned versions stay, for common states the newest alone. Waits for a reader of the only other
-    file. `pinned` returns the pins, as pins() does. Raises NoRoom, OSError.
+    file. `pinned` returns the pins, as pins() does. `is_saved`: one more file, since a slow disk may read one for minutes. Raises
+    NoRoom, OSError.
     """
     if len(commit.name.encode()) > _LONGEST_NAME or "/" in commit.name:
         raise ValueError("%r can't be the name of a state" % commit.name)
-    paths = [
-        os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(3 if commit.size else 2)
-    ]
-    whole = {path: kept.version for path in paths for kept in [_read(path)] if kept is not None}
+    count = (3 if commit.size else 2) + is_saved
+    paths = [os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(count)]
+    whole = {path: kept.version for path in paths for kept in [read_commit(path)] if kept is not None}
     deadline = time.monotonic() + _HOLD
     free: List[str] = []
     while not free:
@@ -291,10 +302,10 @@ def seal(descriptor: int, commit: KeptCommit, table: Optional[bytes] = None) -> 
     if table is not None and table != sums:
         raise ValueError("checksums of %s do not fit its content" % commit.name)
     os.pwrite(descriptor, sums, PAGE + commit.length)
-    os.pwrite(descriptor, _header(commit, sums), 0)
+    os.pwrite(descriptor, header_of(commit, sums), 0)
 
 
-def _header(commit: KeptCommit, sums: bytes) -> bytes:
+def header_of(commit: KeptCommit, sums: bytes) -> bytes:
     name = commit.name.encode()
     fields = commit.round, commit.step, commit.size, commit.meta, commit.length
     # The header has a checksum of its own, since a killed writer may leave half of it.
@@ -304,7 +315,7 @@ def _header(commit: KeptCommit, sums: bytes) -> bytes:
 
 @contextmanager
 def _mapped(descriptor: int, commit: KeptCommit) -> Iterator[memoryview]:
-    mapped = mmap.mmap(descriptor, PAGE + commit.length)
+    mapped = mmap.mmap(descriptor, PAGE + commit.length, access=mmap.ACCESS_READ)
     with mapped, memoryview(mapped) as whole, whole[PAGE:] as content:
         yield content
 
@@ -313,7 +324,7 @@ def is_whole(descriptor: int, commit: KeptCommit) -> bool:
     """Return True if the file still has this commit, with the checksums of its making."""
     head = os.pread(descriptor, _HEADER.size + _DIGEST, 0)
     table = table_of(descriptor, commit)
-    if head != _header(commit, table) or os.fstat(descriptor).st_size < size_of_file(commit.length):
+    if head != header_of(commit, table) or os.fstat(descriptor).st_size < size_of_file(commit.length):
         return False
     with _mapped(descriptor, commit) as content:
         return _sums(content) == table
@@ -324,7 +335,7 @@ def table_of(descriptor: int, commit: KeptCommit) -> bytes:
     return os.pread(descriptor, 4 * _chunks(commit.length), PAGE + commit.length)
 
 
-def _read(path: str) -> Optional[KeptCommit]:
+def read_commit(path: str) -> Optional[KeptCommit]:
     """Return the commit in the file by its header alone; None without a valid header."""
     try:
         with open(path, "rb") as file:
@@ -352,14 +363,14 @@ def held(directory: str) -> List[KeptCommit]:
             paths += [os.path.join(folder, name) for name in os.listdir(folder)]
         except OSError:  # noqa: PERF203 (there are two)
             continue
-    commits = [commit for commit in map(_read, paths) if commit is not None]
+    commits = [commit for commit in map(read_commit, paths) if commit is not None]
     return sorted(commits, key=lambda commit: commit.version, reverse=True)
 
 
 @contextmanager
 def shared_lock(commit: KeptCommit) -> Iterator[int]:
     """Open the commit's file and keep writers away. Yields the descriptor. Raises OSError."""
-    descriptor = os.open(commit.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(commit.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         yield descriptor
@@ -465,30 +476,43 @@ def copies(
     complete if the workers' hosts have it for every rank. Copies of a common state are missing only on a lone host.
     """
     count = max(map(len, keepers.values()), default=0)
-    sources: Dict[Tuple[str, int], Dict[Version, Dict[str, Tuple[str, KeptCommit]]]] = {}
-    for host, items in kept.items():
-        for commit in items:
-            versions = sources.setdefault((commit.name.rpartition(".")[0], commit.size), {})
-            versions.setdefault(commit.version, {}).setdefault(commit.name, (host, commit))
-    newest = {
-        (prefix, size): max(
-            (version for version, names in by_version.items() if len(names) == max(1, size)), default=(-1, -1)
-        )
-        for (prefix, size), by_version in sources.items()
-    }
-    last = max((version[0] for version in newest.values()), default=-1)
-    # Ranks of an earlier round of another size have ended.
-    targets = {family: version for family, version in newest.items() if version[0] == last >= 0}
+    targets = newest(kept)
     missing = []
-    for family, version in targets.items():
-        for source, commit in sources[family][version].values():
+    for _, sources in targets:
+        for source, commit in sources:
             holders = {host for host, items in copied.items() if _has(items, commit)}
             if not commit.size:
                 holders |= {host for host, items in kept.items() if _has(items, commit)} - {source}
             if commit.size or len(holders) < count:
                 lacking = (host for host in keepers.get(source, ()) if host not in holders)
                 missing += [(host, source, commit) for host in lacking]
-    return sorted(set(targets.values())), missing
+    return sorted({version for version, _ in targets}), missing
+
+
+def newest(
+    kept: Mapping[str, Sequence[KeptCommit]],
+) -> List[Tuple[Version, List[Tuple[str, KeptCommit]]]]:
+    """Return the newest complete version of each kind of state, with the first host of each commit; `kept` as for copies()."""
+    sources: Dict[Tuple[str, int], Dict[Version, Dict[str, Tuple[str, KeptCommit]]]] = {}
+    for host, items in kept.items():
+        for commit in items:
+            versions = sources.setdefault((family_of(commit), commit.size), {})
+            versions.setdefault(commit.version, {}).setdefault(commit.name, (host, commit))
+    complete = [
+        max(
+            (
+                (version, list(names.values()))
+                for version, names in by_version.items()
+                if len(names) == max(1, size)
+            ),
+            key=lambda item: item[0],
+            default=((-1, -1), []),
+        )
+        for (_, size), by_version in sources.items()
+    ]
+    last = max((version[0] for version, _ in complete), default=-1)
+    # Ranks of an earlier round of another size have ended.
+    return [item for item in complete if item[0][0] == last >= 0]
 
 
 def _has(items: Iterable[KeptCommit], commit: KeptCommit) -> bool:

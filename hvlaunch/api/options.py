@@ -188,6 +188,10 @@ class LauncherOptions:
     """Workers that wait to replace a failed one. Default: 0."""
     replicas: int | None = None
     """Copies of each host's commits on other hosts. Default: 1."""
+    save_to: str | PathLike[str] | None = None
+    """Directory on disk for commits. Default: none."""
+    save_every: float | None = None
+    """Time between two saves to --save-to, in seconds. Default: 600 s."""
     preload: str | None = None
     """Modules that are imported before a worker restarts."""
     evict_slow: str | None = None
@@ -379,6 +383,8 @@ class GivenOptions(TypedDict, total=False):
     max_restarts: int | None
     spares: int | None
     replicas: int | None
+    save_to: str | PathLike[str] | None
+    save_every: float | None
     preload: str | None
     evict_slow: str | None
     cooldown: tuple[float, float] | None

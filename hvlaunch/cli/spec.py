@@ -453,7 +453,13 @@ def elastic_options(options: Options, per_host: int | None) -> ElasticOptions | 
         "is_named": options.names_hostfile,
         "per_host": per_host,
     }
-    return ElasticOptions(**{**defaults, **bounds, **options.fields("elastic")})
+    fields = {**defaults, **bounds, **options.fields("elastic")}
+    if fields.get("save_to"):
+        # A relative directory counts from this one, as that of --cwd does.
+        fields["save_to"] = str(Path.cwd() / fields["save_to"])
+    elif "save_every" in fields:
+        raise BadUsage("--save-every needs a directory", hint="--save-to DIR")
+    return ElasticOptions(**fields)
 
 
 def _bounds(options: Options, per_host: int | None) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from functools import partial
 from typing import Any
@@ -16,11 +17,21 @@ from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import patiently
 from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.torch import current
-from hvlaunch.torch.kept import KeptCommit, KeptState, Version, choose, kept_commits
+from hvlaunch.torch.kept import (
+    KeptCommit,
+    KeptState,
+    Saved,
+    Version,
+    choose,
+    kept_commits,
+    load_saved,
+    saved_commits,
+    versions,
+)
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.sharing import join, split
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "to_dcp"]
 
 _PATIENCE = 600.0
 """Seconds for all ranks to come to load()."""
@@ -93,6 +104,31 @@ def load() -> tuple[int, Any] | None:
         return _Meeting(client, f"{scope}.{times}", place).load()
 
 
+def to_dcp(directory: str, out: str) -> int:
+    """Write the newest whole commit in a directory of --save-to for torch.distributed.checkpoint, and return its step.
+
+    A dict that all ranks share stays as it is; anything else is under "value". Values of ranks are under "0", "1" and so on. Tensors
+    are on the CPU. Raises FileNotFoundError without a whole commit.
+    """
+    from torch.distributed import checkpoint  # noqa: PLC0415 (its import takes a second)
+
+    everything = [items for family in versions(directory).values() for items in family]
+    for items in sorted(everything, key=lambda items: items[0].version, reverse=True):
+        parts = {item.commit.name: load_saved(item, "cpu") for item in items}
+        values = {name: join(*part) for name, part in parts.items() if part is not None}
+        if len(values) < len(parts):
+            continue
+        if items[0].commit.size:
+            value: Any = {name.rpartition(".")[2]: value for name, value in values.items()}
+        else:
+            (value,) = values.values()
+        checkpoint.save(
+            value if isinstance(value, dict) else {"value": value}, checkpoint_id=out, no_dist=True
+        )
+        return items[0].commit.step
+    raise FileNotFoundError(f"there is no whole commit in {directory}")
+
+
 def _place() -> Place | None:
     """Return this worker's place; None if another launcher gives the ranks, or no agent outlives the worker."""
     if "HVLAUNCH_SCRATCH" not in os.environ:
@@ -128,21 +164,29 @@ class _Meeting:
             # Copies are on hosts without workers too.
             for host, items in json.loads(self._ask_driver("list", "all", {}) or b"{}").items():
                 by_host[host] = [KeptCommit(*fields) for fields in items]
+        on_disk = self._on_disk() if self._place.rank == 0 else []
         attempt = 0
         while True:
-            plan = self._plan(f"plan.{attempt}", by_host)
+            plan = self._plan(f"plan.{attempt}", by_host, on_disk)
             if plan is None:
                 return None
             version = plan["version"][0], plan["version"][1]
             name = _name(None if plan["is_shared"] else self._place.rank)
-            parts = KeptState(name).load(version)
-            if parts is None and self._bring(plan["hosts"][name], plan["commits"][name]):
+            if "files" in plan:
+                generation, *fields = plan["files"][name]
+                parts = load_saved(Saved(generation, KeptCommit(*fields)))
+            else:
                 parts = KeptState(name).load(version)
+                if parts is None and self._bring(plan["hosts"][name], plan["commits"][name]):
+                    parts = KeptState(name).load(version)
             self._tell(f"whole.{attempt}", parts is not None)
             verdict = f"verdict.{attempt}"
             if self._place.rank == 0:
                 self._put(verdict, all(self._hear(f"whole.{attempt}")))
             if self._wait(verdict) and parts is not None:
+                if "files" in plan and self._place.rank == 0:
+                    words = f"training continues from step {version[1]} in the directory of --save-to"
+                    sys.stderr.write(f"hvlaunch: {words}\n")
                 return version[1], join(*parts)
             by_host = {
                 host: [commit for commit in items if commit.version != version]
@@ -150,8 +194,25 @@ class _Meeting:
             }
             attempt += 1
 
-    def _plan(self, key: str, by_host: dict[str, list[KeptCommit]]) -> Any:
-        """Return version and hosts, as rank 0 has chosen from the commits by host; None if no version is left."""
+    def _on_disk(self) -> list[dict[str, Any]]:
+        """Return plans for the versions in the directory of --save-to that fit this round, the best last."""
+        families = saved_commits()
+        candidates = [*families.get(_role(), ()), *families.get(_name(None), ())]
+        fitting = [items for items in candidates if items[0].commit.size in (0, self._place.size)]
+        return [
+            {
+                "version": items[0].commit.version,
+                "is_shared": not items[0].commit.size,
+                "files": {item.commit.name: [item.generation, *item.commit] for item in items},
+            }
+            for items in sorted(fitting, key=lambda items: items[0].version)
+        ]
+
+    def _plan(self, key: str, by_host: dict[str, list[KeptCommit]], on_disk: list[dict[str, Any]]) -> Any:
+        """Return version and hosts, as rank 0 has chosen from the commits by host; None if no version is left.
+
+        Without a version in memory it is the last of those on disk, which is taken from the list.
+        """
         if self._place.rank == 0:
             size = self._place.size
             choices = [
@@ -169,7 +230,10 @@ class _Meeting:
                 if commit.version == version
             }
             plan = {"version": version, "hosts": hosts, "is_shared": is_shared, "commits": commits}
-            self._put(key, None if version is None else plan)
+            if version is None:
+                self._put(key, on_disk.pop() if on_disk else None)
+            else:
+                self._put(key, plan)
         return self._wait(key)
 
     def _bring(self, hosts: list[str], commit: list[Any]) -> bool:
@@ -203,3 +267,16 @@ class _Meeting:
 
     def _wait(self, key: str) -> Any:
         return json.loads(patiently(partial(self._client.wait, self._scope, key, _PATIENCE)))
+
+
+def _main() -> None:
+    if len(sys.argv) != 3:  # noqa: PLR2004 (two arguments)
+        sys.exit("usage: python -m hvlaunch.torch.checkpoint DIR OUT")
+    try:
+        sys.stdout.write(f"step {to_dcp(*sys.argv[1:])}\n")
+    except FileNotFoundError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    _main()

@@ -14,16 +14,22 @@ import torch
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
+from hvlaunch.agent.saves import Saved, versions
 from hvlaunch.torch.sharing import TensorSpec
 
 __all__ = [
     "BackgroundKeeper",
     "KeptCommit",
     "KeptState",
+    "Parts",
+    "Saved",
     "Version",
     "choose",
     "kept_commits",
     "kept_directory",
+    "load_saved",
+    "saved_commits",
+    "versions",
 ]
 
 _ALIGNED = 64
@@ -43,6 +49,12 @@ def kept_commits() -> list[KeptCommit]:
     """Return all commits on this host, newest first."""
     directory = kept_directory()
     return [] if directory is None else commits.held(directory)
+
+
+def saved_commits() -> dict[str, list[list[Saved]]]:
+    """Return the complete versions in the directory of --save-to by family, newest first, each with the files of its ranks."""
+    directory = os.environ.get("HVLAUNCH_SAVED_COMMITS")
+    return {} if directory is None else versions(directory)
 
 
 class KeptState:
@@ -72,7 +84,12 @@ class KeptState:
         commit = KeptCommit(self.name, *version, size, len(meta), begin + end)
         try:
             directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
-            descriptor = commits.begin(directory, commit, lambda: commits.pins(directory))
+            descriptor = commits.begin(
+                directory,
+                commit,
+                lambda: commits.pins(directory),
+                is_saved="HVLAUNCH_SAVED_COMMITS" in os.environ,
+            )
         except (NoRoom, OSError) as error:
             self.stop(str(error))
             return None
@@ -113,29 +130,45 @@ class KeptState:
     def load(self, version: Version) -> Parts | None:
         """Return the value of a version; None if missing, or corrupt, with a message."""
         for commit in kept_commits():
-            if (commit.name, commit.version) == (self.name, version) and (parts := _load(commit)) is not None:
-                return parts
+            if (commit.name, commit.version) == (self.name, version):
+                with commits.shared_lock(commit) as descriptor:
+                    parts = _parts(descriptor, commit, "the memory of this host")
+                if parts is not None:
+                    return parts
         return None
 
 
-def _load(commit: KeptCommit) -> Parts | None:
-    with commits.shared_lock(commit) as descriptor:
-        if not commits.is_whole(descriptor, commit):
-            sys.stderr.write(
-                f"hvlaunch: the commit of step {commit.step} in the memory of this host is corrupt"
-                " (its checksums differ): it is not used\n"
-            )
-            return None
-        mapped = mmap.mmap(descriptor, PAGE + commit.length)
-        content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
-        # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
-        skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
-        begin = _aligned(commit.meta)
-        # Copies: the file will be written again.
-        tensors = [
-            spec.empty().copy_(_view(content, begin + offset, spec))
-            for spec, offset in zip(specs, offsets, strict=True)
-        ]
+def load_saved(saved: Saved, device: str | None = None) -> Parts | None:
+    """Return the value on disk; None if it is corrupt or can't be read, with a message. `device` replaces the kind of each tensor's."""
+    path = saved.commit.path
+    try:
+        # No lock: a file on disk is never changed, and not every file system has locks.
+        with open(path, "rb") as file:  # noqa: PTH123 (as in commits)
+            return _parts(file.fileno(), saved.commit, os.path.dirname(path), device)  # noqa: PTH120 (as in commits)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"hvlaunch: the commit of step {saved.commit.step} can't be read: {error}\n")
+        return None
+
+
+def _parts(descriptor: int, commit: KeptCommit, place: str, device: str | None = None) -> Parts | None:
+    if not commits.is_whole(descriptor, commit):
+        sys.stderr.write(
+            f"hvlaunch: the commit of step {commit.step} in {place} is corrupt"
+            " (its checksums differ): it is not used\n"
+        )
+        return None
+    mapped = mmap.mmap(descriptor, PAGE + commit.length, access=mmap.ACCESS_COPY)
+    content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
+    # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
+    skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
+    begin = _aligned(commit.meta)
+    # Copies: the file will be written again.
+    tensors = [
+        torch.empty(spec.shape, dtype=spec.dtype, device=device or spec.device).copy_(
+            _view(content, begin + offset, spec)
+        )
+        for spec, offset in zip(specs, offsets, strict=True)
+    ]
     return skeleton, tensors
 
 
@@ -187,6 +220,15 @@ class BackgroundKeeper:
                     complete()
             except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
                 self.state.stop(f"{type(error).__name__}: {error}")
+
+    def load_saved(self) -> tuple[Version, Parts] | None:
+        """Return the newest whole value in the directory of --save-to; None without one."""
+        for version in saved_commits().get(self.state.name, ()):
+            # All ranks have the same state: it is one file.
+            parts = load_saved(version[0])
+            if parts is not None:
+                return version[0].commit.version, parts
+        return None
 
     def newest(self, besides: Iterable[Version]) -> Version:
         """Return the newest version in this host's memory apart from `besides`; (-1, -1) without any."""

@@ -1,4 +1,4 @@
-"""Copies commits of workers from host to host, and serves this host's commits to others.
+"""Copies commits of workers from host to host, serves this host's commits to others, and saves them to a directory on disk.
 
 The driver sends orders, each a line, and gets a line for each: the commits on this host. Commits travel by TLS between hosts with
 the job's secret (errands/sync/peers.py). The receiver computes the checksums again: a copy with others is no commit.
@@ -6,28 +6,32 @@ the job's secret (errands/sync/peers.py). The receiver computes the checksums ag
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import queue
+import threading
 import time
 
-from hvlaunch.agent import commits
+from hvlaunch.agent import commits, saves
 from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
 from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
 from hvlaunch.agent.errands.sync.peers import PeerServer, dial, exactly
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.agent.wire.shapes import PORT, number, record, several, text, whole
+from hvlaunch.agent.wire.shapes import PORT, number, plain, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from typing import Any, Callable, Dict, List
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
     from hvlaunch.agent.errand_runner import ErrandStream
 
 __all__ = ["ANSWER", "ARGUMENTS", "PORTS", "RESULT", "run"]
 
-ARGUMENTS = record({"scratch": text(4096, raw=True), "peer": PEER})
+ARGUMENTS = record({"scratch": text(4096, raw=True), "peer": PEER, "save_to": text(4096, raw=True)})
+"""`save_to` is a directory, or empty."""
 RESULT = record({})
 PORTS = record({"port": PORT})
 _LARGE = 1 << 62
@@ -49,6 +53,8 @@ ANSWER = record(
         "problems": several(text(1000, raw=True), 4096),
         "bytes": whole(0, _LARGE),
         "seconds": number(0, 1e9),
+        "is_saving": lambda value: isinstance(value, bool),
+        "trouble": text(1000),
     }
 )
 _PIECE = 1 << 20
@@ -64,8 +70,61 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     peer = arguments["peer"]
     server = PeerServer(peer["secret"], peer["pem"], directory, lambda caller: _serve(directory, caller))
     write_line(stream, {"port": server.port})
-    answer_lines(stream, lambda order: _obey(directory, order, peer, lambda: write_line(stream, {})))
+    saver = _Saver(arguments["save_to"])
+
+    def obey(order: Dict[str, Any]) -> Dict[str, Any]:
+        for fields in order.get("save", ()):
+            saver.begin(directory, KeptCommit(*fields), order["generation"])
+        answer = _obey(directory, order, peer, lambda: write_line(stream, {}))
+        return {**answer, "is_saving": saver.unfinished > 0, "trouble": saver.trouble}
+
+    answer_lines(stream, obey)
     return {}
+
+
+class _Saver:
+    """Writes commits to the directory in a thread of its own: a slow disk delays no answer."""
+
+    def __init__(self, save_to: str) -> None:
+        self._save_to = save_to
+        self._orders: queue.SimpleQueue[Optional[Tuple[KeptCommit, int, int]]] = queue.SimpleQueue()
+        self.unfinished = 0
+        self.trouble = ""
+        """Cause of a failed save among the last ones; empty without one."""
+        if save_to:
+            self.unfinished = 1
+            self._orders.put(None)
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def begin(self, directory: str, commit: KeptCommit, generation: int) -> None:
+        """Save a commit of this host soon. Its file is locked from here on: its writers use others."""
+        if not self.unfinished:
+            self.trouble = ""
+        path = next((item.path for item in commits.held(directory) if item[:-1] == commit[:-1]), None)
+        if path is None:
+            self.trouble = "step %d: the workers have a newer commit by now" % commit.step
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        self.unfinished += 1
+        self._orders.put((commit, generation, descriptor))
+
+    def _run(self) -> None:
+        while True:
+            order = self._orders.get()
+            try:
+                if order is None:
+                    saves.prepare(self._save_to)
+                else:
+                    commit, generation, descriptor = order
+                    try:
+                        saves.save(self._save_to, generation, commit, descriptor)
+                    finally:
+                        commits.release(descriptor)
+                    saves.prune(self._save_to)
+            except (OSError, ValueError) as error:
+                self.trouble = plain(getattr(error, "strerror", None) or str(error), 1000)
+            self.unfinished -= 1
 
 
 def _obey(
@@ -106,7 +165,8 @@ def _serve(directory: str, caller: ssl.SSLSocket) -> None:
     with commits.shared_lock(commit) as descriptor:
         table = commits.table_of(descriptor, commit)
         caller.sendall(len(table).to_bytes(4, "big") + table)
-        with mmap.mmap(descriptor, PAGE + commit.length) as mapped, memoryview(mapped) as view:
+        mapped = mmap.mmap(descriptor, PAGE + commit.length, access=mmap.ACCESS_READ)
+        with mapped, memoryview(mapped) as view:
             for begin in range(PAGE, PAGE + commit.length, _PIECE):
                 with view[begin : begin + _PIECE] as piece:
                     caller.sendall(piece)

@@ -187,6 +187,23 @@ ELASTIC = OptionGroup(
             more="Of [`hvlaunch.torch.checkpoint`](../guides/keep-state.md), for hosts that are lost.",
         ),
         Option(
+            "save_to",
+            ("--save-to",),
+            "directory on disk for commits",
+            Value(("DIR",), values.not_empty, completion="directory", path="hosts"),
+            field="elastic.save_to",
+            default="none",
+            more="All hosts must share it. A job with the same directory [continues from it](../guides/keep-state.md#on-disk).",
+            example="hvlaunch --min-np 2 -H a:4,b:4 --save-to /shared/run7 python train.py",
+        ),
+        Option(
+            "save_every",
+            ("--save-every",),
+            "time between two saves to --save-to",
+            values.SECONDS,
+            field="elastic.save_every",
+        ),
+        Option(
             "preload",
             ("--preload",),
             "modules that are imported before a worker restarts",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies
+from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies, newest
 from hvlaunch.agent.errands.commits import ANSWER, PORTS
 from hvlaunch.agent.wire.shapes import record, several, text
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
@@ -33,6 +33,8 @@ _PAUSE = 10.0
 """Seconds after a failed copy."""
 _PATIENCE = 60.0
 """Seconds for an answer, or a sign of life during a long order. An errand can hang with its host's kernel, or be stopped."""
+_FIRST = 60.0
+"""Seconds for the first commit, beyond the time of the first save."""
 _RETRY = 60.0
 """Seconds before another errand on a host whose errand has hung."""
 _WANT = record(
@@ -58,6 +60,9 @@ class _Store:
         """None until the errand's first answer: other hosts do not wait for it."""
         self.own: list[KeptCommit] = []
         self.copied: list[KeptCommit] = []
+        # A new errand tries to write to the directory at once.
+        self.is_saving = True
+        self.trouble = ""
         self._answers = Answers(errand, host)
         self._begun = time.monotonic()
 
@@ -75,13 +80,14 @@ class _Store:
             self._answers.patience = _PATIENCE
         self.own = [KeptCommit(*fields) for fields in answer["own"]]
         self.copied = [KeptCommit(*fields) for fields in answer["copies"]]
+        self.is_saving, self.trouble = answer["is_saving"], answer["trouble"]
         return answer
 
 
 class Copies:
-    """Keeps `count` copies of each host's commits on other hosts, from the first commit on.
+    """Keeps `count` copies of each host's commits on other hosts, and saves commits to the directory of --save-to.
 
-    `links` returns the links of the hosts, `facts_of` the facts of a host; `say` prints a message.
+    `save` has the directory, or None, and the seconds between two saves. `links` returns the links of the hosts, `facts_of` the facts of a host; `say` prints a message.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class Copies:
         facts_of: "Callable[[str], HostFacts | None]",
         count: int,
         say: Callable[[str], None],
+        save: tuple[str | None, float] = (None, 0.0),
     ) -> None:
         self._server = server
         self._links = links
@@ -108,6 +115,12 @@ class Copies:
         self._safe: list[Version] = []
         """Pinned versions with all of their copies."""
         self._not_before = 0.0
+        self._save_to, self._save_every = save
+        # The order of versions on disk begins with it: a job that is started again counts its rounds from 0.
+        self._generation = int(time.time())
+        self._save_at = time.monotonic() + self._save_every
+        self._is_saving = self._save_to is not None
+        self._saved: set[Version] = set()
         self._complaints: set[str] = set()
         threading.Thread(target=self._run, name="copies", daemon=True).start()
 
@@ -128,6 +141,7 @@ class Copies:
             except Empty:
                 self._renew()
                 self._copy()
+                self._save()
                 continue
             if want is None:
                 return
@@ -147,11 +161,11 @@ class Copies:
         for host, store in list(self._begun.items()):
             if host not in links or store.errand.has_ended:
                 self._drop(host)
-        for host in links.keys() - self._begun.keys():
+        for host in [host for host in links if host not in self._begun]:
             if time.monotonic() >= self._retries.get(host, 0.0):
                 link = links[host]
                 try:
-                    arguments = {"scratch": link.scratch, "peer": self._peer}
+                    arguments = {"scratch": link.scratch, "peer": self._peer, "save_to": self._save_to or ""}
                     self._begun[host] = _Store(host, link.errands.start("commits", arguments, _LIMITS))
                 except ErrandFailed as error:
                     self._fail(host, error)
@@ -166,6 +180,8 @@ class Copies:
         self._stores.pop(host, None)
         store = self._begun.pop(host, None)
         if store is not None:
+            # Its last save may be unfinished.
+            self._saved = set()
             store.errand.stop()
 
     def _fail(self, host: str, error: ErrandFailed) -> None:
@@ -176,11 +192,11 @@ class Copies:
             silent = "its copying process does not answer"
             self._complain(f"host {host}: {silent if error.reason == 'time' else error.detail}")
 
-    def _complain(self, cause: str) -> None:
+    def _complain(self, cause: str, problem: str = "commits are not copied") -> None:
         """Say once that copies fail, and why."""
         if cause not in self._complaints:
             self._complaints.add(cause)
-            self._say(f"commits are not copied: {cause}")
+            self._say(f"{problem}: {cause}")
 
     def _order(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Send orders to hosts, and return the answers. A host without an answer is left out, and gets another errand."""
@@ -199,10 +215,9 @@ class Copies:
         self._order(dict.fromkeys(self._stores, order))
 
     def _plan(self) -> tuple[list[Version], list[tuple[str, str, KeptCommit]]]:
-        ours = {host: store.own for host, store in self._stores.items()}
         copied = {host: store.copied for host, store in self._stores.items()}
         self._keepers = buddies(list(self._stores), self._count, self._keepers)
-        return copies(ours, copied, self._keepers)
+        return copies(self._own(), copied, self._keepers)
 
     def _copy(self) -> None:
         """Copy the newest complete version, if it has not all of its copies."""
@@ -230,6 +245,50 @@ class Copies:
             self._safe = targets
             first = targets[0][0]
             self._order_all({"pins": targets, "hold": False, "first": first})
+
+    def _save(self) -> None:
+        """Have the newest complete version written to disk if it is time, and look after writers that are not ready."""
+        if self._save_to is None or not self._stores:
+            return
+        now = time.monotonic()
+        if self._is_saving:
+            self._order_all({})
+            busy = [host for host, store in self._stores.items() if store.is_saving]
+            for host, store in self._stores.items():
+                if store.trouble:
+                    self._saved = set()
+                    self._complain_of_disk(f"host {host}: {store.trouble}")
+            if busy and now > self._save_at:
+                self._complain_of_disk(f"host {busy[0]}: still writing after {self._save_every:.0f} s")
+            self._is_saving = bool(busy)
+            return
+        if now < self._save_at:
+            return
+        self._order_all({})
+        if {version for version, _ in newest(self._own())} == self._saved:
+            if not self._saved and now > self._save_at + _FIRST:
+                self._complain_of_disk("no worker has committed anything yet")
+            return
+        # As for copies: fast writers would overwrite the chosen version.
+        self._order_all({"pins": self._safe, "hold": True})
+        targets = newest(self._own())
+        orders: dict[str, dict[str, Any]] = {
+            host: {"pins": self._safe, "hold": False, "save": [], "generation": self._generation}
+            for host in self._stores
+        }
+        for _, sources in targets:
+            for host, commit in sources:
+                orders[host]["save"].append(list(commit[:-1]))
+        self._save_at = now + self._save_every
+        self._order(orders)
+        self._saved = {version for version, _ in targets}
+        self._is_saving = True
+
+    def _own(self) -> dict[str, list[KeptCommit]]:
+        return {host: store.own for host, store in self._stores.items()}
+
+    def _complain_of_disk(self, cause: str) -> None:
+        self._complain(cause, f"commits are not saved to {self._save_to}")
 
     def _fetch(self, commit: KeptCommit, hosts: Sequence[str]) -> dict[str, Any]:
         addresses = [

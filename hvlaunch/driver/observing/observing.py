@@ -245,20 +245,30 @@ class _Kept:
         self._rendezvous = rendezvous
         self._say = say
         self._copies: Copies | None = None
+        self._loading = threading.Lock()
 
     def open(self) -> None:
         # From the beginning: a successor finds the messages to its predecessor.
         self._rendezvous.subscribe(KEPT, loud(self._heard), since=0)
+        if self._options.save_to is not None:
+            # At once: a directory that can't be written is to be known before the training has lasted for hours.
+            self._loaded_copies()
 
     def _heard(self, key: str, value: bytes | None, _version: int) -> None:
-        if value is None or key.startswith("done."):
-            return
-        if self._copies is None:
-            from hvlaunch.driver.observing.copies import Copies  # noqa: PLC0415 (few jobs keep commits of ranks)
+        if value is not None and not key.startswith("done."):
+            self._loaded_copies().receive(key, value)
 
-            links, count = self._links, self._options.replicas
-            self._copies = Copies(self._rendezvous, lambda: list(links), self._facts, count, self._say)
-        self._copies.receive(key, value)
+    def _loaded_copies(self) -> "Copies":
+        with self._loading:
+            if self._copies is None:
+                from hvlaunch.driver.observing.copies import Copies  # noqa: PLC0415 (few jobs keep commits)
+
+                links, options = self._links, self._options
+                save = options.save_to, options.save_every
+                self._copies = Copies(
+                    self._rendezvous, lambda: list(links), self._facts, options.replicas, self._say, save
+                )
+            return self._copies
 
     def _facts(self, host: str) -> "HostFacts | None":
         entry = self._engine.pool.get(host)

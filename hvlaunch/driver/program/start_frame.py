@@ -317,4 +317,5 @@ def elastic_env(options: ElasticOptions | None) -> dict[str, str]:
         "HVLAUNCH_WORKER_TIMEOUT": f"{options.worker_timeout:g}",
         "HOROVOD_ELASTIC": "1",
         "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts or 0),
+        **({} if options.save_to is None else {"HVLAUNCH_SAVED_COMMITS": options.save_to}),
     }

@@ -1,6 +1,7 @@
 """The state that workers of an elastic job share, commit and restore."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +11,7 @@ from torch import distributed as dist
 
 from hvlaunch.torch import current
 from hvlaunch.torch.group_errors import WorkersChanged
-from hvlaunch.torch.kept import BackgroundKeeper, Version
+from hvlaunch.torch.kept import BackgroundKeeper, Parts, Version
 from hvlaunch.torch.sharing import TensorSpec, join, split
 
 __all__ = ["ObjectState", "Snapshot", "State", "TorchState", "TrainedRound", "receive", "send", "take"]
@@ -218,14 +219,35 @@ class State:
             versions = zip(*map(_gathered, self._keeper.newest(tried)), strict=True)
             newest = max(versions)
             if newest < (0, 0):
-                return False
+                return self._take_saved()
             tried.add(newest)
             parts = self._keeper.state.load(newest)
             is_here = _gathered(parts is not None)
             # A corrupt copy is no copy. If no other one is whole, the version before it counts.
             if any(is_here):
                 break
-        self.commits = newest[1]
+        self._take_parts(newest[1], parts, is_here)
+        return True
+
+    def _take_saved(self) -> bool:
+        """Take over the newest whole commit in the directory of --save-to; return False if there is none. Collective."""
+        # Rank 0 alone reads: each host would read the same bytes of the same disk.
+        is_reader = not dist.is_initialized() or dist.get_rank() == 0
+        restored = self._keeper.load_saved() if is_reader and self._keeper is not None else None
+        commits = max(_gathered(-1 if restored is None else restored[0][1]))
+        if commits < 0:
+            return False
+        if restored is not None:
+            sys.stderr.write(
+                f"hvlaunch: training continues from commit {commits} in the directory of --save-to\n"
+            )
+        parts = None if restored is None else restored[1]
+        self._take_parts(commits, parts, _gathered(parts is not None))
+        return True
+
+    def _take_parts(self, commits: int, parts: Parts | None, is_here: list[int]) -> None:
+        """Restore a commit, and give it to the workers that lack it. Collective."""
+        self.commits = commits
         if parts is not None:
             self._saved = Snapshot(*parts)
             self.restore()
@@ -233,7 +255,6 @@ class State:
         root = is_here.index(1)
         if lacking and dist.get_rank() in (root, *lacking):
             self._transfer(root, lacking, current.world().carrier)
-        return True
 
     def _transfer(self, root: int, lacking: Sequence[int], device: torch.device) -> None:
         """Transfer the state from `root` to the workers that lack it. Collective among these workers.

@@ -221,6 +221,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "cache",  # with errands that use it
         "fabric",  # likewise
         "commits",  # likewise, and workers import the same file
+        "saves",  # likewise
         "errand_runner",  # with each errand
     }
 

@@ -4,8 +4,9 @@ import hashlib
 import os
 import shutil
 import ssl
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hvlaunch.agent.errands.commits import ANSWER
 from hvlaunch.agent.errands.sync.peers import dial, exactly
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, Limits
-from hvlaunch.rendezvous.serving.certificate import Certificate
+from hvlaunch.rendezvous.serving.certificate import new_peer
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import AgentProcess
 
@@ -27,11 +28,11 @@ LENGTH = (1 << 22) + 99
 class Host:
     """A directory of commits, and its errand."""
 
-    def __init__(self, rig: ErrandRig, peer: dict[str, str]) -> None:
+    def __init__(self, rig: ErrandRig, peer: Mapping[str, str], save_to: str = "") -> None:
         self.rig = rig
         self.scratch = f"/tmp/hvlaunch-{uuid.uuid4().hex}"
         self.folder = Path(commits.directory_of(self.scratch))
-        arguments = {"scratch": self.scratch, "peer": peer}
+        arguments = {"scratch": self.scratch, "peer": dict(peer), "save_to": save_to}
         limits = Limits(seconds=None, memory=1 << 30, output=None)
         self.errand: Errand = rig.errands.start("commits", arguments, limits)
         self.data = b""
@@ -75,15 +76,15 @@ class Host:
 
 
 @pytest.fixture
-def hosts(agent: AgentProcess) -> Iterator[tuple[Host, Host]]:
-    certificate = Certificate()
-    peer = {
-        "secret": os.urandom(32).hex(),
-        "fingerprint": certificate.fingerprint,
-        "pem": (certificate.key + certificate.pem).decode(),
-    }
+def disk(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def hosts(agent: AgentProcess, disk: Path) -> Iterator[tuple[Host, Host]]:
+    peer = new_peer()
     rig = ErrandRig(agent)
-    pair = Host(rig, peer), Host(rig, peer)
+    pair = Host(rig, peer), Host(rig, peer, str(disk))
     yield pair
     for host in pair:
         shutil.rmtree(host.folder)
@@ -147,3 +148,75 @@ def test_pins_reach_the_writers_and_old_rounds_are_forgotten(hosts: tuple[Host, 
         host.order(pins=[[1, 2]], hold=False, first=1)
     assert [commit.version for commit in commits.held(str(a.folder))] == [(1, 2)]
     assert list(b.copies()) == [2]
+
+
+def settled(host: Host) -> str:
+    """Return the trouble of the saves once they have ended."""
+    while (answer := host.order())["is_saving"]:
+        time.sleep(0.01)
+    return str(answer["trouble"])
+
+
+def test_commit_is_saved_and_only_two_complete_versions_stay(hosts: tuple[Host, Host], disk: Path) -> None:
+    _, host = hosts
+    for step in range(1, 5):
+        pair = [host.write(step, f"default.{rank}") for rank in range(2)]
+        host.order(save=[list(commit[:-1]) for commit in pair], generation=7)
+        assert settled(host) == ""
+        for commit in pair:
+            assert (disk / f"{commit.name}.7-0-{step}").read_bytes() == Path(commit.path).read_bytes()
+    versions = {item.name.partition(".7-")[2] for item in disk.iterdir()}
+    assert versions == {"0-3", "0-4"}
+    assert len(list(disk.iterdir())) == 4
+
+
+def test_corrupt_or_overwritten_commit_is_not_saved(hosts: tuple[Host, Host], disk: Path) -> None:
+    _, host = hosts
+    commit = host.write(1)
+    with Path(commit.path).open("r+b") as file:
+        file.seek(PAGE + 5)
+        file.write(b"corrupt")
+    host.order(save=[list(commit[:-1])], generation=7)
+    assert settled(host) == "its checksums in memory differ"
+    for step in (2, 3, 4):
+        host.write(step)
+    host.order(save=[list(commit[:-1])], generation=7)
+    assert settled(host) == "step 1: the workers have a newer commit by now"
+    assert list(disk.iterdir()) == []
+
+
+def test_hung_disk_delays_neither_answers_nor_commits(hosts: tuple[Host, Host], disk: Path) -> None:
+    _, host = hosts
+    commit = host.write(1)
+    assert settled(host) == ""
+    # The open() of a pipe without a reader lasts as long as that of a dead server.
+    part = disk / ".default.0.7-0-1.part"
+    os.mkfifo(part)
+    assert host.order(save=[list(commit[:-1])], generation=7)["is_saving"]
+    for step in range(2, 9):
+        kept = commits.begin(
+            str(host.folder), commit._replace(step=step), lambda: ([(0, 1), (0, 2)], False), is_saved=True
+        )
+        commits.seal(kept, commit._replace(step=step))
+        commits.release(kept)
+        assert host.order()["is_saving"]
+    os.close(os.open(part, os.O_RDONLY | os.O_NONBLOCK))
+    assert settled(host) != ""
+    host.order(save=[list(commits.held(str(host.folder))[0][:-1])], generation=7)
+    assert settled(host) == ""
+    assert (disk / "default.0.7-0-8").exists()
+
+
+@pytest.mark.parametrize(
+    ("directory", "cause"),
+    [("/nowhere/disk", "No such file or directory"), ("/proc/disk", "No such file or directory")],
+)
+def test_directory_that_cannot_be_written_is_named_at_once(
+    hosts: tuple[Host, Host], directory: str, cause: str
+) -> None:
+    host = Host(hosts[0].rig, new_peer(), directory)
+    try:
+        assert settled(host) == cause
+        assert not Path("/nowhere").exists()
+    finally:
+        shutil.rmtree(host.folder)

@@ -213,7 +213,7 @@ def test_only_leftovers_of_killed_agents_are_removed(tmp_path):
 def test_lock_ends_with_its_release_while_a_mapping_lives(folder):
     path = write(folder, 1)
     with commits.shared_lock(commits.held(folder)[0]) as descriptor:
-        mapped = mmap.mmap(descriptor, PAGE)
+        mapped = mmap.mmap(descriptor, PAGE, access=mmap.ACCESS_READ)
     with Path(path).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     mapped.close()

@@ -69,6 +69,8 @@ def test_a_hostfile_is_a_pool_and_a_script_leaves_the_hosts_open(tmp_path):
         (["--host-discovery-script", "x", "-H", "a"], "not allowed with "),
         (["--blacklist-cooldown-range", "1", "2"], "--blacklist-cooldown-range is for elastic jobs"),
         (["-np", "2", "--worker-timeout", "30"], "--worker-timeout is for elastic jobs"),
+        (["-np", "2", "--save-to", "/shared"], "--save-to is for elastic jobs"),
+        (["--min-np", "2", "--save-every", "30"], "--save-every needs a directory"),
         (
             ["--min-np", "1", "--blacklist-cooldown-range", "9", "2"],
             "the first number is larger than the second",

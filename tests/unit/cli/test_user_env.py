@@ -382,7 +382,7 @@ def test_the_page_for_users_has_every_variable():
     own = identity_env(placement, worker="a/0/0", job_id="j", round_number=0, token="t", scratch="s")
     names = set(own)
     names |= shared_env(network, {}, KEY, (1, 2)).keys() | default_env(1, 1).keys()
-    names |= elastic_env(ElasticOptions(min_np=1)).keys() | gpu_env(1).keys()
+    names |= elastic_env(ElasticOptions(min_np=1, save_to="d")).keys() | gpu_env(1).keys()
     names |= environment_env("/env").keys()
     names |= {"HVLAUNCH_ROLE_GEN_HOSTS"}
     table = DOCS.partition("## What each worker gets")[2].partition("## What you pass on")[0]

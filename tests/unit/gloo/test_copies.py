@@ -58,6 +58,7 @@ class Host:
             return
         self.copies += [item["commit"] for item in order.get("fetch", ())]
         answer = {"own": self.own, "copies": self.copies, "problems": [], "bytes": 0, "seconds": 0.0}
+        answer |= {"is_saving": False, "trouble": ""}
         self.starts[-1][0].take_data(json.dumps({**answer, **self.more}).encode() + b"\n")
 
 
@@ -122,3 +123,49 @@ def test_signs_of_life_are_no_answers(begin: Callable[..., list[str]]) -> None:
     words = begin(a, b)
     wait_until(lambda: a.copies == [COMMIT])
     assert words == []
+
+
+def test_the_newest_complete_version_is_saved_once(begin: Callable[..., list[str]]) -> None:
+    a, b = Host("a"), Host("b")
+    ranks = [[f"default.{rank}", 0, 5, 2, 10, 100] for rank in range(2)]
+    newer = ["default.0", 0, 6, 2, 10, 100]
+    shared = ["elastic-1", 0, 6, 0, 10, 100]
+    a.own, b.own = [newer, ranks[0], shared], [ranks[1], shared]
+    words = begin(a, b, count=0, save=("/disk", 0.01))
+    wait_until(lambda: len(b.orders) > 5)
+    saves = {
+        host.host.name: [order["save"] for order in host.orders if order.get("save") is not None]
+        for host in (a, b)
+    }
+    # A state of all ranks is written by one host.
+    assert saves == {"a": [[ranks[0], shared]], "b": [[ranks[1]]]}
+    assert a.starts[0][1]["save_to"] == "/disk"
+    assert words == []
+
+
+def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., list[str]]) -> None:
+    a = Host("a")
+    a.own = [COMMIT]
+    a.more = {"trouble": "No space left on device"}
+    words = begin(a, save=("/disk", 0.01))
+    wait_until(lambda: len([order for order in a.orders if order.get("save")]) > 2)
+    assert words == ["commits are not saved to /disk: host a: No space left on device"]
+
+
+def test_a_disk_that_does_not_answer_is_named(begin: Callable[..., list[str]]) -> None:
+    a = Host("a")
+    a.own = [COMMIT]
+    a.more = {"is_saving": True}
+    words = begin(a, save=("/disk", 0.05))
+    wait_until(lambda: words)
+    assert words == ["commits are not saved to /disk: host a: still writing after 0 s"]
+    assert not [order for order in a.orders if order.get("save")]
+
+
+def test_a_job_without_commits_is_told_so(
+    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_FIRST", 0.1)
+    words = begin(Host("a"), save=("/disk", 0.05))
+    wait_until(lambda: words)
+    assert words == ["commits are not saved to /disk: no worker has committed anything yet"]

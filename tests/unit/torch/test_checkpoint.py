@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hvlaunch.agent import commits
+from hvlaunch.agent import commits, saves
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.torch import checkpoint
 from hvlaunch.torch.kept import KeptState
@@ -235,3 +235,76 @@ def test_ranks_killed_at_any_time_have_a_common_step(rounds):
         steps = [restored[0] for restored in rounds.run(loading, "ab", 100 + round_number)]
         assert steps[0] == steps[1]
         assert steps[0] >= last.value - 2
+
+
+def to_disk(rounds: Rounds, disk: Path, generation: int, hosts: str) -> None:
+    """Save the commits of these hosts as their errands do, and lose the hosts."""
+    disk.mkdir(exist_ok=True)
+    for host in hosts:
+        for commit in commits.held(str(rounds.folder(host))):
+            with commits.shared_lock(commit) as descriptor:
+                saves.save(str(disk), generation, commit, descriptor)
+        shutil.rmtree(rounds.folder(host))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HVLAUNCH_SAVED_COMMITS", str(tmp_path / "disk"))
+    return tmp_path / "disk"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_job_continues_from_disk_after_all_hosts_were_lost(rounds, disk, shared, capfd):
+    assert rounds.run(loading, "ab", 3) == [None] * 2
+    rounds.run(saving(1, 2, shared=shared), "ab", 3)
+    to_disk(rounds, disk, 7, "ab")
+    # The next job counts its rounds from 0, and what it saves is newer.
+    expected = [(2, [2.0]), (2, [2.0 if shared else 1002.0])]
+    assert rounds.run(loading, "cd", 0) == expected
+    assert "training continues from step 2 in the directory of --save-to" in capfd.readouterr().err
+    rounds.run(saving(1, shared=shared), "ab", 0)
+    # Memory comes first.
+    assert rounds.run(loading, "ab", 1)[0] == (1, [1.0])
+    to_disk(rounds, disk, 8, "ab")
+    assert rounds.run(loading, "cd", 2)[0] == (1, [1.0])
+
+
+def test_damaged_file_on_disk_falls_back_to_the_older_version(rounds, disk, capfd):
+    rounds.run(saving(1, 2), "ab", 0)
+    to_disk(rounds, disk, 7, "ab")
+    with (disk / "default.1.7-0-2").open("r+b") as file:
+        file.seek(commits.PAGE + 500)
+        file.write(b"corrupt")
+    assert rounds.run(loading, "cd", 0) == [(1, [1.0]), (1, [1001.0])]
+    words = capfd.readouterr().err
+    assert f"the commit of step 2 in {disk} is corrupt" in words
+    assert "continues from step 1" in words
+    assert "continues from step 2" not in words
+    (disk / "default.0.7-0-1").unlink()
+    assert rounds.run(loading, "cd", 1) == [None, None]
+
+
+def test_other_number_of_ranks_does_not_fit_the_values_on_disk(rounds, disk):
+    rounds.run(saving(1), "ab", 0)
+    to_disk(rounds, disk, 7, "ab")
+    assert rounds.run(loading, "cde", 0) == [None] * 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_commit_on_disk_becomes_a_checkpoint_of_torch(rounds, disk, tmp_path, shared):
+    rounds.run(saving(1, 2, shared=shared), "ab", 0)
+    to_disk(rounds, disk, 7, "ab")
+    out = str(tmp_path / "dcp")
+    assert checkpoint.to_dcp(str(disk), out) == 2
+    blank: dict[str, Any] = {
+        "weights": torch.zeros(300),
+        "bits": torch.zeros(3) > 0,
+        "note": [0, {"step": 0}],
+    }
+    state: dict[str, Any] = blank if shared else {"0": blank, "1": {**blank, "weights": torch.zeros(300)}}
+    torch.distributed.checkpoint.load(state, checkpoint_id=out, no_dist=True)
+    last = state if shared else state["1"]
+    assert last["weights"].unique().tolist() == [2.0 if shared else 1002.0]
+    assert last["note"] == [0 if shared else 1, {"step": 2}]
+    with pytest.raises(FileNotFoundError, match="no whole commit"):
+        checkpoint.to_dcp(str(tmp_path), out)

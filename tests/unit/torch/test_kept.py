@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from hvlaunch.agent import commits
+from hvlaunch.agent import commits, saves
 from hvlaunch.torch.elastic import TorchState, run
 from hvlaunch.torch.kept import KeptState
 from tests.unit.torch.played_job import LONG, me
@@ -142,6 +142,20 @@ def test_corrupt_commit_falls_back_to_the_version_before(job, folder, capfd):
     started.grant(2, 3)
     assert dict(started.result() for _ in range(2)) == {2: ([older.step], 6.0), 3: ([older.step], 6.0)}
     assert "the commit of step 3 in the memory of this host is corrupt" in capfd.readouterr().err
+
+
+def test_job_continues_from_disk_after_all_hosts_were_lost(job, folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HVLAUNCH_SAVED_COMMITS", str(tmp_path))
+    started = job(counting(6, die_at(3)), 4)
+    started.grant(0, 1)
+    end(started, 0, 1)
+    for generation, commit in enumerate(reversed(commits.held(str(folder)))):
+        with commits.shared_lock(commit) as descriptor:
+            saves.save(str(tmp_path), generation, commit, descriptor)
+        Path(commit.path).unlink()
+    started.grant(2, 3)
+    assert dict(started.result() for _ in range(2)) == {2: ([3], 6.0), 3: ([3], 6.0)}
+    assert "training continues from commit 3 in the directory of --save-to" in capfd.readouterr().err
 
 
 def test_newcomers_take_the_state_of_survivors_and_not_an_old_commit(job, folder):
