@@ -5,8 +5,8 @@
 
 Three hosts (namespaces on this machine: root, iproute2, sshd, iptables) train at the default settings. For each turn, one host loses
 every packet: the time from then to the next step of the other two is measured, and the host comes back. Then the job trains for
-`--seconds` under each of: 20 % of all packets lost, 30 busy processes, a driver that is stopped for 5 s again and again,
-workers that fill the link with output. Every suspicion there is a false one.
+`--seconds` under each of: 20 % of all packets lost, 300 ms of latency, 30 busy processes, a driver that is stopped for 5 s again
+and again, links that are filled with data. Every suspicion there is a false one. `--trouble NAME` plays one of them alone.
 """
 
 import itertools
@@ -33,6 +33,8 @@ ALL = "a:1,b:1,c:1"
 LOSS = "-m statistic --mode random --probability 0.2 -j DROP"
 STOPPED, BETWEEN = 5.0, 10.0
 BUSY = 30
+LATENCY = 150.0
+"""Milliseconds in each direction."""
 SUSPICION = "host_set_aside"
 
 
@@ -81,6 +83,13 @@ def loss(hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
 
 
 @contextmanager
+def latency(hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
+    for host in hosts:
+        host.delay(LATENCY)
+    yield
+
+
+@contextmanager
 def load(_hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
     busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(BUSY)]
     yield
@@ -120,31 +129,38 @@ def data(hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
 
 
 TROUBLES: dict[str, Callable[[TestHosts, ElasticJob], object]] = {
-    "20 % of packets lost": loss,
-    f"{BUSY} busy processes": load,
-    f"driver stopped for {STOPPED:g} s": stops,
-    "links filled with data": data,
+    "loss": loss,
+    "latency": latency,
+    "load": load,
+    "stops": stops,
+    "data": data,
 }
 
 
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--trouble", action="append", choices=[*TROUBLES], help="all by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="time of each trouble")
     options = parser.parse_args()
     need_hosts()
     with TestHosts(3) as hosts:
-        print(heading(f"A host without power: seconds to the next step of the others, {options.turns} times"))
-        with training(hosts) as job:
-            names = itertools.cycle("cba")
-            took = sorted(seconds_to_next_step(job, hosts, next(names)) for _ in range(options.turns))
-            lost = job.events("host_lost")
-        row = [f"{took[0]:.2f}", f"{statistics.median(took):.2f}", f"{took[-1]:.2f}", str(len(lost))]
-        print(table(["least", "median", "most", "lost for good"], [row]), flush=True)
+        if options.turns:
+            print(
+                heading(
+                    f"A host without power: seconds to the next step of the others, {options.turns} times"
+                )
+            )
+            with training(hosts) as job:
+                names = itertools.cycle("cba")
+                took = sorted(seconds_to_next_step(job, hosts, next(names)) for _ in range(options.turns))
+                lost = job.events("host_lost")
+            row = [f"{took[0]:.2f}", f"{statistics.median(took):.2f}", f"{took[-1]:.2f}", str(len(lost))]
+            print(table(["least", "median", "most", "lost for good"], [row]), flush=True)
         print(heading(f"False suspicions, {options.seconds:g} s of each"))
         rows = []
-        for name, trouble in TROUBLES.items():
-            with training(hosts) as job, trouble(hosts, job):  # type: ignore[attr-defined]
+        for name in options.trouble or TROUBLES:
+            with training(hosts) as job, TROUBLES[name](hosts, job):  # type: ignore[attr-defined]
                 before = job.stdout.count(COMMIT)
                 time.sleep(options.seconds)
                 commits = job.stdout.count(COMMIT) - before
