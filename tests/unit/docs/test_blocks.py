@@ -53,6 +53,7 @@ PROGRAMS = (
     "true",
     "stop",
     "serve",
+    "llama-server",
     "vllm",
     "python3",
     "torchrun",
