@@ -11,12 +11,12 @@ DOCS = ROOT / "docs"
 FOR_DEVELOPERS = {"interfaces", "internals"}
 GENERATED = {"reference/options.md", "reference/coming-from.md", "reference/json.md", "reference/programs.md"}
 MOST_WORDS = {
-    "": 27_350,
-    "start.md": 700,
-    "guides": 12_750,
+    "": 26_850,
+    "start.md": 550,
+    "guides": 12_600,
     "from": 900,
-    "explain": 3_200,
-    "reference": 10_400,
+    "explain": 2_900,
+    "reference": 9_900,
 }
 """By section; "" is all together."""
 MOST_WORDS_OF_A_PAGE = 1_500
