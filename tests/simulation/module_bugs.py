@@ -17,7 +17,6 @@ from hvlaunch.engine import (
     fabric,
     forming,
     lifecycle,
-    nccl,
     policy,
     rounds,
     workers,
@@ -347,11 +346,8 @@ def a_job_lasts_until_its_hosts_are_closed(patch: Patch) -> None:
     forgetting(patch, Lifecycle, "close", "_ended_at")
 
 
-# nccl
-
-
 def no_network_is_fast_enough(patch: Patch) -> None:
-    patch.setattr(nccl, "_FASTER", inf)
+    patch.setattr(fabric, "_FASTER", inf)
 
 
 # network
@@ -715,7 +711,7 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("moves", a_host_that_stays_is_not_used_again, "whose cool-down is over", 161),
     ModuleBug("moves", a_given_up_move_is_remembered, "has moved, and nobody began it", 71),
     ModuleBug("moves", a_moved_host_is_never_pardoned, "are left out for a move, and needed", 389),
-    ModuleBug("nccl", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
+    ModuleBug("fabric", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
     # A suspected host is not in the next plan, so few other worlds probe a silent one.
     ModuleBug("network", the_first_failed_probe_is_final, "which heals", 485, "elastic without suspicion"),
     ModuleBug(
