@@ -90,6 +90,21 @@ def test_jax_gets_all_devices_of_a_host_with_one_worker() -> None:
     assert (spec_templates.counts_gpus, spec_templates.slots) == (True, {"b": 3})
 
 
+@pytest.mark.parametrize("has_client", [True, False])
+def test_rays_head_opens_a_port_for_clients_where_ray_has_any(tmp_path: Path, has_client: bool) -> None:
+    """A plain `pip install ray` refuses the option."""
+    for name, text in (("ray", 'echo "$@"'), ("python3", f"exit {int(not has_client)}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    first = preset_of("ray", {}).services["first"]
+    assert isinstance(first, list | tuple)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    words = subprocess.run(first, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert words[0] == "start"
+    assert {"--head", "--block", "--port={port:gcs}"} < set(words)
+    assert ("--ray-client-server-port={port:client}" in words) is has_client
+
+
 def test_tensorflow_names_a_port_of_each_host() -> None:
     assert (
         '"worker": ["{host_ip}:{port:tf}","{host_ip}:{port:tf}"]}, "task": {"type": "worker", "index": 1}}'

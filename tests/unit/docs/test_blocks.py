@@ -55,6 +55,7 @@ PROGRAMS = (
     "serve",
     "llama-server",
     "vllm",
+    "llama-server",
     "python3",
     "torchrun",
     "accelerate",
