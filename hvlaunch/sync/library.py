@@ -28,6 +28,7 @@ _MODULES = (
     "__init__.py",
     "agent/__init__.py",
     "agent/commits.py",
+    "agent/saves.py",
     "errors.py",
     "owners.py",
     "rendezvous",

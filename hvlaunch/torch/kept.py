@@ -15,6 +15,7 @@ import torch
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
 from hvlaunch.agent.saves import Saved, versions
+from hvlaunch.owners import other_writer
 from hvlaunch.torch.sharing import TensorSpec
 
 __all__ = [
@@ -144,10 +145,14 @@ def load_saved(saved: Saved, device: str | None = None) -> Parts | None:
     try:
         # No lock: a file on disk is never changed, and not every file system has locks.
         with open(path, "rb") as file:  # noqa: PTH123 (as in commits)
-            return _parts(file.fileno(), saved.commit, os.path.dirname(path), device)  # noqa: PTH120 (as in commits)
+            # The directory may be everybody's, and unpickling runs what the writer of the file wants.
+            problem = other_writer(os.fstat(file.fileno()))
+            if problem is None:
+                return _parts(file.fileno(), saved.commit, os.path.dirname(path), device)  # noqa: PTH120 (as in commits)
     except (OSError, ValueError) as error:
-        sys.stderr.write(f"hvlaunch: the commit of step {saved.commit.step} can't be read: {error}\n")
-        return None
+        problem = str(error)
+    sys.stderr.write(f"hvlaunch: the commit of step {saved.commit.step} can't be read: {problem}\n")
+    return None
 
 
 def _parts(descriptor: int, commit: KeptCommit, place: str, device: str | None = None) -> Parts | None:
@@ -159,7 +164,8 @@ def _parts(descriptor: int, commit: KeptCommit, place: str, device: str | None =
         return None
     mapped = mmap.mmap(descriptor, PAGE + commit.length, access=mmap.ACCESS_COPY)
     content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
-    # Unpickling is safe: the directory is this user's alone, and copies come from hosts with the job's secret.
+    # Unpickling is safe: files on disk are this user's, the directory in memory is this user's alone, and copies come from
+    # hosts with the job's secret.
     skeleton, specs, offsets = pickle.loads(content[: commit.meta].numpy().tobytes())  # noqa: S301
     begin = _aligned(commit.meta)
     # Copies: the file will be written again.

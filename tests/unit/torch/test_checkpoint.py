@@ -284,6 +284,23 @@ def test_damaged_file_on_disk_falls_back_to_the_older_version(rounds, disk, capf
     assert rounds.run(loading, "cd", 1) == [None, None]
 
 
+@pytest.mark.parametrize("trap", ["another user's", "writable by all"])
+def test_file_on_disk_that_others_may_have_written_is_not_unpickled(rounds, disk, capfd, trap):
+    """A shared directory may be everybody's, and unpickling a file runs what its writer wants."""
+    rounds.run(saving(1, 2), "ab", 0)
+    to_disk(rounds, disk, 7, "ab")
+    path = disk / "default.1.7-0-2"
+    if trap == "writable by all":
+        path.chmod(0o602)
+    elif os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        pytest.skip("only root can give a file away")
+    assert rounds.run(loading, "cd", 0) == [(1, [1.0]), (1, [1001.0])]
+    words = "it belongs to" if trap == "another user's" else "every user of this machine can change it"
+    assert f"step 2 can't be read: {words}" in capfd.readouterr().err
+
+
 def test_other_number_of_ranks_does_not_fit_the_values_on_disk(rounds, disk):
     rounds.run(saving(1), "ab", 0)
     to_disk(rounds, disk, 7, "ab")
