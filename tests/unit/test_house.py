@@ -148,7 +148,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"agent", "console", "driver", "engine", "errors", "hosts", "job", "owners", "rendezvous"},
     "telemetry": {"agent", "hosts"},
     # The files of commits in memory, which workers write and agents copy.
-    "torch": {"agent", "errors", "rendezvous"},
+    "torch": {"agent", "errors", "owners", "rendezvous"},
     "torchrun": {"torch"},
     "view": {"console", "hosts", "telemetry"},
     "watch": {"console", "engine", "errors", "hosts", "job", "report"},
