@@ -83,7 +83,7 @@ def test_its_version_is_the_packages_and_has_an_entry_in_the_changelog(metadata:
 
 def test_it_is_small_and_needs_no_torch(request: pytest.FixtureRequest, metadata: Message) -> None:
     # A release's is 3 % smaller: .ci/release-check compresses it anew, and has a limit of its own.
-    assert (ROOT / request.config.getoption("--wheel")).stat().st_size < 1_400_000
+    assert (ROOT / request.config.getoption("--wheel")).stat().st_size < 1_430_000
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert "torch" not in {re.split(r"[^\w-]", line)[0] for line in needed}
     assert needed

@@ -140,7 +140,7 @@ def test_private_names_of_cpython_are_only_in_quick() -> None:
     assert {"_ssl", "_SSLContext", "_wrap_bio", "_hashlib", "_thread"} <= found.pop("caller.py")  # as above
     assert found.pop("local_ranks.py") == {"_frozen_importlib_external"}  # as boot.py
     assert found.pop("gpus.py") == {"_ctypes"}  # few hosts need its question, and quick.py goes to all
-    for name in ("errand_runner.py", "greeting.py", "pairs.py", "rejoin.py"):
+    for name in ("errand_runner.py", "greeting.py", "rejoin.py"):
         assert found.pop(name) == {"_thread"}, name  # which Python's documentation has
     assert {name for names in found.values() for name in names} == set()
 
