@@ -2,8 +2,8 @@
 
 The whole file is a worker's command, `python3 -c TEXT PLAN COMMAND...`: it runs without hvlaunch, on any Python >= 3.8.
 The plan is JSON: `first`, `others` and `all` are services of rank 0, of the others and of each; rank 0 runs `until`, which
-ends when all have joined, and then the command. Without services every rank runs the command. With a `tunnel` (tunnel.py, whose
-text comes before this one's) the command gets a port of rank 0's host for each other host's service.
+ends when all have joined, and then the command. Without services every rank runs the command. With a `tunnel` (peers.py and
+tunnel.py, whose texts come before this one's) the command gets a port of rank 0's host for each other host's service.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Services:
         self._plan = plan
         self._command = command
         self._is_first = plan["rank"] == "0"
+        # Neither services nor the command need the keys.
+        self._keys = os.environ.pop("HVLAUNCH_TUNNEL_KEY", "")
         self._running: Dict[int, Tuple[str, List[str]]] = {}
         self._is_stopping = False
         # A handler and not SIG_IGN, which the children would inherit. They get the signals too, as programs of this group.
@@ -95,7 +97,7 @@ class Services:
 
     def _open_tunnel(self, option: str, service: str, exits: str) -> None:
         """Open this host's end. Rank 0 waits for all services, and gives the command its ports by `option`."""
-        keys = json.loads(os.environ.pop("HVLAUNCH_TUNNEL_KEY"))
+        keys = json.loads(self._keys)
         addresses = exits.split(",")
         if not self._is_first:
             port = int(addresses[int(self._plan["rank"])].rpartition(":")[2])

@@ -22,8 +22,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SERVICES = "services"
 """The file of the agent that starts a preset's services, and then the command."""
 _TUNNEL = "tunnel"
-"""The file of the agent for `[services.tunnel]`."""
-_FUTURE = "from __future__ import annotations\n"
+"""The file of the agent for `[services.tunnel]`; before it comes the text of the module that it imports."""
+_PEERS = "peers"
+_BETWEEN = re.compile(r"^from (?:__future__|hvlaunch\.agent\.\w+) import .*\n", re.MULTILINE)
+"""Imports that are not needed where the modules are one text."""
 
 
 class Preset(NamedTuple):
@@ -63,9 +65,9 @@ class Preset(NamedTuple):
             return command
         from hvlaunch.driver.program import without_words  # noqa: PLC0415 (few presets have any)
 
-        names = (_TUNNEL, _SERVICES) if self.services[_TUNNEL] else (_SERVICES,)
+        names = (_PEERS, _TUNNEL, _SERVICES) if self.services[_TUNNEL] else (_SERVICES,)
         texts = [Path(agent.__file__).with_name(f"{name}.py").read_text(encoding="ascii") for name in names]
-        text = _FUTURE + without_words("\n".join(texts)).replace(_FUTURE, "")
+        text = "from __future__ import annotations\n" + _BETWEEN.sub("", without_words("\n".join(texts)))
         plan = json.dumps({"rank": "{rank}", **self.services})
         return ("python3", "-c", escaped(text + "\nmain()\n"), plan, *command)
 

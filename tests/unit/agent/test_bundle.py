@@ -217,6 +217,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "standby",  # with the workers of jobs that preload modules
         "services",  # with presets
         "tunnel",  # likewise
+        "peers",  # likewise, and with errands that use it
         "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "fabric",  # likewise

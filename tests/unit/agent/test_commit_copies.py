@@ -15,7 +15,7 @@ import pytest
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit
 from hvlaunch.agent.errands.commits import ANSWER
-from hvlaunch.agent.errands.sync.peers import dial, exactly
+from hvlaunch.agent.peers import dial, exactly
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.driver.links.errands import Errand, Limits
 from hvlaunch.rendezvous.serving.certificate import new_peer

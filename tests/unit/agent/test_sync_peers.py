@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch.agent import peers as connections
 from hvlaunch.agent.errands.sync import peers as module
 from hvlaunch.agent.errands.sync.content import part_numbers
 from hvlaunch.agent.errands.sync.peers import PartServer, fetch
@@ -111,7 +112,7 @@ def test_nonsense_gets_no_answer(tmp_path: Path, ranges: str) -> None:
 
 def test_strangers_do_not_hold_up_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Connections that say nothing, more than are served at once, and one that says nonsense."""
-    monkeypatch.setattr(module, "_GREETING", 0.3)
+    monkeypatch.setattr(connections, "_GREETING", 0.3)
     host = Serving(tmp_path, parts=3)
     strangers = [socket.create_connection(("127.0.0.1", host.offer.port)) for _ in range(6)]
     strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -134,7 +135,7 @@ def test_a_source_on_a_slow_link_tells_its_peer_that_the_part_comes(
 ) -> None:
     """A part takes longer than the silence after which the driver would send all of it a second time."""
     monkeypatch.setattr(module, "_SIGN", 0.1)
-    monkeypatch.setattr(module, "_SILENCE", 0.4)
+    monkeypatch.setattr(connections, "_SILENCE", 0.4)
     monkeypatch.setattr(module, "_COMING", 30.0)
     host = Serving(tmp_path, parts=2)
     timer = threading.Timer(1.0, lambda: host.file.write_bytes(b"".join(host.content)))

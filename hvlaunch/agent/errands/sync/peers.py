@@ -7,111 +7,25 @@ by its hash.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import socket
-import ssl
 import threading
 import time
 
 from hvlaunch.agent.errands.sync.content import part_numbers, read_part
+from hvlaunch.agent.peers import PeerServer, dial, exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Iterator, Optional, Sequence, Tuple
+    import ssl
+    from typing import Callable, Iterator, Sequence, Tuple
 
-__all__ = ["PartServer", "PeerServer", "dial", "exactly", "fetch"]
+__all__ = ["PartServer", "fetch"]
 
-_CONNECTING = 3.0
-_SILENCE = 15.0
-"""Seconds without a byte after which the driver is asked in place of the peer."""
-_GREETING = 3.0
-"""Seconds for a peer's handshake and secret: a stranger holds one of the places no longer."""
 _SIGN = 5.0
 """Seconds between signs that a part is on its way."""
 _COMING = 120.0
 """Seconds that one part may take. Slow links send parts in minutes; a peer that only pretends to send holds a host no longer."""
-_MOST_PEERS = 4
-_SECRET_SIZE = 64
 _LONGEST_RANGES = 1 << 22
 _LONGEST_PART = 1 << 26
-
-
-def exactly(connection: ssl.SSLSocket, size: int, deadline: float = float("inf")) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        if time.monotonic() > deadline:
-            raise EOFError
-        more = connection.recv(min(size - len(data), 1 << 20))
-        if not more:
-            raise EOFError
-        data += more
-    return bytes(data)
-
-
-class PeerServer:
-    """Accepts hosts with the job's secret by TLS until the process ends, and calls `answer` for each in a thread."""
-
-    def __init__(self, secret: str, pem: str, folder: str, answer: Callable[[ssl.SSLSocket], None]) -> None:
-        self._secret = secret.encode("ascii")
-        self._answer = answer
-        self._free = threading.Semaphore(_MOST_PEERS)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        path = os.path.join(folder, "key.pem")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.write(descriptor, pem.encode("ascii"))
-            self._context.load_cert_chain(path)
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        self._listener = socket.create_server(
-            ("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6
-        )
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            with self._free, connection:
-                connection.settimeout(_GREETING)
-                with self._context.wrap_socket(connection, server_side=True) as peer:
-                    if not hmac.compare_digest(exactly(peer, _SECRET_SIZE), self._secret):
-                        return
-                    peer.settimeout(_SILENCE)
-                    self._answer(peer)
-        except (OSError, EOFError, ValueError):
-            return  # the peer asks another host, or the driver
-
-
-def dial(addresses: Sequence[Tuple[str, int]], secret: str, fingerprint: str) -> Optional[ssl.SSLSocket]:
-    """Return a connection to the first address with an answer, after the secret; None without an answer."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    # Pinned below: the certificate is the job's own, and no authority knows it.
-    context.verify_mode = ssl.CERT_NONE
-    for address in addresses:
-        peer = None
-        try:
-            plain = socket.create_connection((address[0], address[1]), _CONNECTING)
-            plain.settimeout(_SILENCE)
-            peer = context.wrap_socket(plain)
-            certificate = peer.getpeercert(binary_form=True) or b""
-            if hmac.compare_digest("sha256:" + hashlib.sha256(certificate).hexdigest(), fingerprint):
-                peer.sendall(secret.encode("ascii"))
-                return peer
-        except (OSError, ValueError):
-            pass
-        if peer is not None:
-            peer.close()
-    return None
 
 
 class PartServer:
