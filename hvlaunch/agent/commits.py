@@ -53,6 +53,7 @@ __all__ = [
     "header_of",
     "held",
     "is_whole",
+    "lock_shared",
     "make_directory",
     "newest",
     "pins",
@@ -367,12 +368,22 @@ def held(directory: str) -> List[KeptCommit]:
     return sorted(commits, key=lambda commit: commit.version, reverse=True)
 
 
-@contextmanager
-def shared_lock(commit: KeptCommit) -> Iterator[int]:
-    """Open the commit's file and keep writers away. Yields the descriptor. Raises OSError."""
+def lock_shared(commit: KeptCommit) -> int:
+    """Open the commit's file and keep writers away until release() of the returned descriptor. Raises OSError."""
     descriptor = os.open(commit.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextmanager
+def shared_lock(commit: KeptCommit) -> Iterator[int]:
+    """Open the commit's file and keep writers away. Yields the descriptor. Raises OSError."""
+    descriptor = lock_shared(commit)
+    try:
         yield descriptor
     finally:
         release(descriptor)

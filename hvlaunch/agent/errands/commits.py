@@ -6,7 +6,6 @@ the job's secret (agent/peers.py). The receiver computes the checksums again: a 
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import queue
@@ -100,12 +99,11 @@ class _Saver:
         """Save a commit of this host soon. Its file is locked from here on: its writers use others."""
         if not self.unfinished:
             self.trouble = ""
-        path = next((item.path for item in commits.held(directory) if item[:-1] == commit[:-1]), None)
-        if path is None:
+        here = next((item for item in commits.held(directory) if item[:-1] == commit[:-1]), None)
+        if here is None:
             self.trouble = "step %d: the workers have a newer commit by now" % commit.step
             return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        descriptor = commits.lock_shared(here)
         self.unfinished += 1
         self._orders.put((commit, generation, descriptor))
 

@@ -241,13 +241,14 @@ def _dial(key: str, dial: Dict[str, Any], measure: Dict[str, Any], turn: _thread
     try:
         # From an address of this host the way may be another one, so ports are not looked for.
         if "from" in dial:
-            return _measure(key, dial, (dial["addresses"][0], dial["ports"][0]), measure, turn)
+            _measure(key, dial, (dial["addresses"][0], dial["ports"][0]), measure, turn)
+            return
         address, reached = _reach_ports(key, dial)
         if address is not None:
             measure["address"], measure["reached"] = address, reached
             _measure(key, dial, (address, reached[0]), measure, turn)
     except (OSError, EOFError):
-        return None
+        return
 
 
 def _reach_ports(key: str, dial: Dict[str, Any]) -> Tuple[Optional[str], List[int]]:
