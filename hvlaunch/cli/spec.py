@@ -98,6 +98,9 @@ def job_spec(options: Options, environ: Mapping[str, str]) -> tuple[JobSpec, lis
 
         per_host = workers_per_host(options, hosts)
     elastic = elastic_options(options, per_host)
+    if elastic is not None and elastic.save_to is not None:
+        # A relative directory counts from this one, as that of --cwd does.
+        elastic = replace(elastic, save_to=_cwd(elastic.save_to, environ))
     if elastic is not None and avoided:
         elastic = replace(elastic, avoided=avoided)
     variables = options.variables()
@@ -453,13 +456,9 @@ def elastic_options(options: Options, per_host: int | None) -> ElasticOptions | 
         "is_named": options.names_hostfile,
         "per_host": per_host,
     }
-    fields = {**defaults, **bounds, **options.fields("elastic")}
-    if fields.get("save_to"):
-        # A relative directory counts from this one, as that of --cwd does.
-        fields["save_to"] = str(Path.cwd() / fields["save_to"])
-    elif "save_every" in fields:
+    if "save_every" in options.given and "save_to" not in options.given:
         raise BadUsage("--save-every needs a directory", hint="--save-to DIR")
-    return ElasticOptions(**fields)
+    return ElasticOptions(**{**defaults, **bounds, **options.fields("elastic")})
 
 
 def _bounds(options: Options, per_host: int | None) -> dict[str, int]:
