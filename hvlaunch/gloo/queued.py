@@ -7,8 +7,8 @@ files and variables do not count. The output is in the job's directory, as for o
 import json
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hvlaunch.gloo.controller import run
 from hvlaunch.job import JobSpec, QueuedAs
 from hvlaunch.outside.queue import ENVIRONMENT, SPECS, Queue, QueueEntry
 
-__all__ = ["main"]
+__all__ = ["as_queued", "main", "submission_errors"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,22 +43,32 @@ def main(arguments: Sequence[str]) -> int:
 
 def _spec(entry: QueueEntry, queued: QueuedAs, *, may_wait: bool) -> JobSpec:
     """Return the job of the submission. Raises BadUsage."""
-    try:
+    with submission_errors():
         words = json.loads((entry.directory / SPECS).read_bytes())[queued.number]
         variables = json.loads((entry.directory / ENVIRONMENT).read_bytes())["workers"]
         spec: JobSpec = decode(JobSpec, words)
+    if spec.leases is None:
+        # A batch job: its worker takes the leases, and learns here for which job.
+        spec = replace(spec, command=(*spec.command, str(queued.queue), queued.number))
+    return replace(as_queued(spec, entry, queued, may_wait=may_wait), env=variables[queued.number])
+
+
+@contextmanager
+def submission_errors() -> Iterator[None]:
+    """Turn errors of reading a submission into BadUsage."""
+    try:
+        yield
     except OSError as error:
         raise BadUsage(f"its submission is gone: {error}") from None
     except (BadData, ValueError, LookupError) as error:
         raise BadUsage(f"another version of hvlaunch has queued it: {error}", hint="queue it again") from None
-    leases = spec.leases
-    if leases is not None:
-        leases = leases._replace(wait=may_wait, passes_own=not may_wait)
-    else:
-        # A batch job: its worker takes the leases, and learns here for which job.
-        spec = replace(spec, command=(*spec.command, str(queued.queue), queued.number))
+
+
+def as_queued(spec: JobSpec, entry: QueueEntry, queued: QueuedAs, *, may_wait: bool) -> JobSpec:
+    """Return the job as the queue starts it: with the files of its submission, and its turn for leases."""
+    leases = None if spec.leases is None else spec.leases._replace(wait=may_wait, passes_own=not may_wait)
     sync = None if spec.sync is None else spec.sync._replace(job=entry.directory)
-    return replace(spec, env=variables[queued.number], leases=leases, sync=sync, queued=queued)
+    return replace(spec, leases=leases, sync=sync, queued=queued)
 
 
 if __name__ == "__main__":

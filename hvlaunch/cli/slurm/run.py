@@ -29,6 +29,7 @@ from hvlaunch.console.status import duration
 from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, LeasesTaken
 from hvlaunch.gloo.batch import Allocated, BatchJob, Body, ProgramAnswer, ProgramRequest, StepLine
+from hvlaunch.gloo.queued import as_queued
 from hvlaunch.hosts.templates import escaped
 from hvlaunch.job import ConsoleOptions, JobSpec, LeaseOptions, QueuedAs, SyncOptions, Templates
 from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
@@ -53,15 +54,11 @@ class BatchRun:
         self._options, _ = self._submission.options()
         job = queue.read().jobs[number]
         self._entry = QueueEntry(queue, number, job.job)
-        leases, sync = spec.leases, spec.sync
-        if leases is not None:
-            leases = leases._replace(wait=not job.is_backfill, passes_own=job.is_backfill)
-        if sync is not None:
-            sync = sync._replace(job=self._folder)
         self._id = int(array) + (self._options.array.index(int(task)) if task else 0)
         name = f"{self._id}" if self._options.job_name is None else f"{self._options.job_name} ({self._id})"
         queued = QueuedAs(queue.directory, number, job.job)
-        self._spec = replace(spec, name=name, leases=leases, sync=sync, queued=queued)
+        spec = as_queued(spec, self._entry, queued, may_wait=not job.is_backfill)
+        self._spec = replace(spec, name=name)
         cwd = self._submission.cwd
         self._cwd = str(Path(cwd, self._options.chdir or ""))
         self._job = self._job_itself(array, task)

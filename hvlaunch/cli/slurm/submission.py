@@ -23,7 +23,7 @@ from hvlaunch.cli.slurm.directives import (
     read_script,
 )
 from hvlaunch.cli.spec import current_directory, job_spec
-from hvlaunch.engine.codec import BadData, decode, encode
+from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec
 from hvlaunch.outside.queue import ENVIRONMENT
@@ -135,15 +135,13 @@ def submit(submission: Submission, options: BatchOptions, spec: JobSpec, environ
 
 def read_submission(folder: Path) -> tuple[Submission, JobSpec]:
     """Return a kept submission with its hosts, and restore its environment. Raises BadUsage."""
-    try:
+    from hvlaunch.gloo.queued import submission_errors  # noqa: PLC0415 (a submission needs no controller)
+
+    with submission_errors():
         about = json.loads((folder / _BATCH).read_bytes())
         environ = json.loads((folder / ENVIRONMENT).read_bytes())["environ"]
         spec: JobSpec = decode(JobSpec, about["spec"])
         submission: Submission = decode(Submission, about["submission"])
-    except OSError as error:
-        raise BadUsage(f"its submission is gone: {error}") from None
-    except (BadData, ValueError, LookupError) as error:
-        raise BadUsage(f"another version of hvlaunch has queued it: {error}", hint="queue it again") from None
     os.environ.clear()
     os.environ.update(environ)
     return submission, spec
