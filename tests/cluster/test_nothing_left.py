@@ -34,7 +34,7 @@ class Scene:
         known = self.before[host]
         there = [one for one in self.hosts[host].user_processes() if one.pid not in known]
         # The other job's observers begin at any time, with the name of the process that forks them.
-        return [one for one in there if one.ppid not in known]
+        return [one for one in there if not (one.comm.startswith("hvl-") and one.ppid in known)]
 
     def kill(self, host: str, choose: Callable[[list[Process]], list[Process]]) -> None:
         """SIGKILL those that are chosen of the job's processes on the host."""

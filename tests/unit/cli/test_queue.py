@@ -40,9 +40,9 @@ class QueueSite(Site):
         self.leases = ["--lease-slots", "2", "--lease-directory", str(place / "leases"), "-H", "localhost"]
         self.marks = place / "marks"
 
-    def run(self, *words: str, code: int = 0) -> str:
+    def hvlaunch(self, *words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
-            [*HVLAUNCH, "queue", *words],
+            [*HVLAUNCH, *words],
             env=self.environ,
             cwd=self.place,
             stdin=subprocess.DEVNULL,
@@ -52,6 +52,10 @@ class QueueSite(Site):
             check=False,
         )
         assert done.returncode == code, done.stderr
+        return done
+
+    def run(self, *words: str, code: int = 0) -> str:
+        done = self.hvlaunch("queue", *words, code=code)
         return done.stdout if code == 0 else done.stderr
 
     def add(self, *words: str) -> str:
@@ -60,17 +64,7 @@ class QueueSite(Site):
     def sbatch(self, *words: str, script: str, code: int = 0) -> str:
         """Submit a batch script; return what sbatch prints."""
         (self.place / "s.sh").write_text(f"#!/bin/bash\n{script}\n")
-        done = subprocess.run(
-            [*HVLAUNCH, "sbatch", *self.leases, *words, "s.sh"],
-            env=self.environ,
-            cwd=self.place,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
+        done = self.hvlaunch("sbatch", *self.leases, *words, "s.sh", code=code)
         return done.stdout.removeprefix("Submitted batch job ").strip() if not code else done.stdout
 
     def output(self, name: str) -> str:
