@@ -361,6 +361,8 @@ def test_the_directory_is_named_as_the_users_shell_names_it(tmp_path, monkeypatc
     link.symlink_to("real")
     monkeypatch.chdir(link)
     assert current_directory({"PWD": str(link)}) == str(link)
+    saving = spec_of("-np 2 --min-np 1 -H a:1,b:1 --save-to runs/7 true", {"PWD": str(link)})
+    assert saving.elastic.save_to == f"{link}/runs/7"
     real = os.path.realpath(link)
     assert current_directory({}) == real
     for wrong in (str(tmp_path), "relative", ".", "/no/such/place", "/\0", ""):
