@@ -1,7 +1,7 @@
 """Connections between hosts of a job by TLS: both ends know the job's certificate and secret (rendezvous/serving/certificate.py).
 
-The caller checks the certificate before it sends the secret; the listener answers nobody without the secret. The text stands alone:
-it is also part of the program of a preset's services.
+The caller checks the certificate before it sends the secret; the listener answers only with the secret. The text stands alone, as
+part of the program of a preset's services.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Commits on disk, for a job that begins after all of its hosts were lost.
 
 A file is a commit's file in memory, byte for byte, hence its checksums are those of the tensors as committed. Its name has the
-version; a version counts if every rank's file is there. Each file appears whole or not at all: it gets its name after its content is
-on the disk. So hosts need no common moment, and a killed writer leaves nothing that counts.
+version; a version counts if every rank's file is there. A file gets its name after its content is on the disk.
+Hosts therefore need no common moment, and a killed writer leaves no version.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def complete(items: Iterable[Saved]) -> Dict[str, List[SavedVersion]]:
 
 
 def versions(directory: str) -> Dict[str, List[List[Saved]]]:
-    """Return the files of each complete version by family, newest first; none of a directory that can't be read."""
+    """Return the files of each complete version by family, newest first. An unreadable directory has no version."""
     try:
         items = saved(directory)
     except OSError:
@@ -84,7 +84,7 @@ def versions(directory: str) -> Dict[str, List[List[Saved]]]:
 
 
 def prepare(directory: str) -> None:
-    """Make the directory if only its last part is missing, and try to write there. Raises OSError."""
+    """Make the last part of the directory if it is missing, and write a file as a test. Raises OSError."""
     try:
         # Not its parents: an absent mount must not become a directory on the host's own disk.
         os.mkdir(directory, 0o700)
@@ -100,7 +100,7 @@ def prepare(directory: str) -> None:
 
 
 def save(directory: str, generation: int, commit: KeptCommit, source: int) -> None:
-    """Write the commit in the open file `source`, whose lock the caller holds. Raises OSError; ValueError if it is corrupt."""
+    """Write the commit in the open file `source`, whose lock the caller holds. Raises OSError; ValueError for a corrupt commit."""
     name = "%s.%d-%d-%d" % (commit.name, generation, *commit.version)
     part = os.path.join(directory, ".%s.part" % name)
     try:
@@ -149,7 +149,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def prune(directory: str) -> None:
-    """Remove what is older than the newest complete versions of each family, unfinished files included. Raises OSError."""
+    """Remove the files before the newest complete versions of each family, unfinished files included. Raises OSError."""
     items = saved(directory)
     oldest = {
         family: numbers[KEEP - 1] for family, numbers in complete(items).items() if len(numbers) >= KEEP

@@ -1,4 +1,4 @@
-"""A tunnel from rank 0 to a service on each other host, such as llama.cpp's RPC server, which has no protection of its own.
+"""A tunnel from rank 0 to a service on each other host, such as the unprotected RPC server of llama.cpp.
 
 The service listens on 127.0.0.1. An Exit on its host takes connections of the job's hosts (peers.py); an Entrance on rank 0's
 host is a port of 127.0.0.1 for programs of the same user. The text is part of services.py's program, behind that of peers.py.

@@ -1,4 +1,4 @@
-"""What hosts get before they are ready: leases, files, the network's choice, setup, the check, hvlaunch's own modules."""
+"""The steps on a host before it is ready: leases, files, the network's choice, setup, the check, hvlaunch's own modules."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ def open_preparation(
     *,
     is_successor: bool,
 ) -> "Iterator[Prepare | None]":
-    """Open the steps of a job for as long as hosts may join; yields None if there are none.
+    """Open the steps of a job for as long as hosts may join; yields None without a step.
 
     `about` describes the job for other programs and gets the snapshot's hash. Raises BadUsage.
     """
@@ -85,7 +85,7 @@ def _prepare_imports(
 
 
 def _in_turn(steps: "Sequence[Prepare]") -> "Prepare":
-    """Return the steps as one: each gets the facts as the step before left them."""
+    """Join the steps: each step gets the facts from the step before."""
     first, *others = steps
     if not others:
         return first
@@ -145,7 +145,7 @@ def open_delivery(
 
 
 def _running_jobs(root: Path) -> list[str]:
-    """Return the ids of all running jobs."""
+    """Return the ids of running jobs."""
     from hvlaunch.outside import has_driver, has_minder  # noqa: PLC0415 (as above)
 
     return [path.name for path in root.iterdir() if has_driver(path) or has_minder(path)]

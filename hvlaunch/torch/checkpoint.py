@@ -107,7 +107,7 @@ def load() -> tuple[int, Any] | None:
 def to_dcp(directory: str, out: str) -> int:
     """Write the newest whole commit in a directory of --save-to for torch.distributed.checkpoint, and return its step.
 
-    A dict that all ranks share stays as it is; anything else is under "value". Values of ranks are under "0", "1" and so on. Tensors
+    A shared dict stays as it is; any other value is under "value". Values of ranks are under "0", "1" and further numbers. Tensors
     are on the CPU. Raises FileNotFoundError without a whole commit.
     """
     from torch.distributed import checkpoint  # noqa: PLC0415 (its import takes a second)
@@ -211,7 +211,7 @@ class _Meeting:
     def _plan(self, key: str, by_host: dict[str, list[KeptCommit]], on_disk: list[dict[str, Any]]) -> Any:
         """Return version and hosts, as rank 0 has chosen from the commits by host; None if no version is left.
 
-        Without a version in memory it is the last of those on disk, which is taken from the list.
+        Without a version in memory, the last version on disk is taken from its list.
         """
         if self._place.rank == 0:
             size = self._place.size

@@ -1,7 +1,7 @@
-"""`hvlaunch sbatch`: puts a batch script of Slurm into the user's queue, which runs it on hosts without Slurm.
+"""`hvlaunch sbatch`: puts a batch script of Slurm into the user's queue, for hosts without Slurm.
 
-The queued job has one worker on this machine, which runs this word again with `--run`: it takes the allocation, and starts the
-script and its steps. So a batch job is stopped, watched and taken over as any other.
+The queued job has a single worker on this machine. The worker runs this word again with `--run`, takes the allocation, and starts
+the script and its steps. Stopping, watching and taking over are those of other jobs.
 """
 
 import time

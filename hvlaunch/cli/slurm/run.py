@@ -219,7 +219,7 @@ _OF_THE_FIRST_HOST = frozenset(["CUDA_VISIBLE_DEVICES"])
 
 
 def _synced(sync: SyncOptions | None, project: str | None, cwd: str) -> SyncOptions | None:
-    """Return the tree of a step: it starts where the script is in its copy, on every host."""
+    """Return the tree of a step, with the script's place in its copy as the place of the start on every host."""
     if sync is None or project is None:
         return sync
     below = os.path.normpath(Path(sync.below, os.path.relpath(cwd, project)))

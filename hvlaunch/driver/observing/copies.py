@@ -1,4 +1,4 @@
-"""Copies of the workers' commits on other hosts: an errand on each host holds them, and this thread says what it fetches.
+"""Copies of the workers' commits on other hosts: an errand on each host holds copies, and this thread orders them.
 
 docs/internals/elastic-jobs.md has the reasons for the order of the steps.
 """
@@ -67,7 +67,7 @@ class _Store:
         self._begun = time.monotonic()
 
     def take_port(self) -> None:
-        """Take the first answer if it is there. Raises ErrandFailed, also after a long wait."""
+        """Take the first answer if the errand has sent it. Raises ErrandFailed, also after a long wait."""
         if self.port is None and (self.errand.has_data or time.monotonic() > self._begun + _PATIENCE):
             self._answers.patience = _PATIENCE if self.errand.has_data else 0.0
             self.port = self._answers.next(PORTS)["port"]
@@ -87,7 +87,8 @@ class _Store:
 class Copies:
     """Keeps `count` copies of each host's commits on other hosts, and saves commits to the directory of --save-to.
 
-    `save` has the directory, or None, and the seconds between two saves. `links` returns the links of the hosts, `facts_of` the facts of a host; `say` prints a message.
+    `save` has the directory, or None, and the seconds between two saves. `links` returns the links of the hosts, `facts_of`
+    the facts of a host; `say` prints a message.
     """
 
     def __init__(
