@@ -84,75 +84,33 @@ class _Store:
         return answer
 
 
-class Copies:
-    """Keeps `count` copies of each host's commits on other hosts, and saves commits to the directory of --save-to.
-
-    `save` has the directory, or None, and the seconds between two saves. `links` returns the links of the hosts, `facts_of`
-    the facts of a host; `say` prints a message.
-    """
+class _Hosts:
+    """The errands on the hosts; `save_to` is the directory of --save-to. `say` prints a message."""
 
     def __init__(
-        self,
-        server: RendezvousServer,
-        links: "Callable[[], Iterable[HostLink]]",
-        facts_of: "Callable[[str], HostFacts | None]",
-        count: int,
-        say: Callable[[str], None],
-        save: tuple[str | None, float] = (None, 0.0),
+        self, links: "Callable[[], Iterable[HostLink]]", save_to: str | None, say: Callable[[str], None]
     ) -> None:
-        self._server = server
         self._links = links
-        self._facts_of = facts_of
-        self._count = count
+        self._save_to = save_to
         self._say = say
         self._peer = new_peer()
-        self._wants: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
         self._begun: dict[str, _Store] = {}
-        self._stores: dict[str, _Store] = {}
+        self.stores: dict[str, _Store] = {}
         """The errands of `_begun` that have answered."""
         self._retries: dict[str, float] = {}
         """Times of the next errands on hosts, after one that failed."""
-        self._keepers: dict[str, list[str]] = {}
-        self._safe: list[Version] = []
-        """Pinned versions with all of their copies."""
-        self._not_before = 0.0
-        self._save_to, self._save_every = save
-        # The order of versions on disk begins with it: a job that is started again counts its rounds from 0.
-        self._generation = int(time.time())
-        self._save_at = time.monotonic() + self._save_every
-        self._is_saving = self._save_to is not None
-        self._saved: set[Version] = set()
         self._complaints: set[str] = set()
-        threading.Thread(target=self._run, name="copies", daemon=True).start()
+        self.pinned: list[Version] = []
+        """Versions with all of their copies: their files stay."""
+        self.losses = 0
+        """Number of ended errands."""
 
-    def receive(self, key: str, value: bytes) -> None:
-        """Take a worker's message: `want.ID` asks for a commit of another host, `list.ID` for a list. Never blocks."""
-        if key.startswith(("want.", "list.")):
-            self._wants.put((key, value))
+    @property
+    def own(self) -> dict[str, list[KeptCommit]]:
+        """The commits of each host's workers."""
+        return {host: store.own for host, store in self.stores.items()}
 
-    def stop(self) -> None:
-        """End the thread soon; the errands end with their links."""
-        self._wants.put(None)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                # Workers that wait for a commit come before copies that nobody needs yet.
-                want = self._wants.get(timeout=_LOOK)
-            except Empty:
-                self._renew()
-                self._copy()
-                self._save()
-                continue
-            if want is None:
-                return
-            self._renew()
-            key, value = want
-            verb, _, number = key.partition(".")
-            answer = self._bring(value) if verb == "want" else self._list()
-            self._server.put(KEPT, f"done.{number}", answer)
-
-    def _renew(self) -> None:
+    def start_errands(self) -> None:
         """Start errands on new hosts, and again where they were killed with the leftovers of a round."""
         links = {
             link.host.name: link
@@ -175,14 +133,13 @@ class Copies:
                 store.take_port()
             except ErrandFailed as error:  # noqa: PERF203 (each host for itself)
                 self._fail(host, error)
-        self._stores = {host: store for host, store in self._begun.items() if store.port is not None}
+        self.stores = {host: store for host, store in self._begun.items() if store.port is not None}
 
     def _drop(self, host: str) -> None:
-        self._stores.pop(host, None)
+        self.stores.pop(host, None)
         store = self._begun.pop(host, None)
         if store is not None:
-            # Its last save may be unfinished.
-            self._saved = set()
+            self.losses += 1
             store.errand.stop()
 
     def _fail(self, host: str, error: ErrandFailed) -> None:
@@ -191,119 +148,193 @@ class Copies:
         if error.reason not in ("killed", "lost"):
             self._retries[host] = time.monotonic() + _RETRY
             silent = "its copying process does not answer"
-            self._complain(f"host {host}: {silent if error.reason == 'time' else error.detail}")
+            self.complain(f"host {host}: {silent if error.reason == 'time' else error.detail}")
 
-    def _complain(self, cause: str, problem: str = "commits are not copied") -> None:
+    def complain(self, cause: str, problem: str = "commits are not copied") -> None:
         """Say once that copies fail, and why."""
         if cause not in self._complaints:
             self._complaints.add(cause)
             self._say(f"{problem}: {cause}")
 
-    def _order(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def send_orders(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Send orders to hosts, and return the answers. A host without an answer is left out, and gets another errand."""
         for host, order in orders.items():
-            write_line(self._stores[host].errand, dict(order))
+            write_line(self.stores[host].errand, dict(order))
         answers = {}
         deadline = time.monotonic() + _PATIENCE
         for host in orders:
             try:
-                answers[host] = self._stores[host].read(deadline)
+                answers[host] = self.stores[host].read(deadline)
             except ErrandFailed as error:  # noqa: PERF203 (each host for itself)
                 self._fail(host, error)
         return answers
 
-    def _order_all(self, order: Mapping[str, Any]) -> None:
-        self._order(dict.fromkeys(self._stores, order))
+    def order_all(self, order: Mapping[str, Any]) -> None:
+        self.send_orders(dict.fromkeys(self.stores, order))
 
-    def _plan(self) -> tuple[list[Version], list[tuple[str, str, KeptCommit]]]:
-        copied = {host: store.copied for host, store in self._stores.items()}
-        self._keepers = buddies(list(self._stores), self._count, self._keepers)
-        return copies(self._own(), copied, self._keepers)
 
-    def _copy(self) -> None:
-        """Copy the newest complete version, if it has not all of its copies."""
-        if self._count == 0 or len(self._stores) == 1 or time.monotonic() < self._not_before:
-            return
-        self._order_all({})
-        targets, missing = self._plan()
-        if not missing and targets == self._safe:
-            return
-        # Writers keep all whole versions until one is pinned. Otherwise fast ones would overwrite it meanwhile.
-        self._order_all({"pins": self._safe, "hold": True})
-        targets, missing = self._plan()
-        orders: dict[str, dict[str, Any]] = {
-            host: {"pins": [*self._safe, *targets], "hold": False, "fetch": []} for host in self._stores
-        }
-        for host, source, commit in missing:
-            orders[host]["fetch"].append(self._fetch(commit, [source]))
-        answers = self._order(orders)
-        for host, answer in answers.items():
-            for problem in answer["problems"]:
-                self._complain(f"host {host}: {problem}")
-                # Each attempt holds writers up for a moment.
-                self._not_before = time.monotonic() + _PAUSE
-        if targets and not self._plan()[1] and answers.keys() >= orders.keys():
-            self._safe = targets
-            first = targets[0][0]
-            self._order_all({"pins": targets, "hold": False, "first": first})
+class _Saves:
+    """Has the newest complete version written to the directory of --save-to, each `every` seconds."""
 
-    def _save(self) -> None:
+    def __init__(self, hosts: _Hosts, directory: str, every: float) -> None:
+        self._hosts = hosts
+        self._directory = directory
+        self._every = every
+        # The order of versions on disk begins with it: a job that is started again counts its rounds from 0.
+        self._generation = int(time.time())
+        self._next_at = time.monotonic() + every
+        # A new errand tries to write to the directory at once.
+        self._is_busy = True
+        self._saved: set[Version] = set()
+        self._losses = 0
+        """Number of ended errands at the last look."""
+
+    def save_if_due(self) -> None:
         """Have the newest complete version written to disk if it is time, and look after writers that are not ready."""
-        if self._save_to is None or not self._stores:
+        if self._losses != self._hosts.losses:
+            self._losses = self._hosts.losses
+            # The last save of an ended errand may be unfinished.
+            self._saved = set()
+        if not self._hosts.stores:
             return
         now = time.monotonic()
-        if self._is_saving:
-            self._order_all({})
-            busy = [host for host, store in self._stores.items() if store.is_saving]
-            for host, store in self._stores.items():
+        if self._is_busy:
+            self._hosts.order_all({})
+            busy = [host for host, store in self._hosts.stores.items() if store.is_saving]
+            for host, store in self._hosts.stores.items():
                 if store.trouble:
                     self._saved = set()
                     self._complain_of_disk(f"host {host}: {store.trouble}")
-            if busy and now > self._save_at:
-                self._complain_of_disk(f"host {busy[0]}: still writing after {self._save_every:.0f} s")
-            self._is_saving = bool(busy)
+            if busy and now > self._next_at:
+                self._complain_of_disk(f"host {busy[0]}: still writing after {self._every:.0f} s")
+            self._is_busy = bool(busy)
             return
-        if now < self._save_at:
+        if now < self._next_at:
             return
-        self._order_all({})
-        if {version for version, _ in newest(self._own())} == self._saved:
-            if not self._saved and now > self._save_at + _FIRST:
+        self._hosts.order_all({})
+        if {version for version, _ in newest(self._hosts.own)} == self._saved:
+            if not self._saved and now > self._next_at + _FIRST:
                 self._complain_of_disk("no worker has committed anything yet")
             return
         # As for copies: fast writers would overwrite the chosen version.
-        self._order_all({"pins": self._safe, "hold": True})
-        targets = newest(self._own())
+        self._hosts.order_all({"pins": self._hosts.pinned, "hold": True})
+        targets = newest(self._hosts.own)
         orders: dict[str, dict[str, Any]] = {
-            host: {"pins": self._safe, "hold": False, "save": [], "generation": self._generation}
-            for host in self._stores
+            host: {"pins": self._hosts.pinned, "hold": False, "save": [], "generation": self._generation}
+            for host in self._hosts.stores
         }
         for _, sources in targets:
             for host, commit in sources:
                 orders[host]["save"].append(list(commit[:-1]))
-        self._save_at = now + self._save_every
-        self._order(orders)
+        self._next_at = now + self._every
+        self._hosts.send_orders(orders)
         self._saved = {version for version, _ in targets}
-        self._is_saving = True
-
-    def _own(self) -> dict[str, list[KeptCommit]]:
-        return {host: store.own for host, store in self._stores.items()}
+        self._is_busy = True
 
     def _complain_of_disk(self, cause: str) -> None:
-        self._complain(cause, f"commits are not saved to {self._save_to}")
+        self._hosts.complain(cause, f"commits are not saved to {self._directory}")
+
+
+class Copies:
+    """Keeps `count` copies of each host's commits on other hosts, and has commits saved to the directory of --save-to.
+
+    `save` has the directory, or None, and the seconds between two saves. `links` returns the links of the hosts, `facts_of`
+    the facts of a host; `say` prints a message.
+    """
+
+    def __init__(
+        self,
+        server: RendezvousServer,
+        links: "Callable[[], Iterable[HostLink]]",
+        facts_of: "Callable[[str], HostFacts | None]",
+        count: int,
+        say: Callable[[str], None],
+        save: tuple[str | None, float] = (None, 0.0),
+    ) -> None:
+        self._server = server
+        self._facts_of = facts_of
+        self._count = count
+        self._wants: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
+        self._hosts = _Hosts(links, save[0], say)
+        self._saves = None if save[0] is None else _Saves(self._hosts, save[0], save[1])
+        self._keepers: dict[str, list[str]] = {}
+        self._not_before = 0.0
+        threading.Thread(target=self._run, name="copies", daemon=True).start()
+
+    def receive(self, key: str, value: bytes) -> None:
+        """Take a worker's message: `want.ID` asks for a commit of another host, `list.ID` for a list. Never blocks."""
+        if key.startswith(("want.", "list.")):
+            self._wants.put((key, value))
+
+    def stop(self) -> None:
+        """End the thread soon; the errands end with their links."""
+        self._wants.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                # Workers that wait for a commit come before copies that nobody needs yet.
+                want = self._wants.get(timeout=_LOOK)
+            except Empty:
+                self._hosts.start_errands()
+                self._copy()
+                if self._saves is not None:
+                    self._saves.save_if_due()
+                continue
+            if want is None:
+                return
+            self._hosts.start_errands()
+            key, value = want
+            verb, _, number = key.partition(".")
+            answer = self._bring(value) if verb == "want" else self._list()
+            self._server.put(KEPT, f"done.{number}", answer)
+
+    def _plan(self) -> tuple[list[Version], list[tuple[str, str, KeptCommit]]]:
+        copied = {host: store.copied for host, store in self._hosts.stores.items()}
+        self._keepers = buddies(list(self._hosts.stores), self._count, self._keepers)
+        return copies(self._hosts.own, copied, self._keepers)
+
+    def _copy(self) -> None:
+        """Copy the newest complete version, if it has not all of its copies."""
+        if self._count == 0 or len(self._hosts.stores) == 1 or time.monotonic() < self._not_before:
+            return
+        self._hosts.order_all({})
+        targets, missing = self._plan()
+        if not missing and targets == self._hosts.pinned:
+            return
+        # Writers keep all whole versions until one is pinned. Otherwise fast ones would overwrite it meanwhile.
+        self._hosts.order_all({"pins": self._hosts.pinned, "hold": True})
+        targets, missing = self._plan()
+        orders: dict[str, dict[str, Any]] = {
+            host: {"pins": [*self._hosts.pinned, *targets], "hold": False, "fetch": []}
+            for host in self._hosts.stores
+        }
+        for host, source, commit in missing:
+            orders[host]["fetch"].append(self._fetch(commit, [source]))
+        answers = self._hosts.send_orders(orders)
+        for host, answer in answers.items():
+            for problem in answer["problems"]:
+                self._hosts.complain(f"host {host}: {problem}")
+                # Each attempt holds writers up for a moment.
+                self._not_before = time.monotonic() + _PAUSE
+        if targets and not self._plan()[1] and answers.keys() >= orders.keys():
+            self._hosts.pinned = targets
+            first = targets[0][0]
+            self._hosts.order_all({"pins": targets, "hold": False, "first": first})
 
     def _fetch(self, commit: KeptCommit, hosts: Sequence[str]) -> dict[str, Any]:
         addresses = [
-            [address, self._stores[host].port]
+            [address, self._hosts.stores[host].port]
             for host in hosts
-            if host in self._stores and (facts := self._facts_of(host)) is not None
+            if host in self._hosts.stores and (facts := self._facts_of(host)) is not None
             for address in candidates(facts)
         ]
         return {"commit": list(commit[:-1]), "addresses": addresses}
 
     def _list(self) -> bytes:
         """Return all commits by host, as JSON."""
-        self._order_all({})
-        held = {host: store.own + store.copied for host, store in self._stores.items()}
+        self._hosts.order_all({})
+        held = {host: store.own + store.copied for host, store in self._hosts.stores.items()}
         return json.dumps({host: [commit[:-1] for commit in items] for host, items in held.items()}).encode()
 
     def _bring(self, value: bytes) -> bytes:
@@ -313,13 +344,13 @@ class Copies:
         except (ValueError, RecursionError):
             return b"0"
         # Nonsense is the worker's own mistake.
-        if not _WANT(want) or want["host"] not in self._stores:
+        if not _WANT(want) or want["host"] not in self._hosts.stores:
             return b"0"
         commit = KeptCommit(*want["commit"])
         order = {
-            "pins": [*self._safe, commit.version],
+            "pins": [*self._hosts.pinned, commit.version],
             "hold": False,
             "fetch": [self._fetch(commit, want["hosts"])],
         }
-        answer = self._order({want["host"]: order}).get(want["host"])
+        answer = self._hosts.send_orders({want["host"]: order}).get(want["host"])
         return b"0" if answer is None or answer["problems"] else b"1"

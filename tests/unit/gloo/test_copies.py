@@ -143,6 +143,25 @@ def test_the_newest_complete_version_is_saved_once(begin: Callable[..., list[str
     assert words == []
 
 
+def test_a_save_is_repeated_if_its_errand_ends_before_the_answer(
+    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_PATIENCE", 0.2)
+    monkeypatch.setattr(copies, "_RETRY", 0.1)
+    a = Host("a")
+    a.own = [COMMIT]
+    obey = a._obey
+
+    def hang_once(order: Any) -> None:
+        is_first = order.get("save") and not any(order.get("save") for order in a.orders)
+        a.hangs = "save" if is_first else ""
+        obey(order)
+
+    a._obey = hang_once  # type: ignore[method-assign]
+    begin(a, save=("/disk", 0.01))
+    wait_until(lambda: [order["save"] for order in a.orders if order.get("save")] == [[COMMIT], [COMMIT]])
+
+
 def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., list[str]]) -> None:
     a = Host("a")
     a.own = [COMMIT]
