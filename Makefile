@@ -143,9 +143,13 @@ format: $(VENV)/.extras-dev ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-options-page: dev ## write docs/reference/options.md, docs/reference/coming-from.md, docs/reference/json.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
+options-page: dev ## write docs/reference/options.md, docs/reference/coming-from.md, docs/reference/json.md, docs/reference/errors*.md, docs/internals/waits.md and hvlaunch/api/options.py, from their tables
 	$(BIN)/python docs/waits_page.py > docs/internals/waits.md.new
 	mv docs/internals/waits.md.new docs/internals/waits.md
+	$(BIN)/python docs/errors_page.py errors.md > docs/reference/errors.md.new
+	mv docs/reference/errors.md.new docs/reference/errors.md
+	$(BIN)/python docs/errors_page.py errors-python.md > docs/reference/errors-python.md.new
+	mv docs/reference/errors-python.md.new docs/reference/errors-python.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/reference/options.md.new
 	mv docs/reference/options.md.new docs/reference/options.md
 	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/reference/coming-from.md.new

@@ -75,7 +75,7 @@ AS_IT_IS = re.compile(
     r"```.*?```|`[^`]*`|^#.*?$|^\|.*?$|!?\[[^\]]*\]\([^)]*\)|<[^>]*>", re.DOTALL | re.MULTILINE
 )
 """Of a page, what gets no link: code, headings, tables, other links, HTML."""
-NAMED = re.compile(r"docs/([a-z/-]+)\.md")
+NAMED = re.compile(r"docs/([a-z/-]+)\.md(#[\w-]+)?")
 """A page, as docstrings name it."""
 NOT_FOR_ASSISTANTS = ("api/", "internals/", "changelog.md", "contributing.md", "index.md")
 """Pages for developers, and the landing page, whose text README has too."""
@@ -173,7 +173,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     """Lead docstrings to the pages that they name."""
     if dirname(page.file.src_uri) != "api":
         return html
-    return NAMED.sub(lambda named: f'<a href="../../{named[1]}/">{named[0]}</a>', html)
+    return NAMED.sub(lambda named: f'<a href="../../{named[1]}/{named[2] or ""}">{named[0]}</a>', html)
 
 
 def on_env(env: jinja2.Environment, config: MkDocsConfig, files: Files) -> jinja2.Environment:

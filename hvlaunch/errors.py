@@ -130,14 +130,20 @@ class HvlaunchError(Exception):
 
 
 class BadUsage(HvlaunchError):
-    """The command line, or a file named on it, asks for something impossible."""
+    """The command line, or a file named on it, asks for something impossible; nothing was started.
+
+    Try: `hvlaunch --show-config`, which shows where each option comes from.
+    """
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
 
 
 class BadHost(BadUsage):
-    """A host on the command line or in a hostfile that can't be parsed."""
+    """A host of `-H` or of the hostfile can't be read.
+
+    Try: `host`, `user@host:slots`, `gpu[01-04]:8` or `[fe80::1]:4`; the other forms are in hostfiles/README.md#hosts.
+    """
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
         position = f"{source}:{line}" if line is not None else source
@@ -153,7 +159,10 @@ class BadHost(BadUsage):
 
 
 class NotEnoughSlots(BadUsage):
-    """The job asks for more workers than there are slots."""
+    """`-np` exceeds all slots. A host without a number has one slot per GPU, or one without GPUs.
+
+    Try: a smaller `-np`, or more slots (`host:N`).
+    """
 
     def __init__(self, needed: int, available: int) -> None:
         noun = "slot" if available == 1 else "slots"
@@ -168,7 +177,10 @@ class NotEnoughSlots(BadUsage):
 
 
 class NotEnoughSlotsInTime(HvlaunchError):
-    """An elastic job had too few slots for longer than --elastic-timeout."""
+    """An elastic job had fewer than `--min-np` slots for `--elastic-timeout`.
+
+    Try: more hosts, a smaller `--min-np`, or a longer `--elastic-timeout`; run the discovery script by hand.
+    """
 
     exit_code = EXIT_TOO_FEW
     """75: too few slots for too long."""
@@ -187,7 +199,10 @@ class NotEnoughSlotsInTime(HvlaunchError):
 
 
 class JobHung(HvlaunchError):
-    """No worker made progress for a long time; `cause` names the ranks that wait for each other."""
+    """No rank made progress for `--hang-timeout`, and `--on-hang stop` ended the job; `cause` names the ranks that wait for each other.
+
+    Try: the steps in docs/guides/hangs.md.
+    """
 
     exit_code = EXIT_HUNG
     """76: the job hung."""
@@ -202,6 +217,8 @@ class GaveUp(HvlaunchError):
     """The rounds of an elastic job fail, and no worker is known as the cause.
 
     All `restarts` are used up, or the workers failed `times` in a row without progress, mostly those of a `suspect`.
+
+    Try: the failure report, which has the first failure of each round.
     """
 
     exit_code = 1
@@ -217,7 +234,10 @@ class GaveUp(HvlaunchError):
 
 
 class BadEnvironment(BadUsage):
-    """A variable that no process can be started with."""
+    """A variable for the workers can't be set: `=` or a NUL byte in its name, or more than 128 KiB.
+
+    Try: a file for a large value, and its path in the variable.
+    """
 
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(f"variable {name}: {cause}")
@@ -226,14 +246,20 @@ class BadEnvironment(BadUsage):
 
 
 class DiscoveryFailed(HvlaunchError):
-    """The discovery script failed; the cause ends with its last stderr."""
+    """The first run of `--host-discovery-script` failed, or exceeded `--discovery-timeout`; `cause` ends with its last stderr.
+
+    Try: the script by hand, with `env -i PATH="$PATH"`.
+    """
 
     exit_code = EXIT_HOSTS
     """69: no hosts were found."""
 
 
 class HostError(HvlaunchError):
-    """A problem of one host: it is unreachable, refuses the login, or was lost."""
+    """A problem of one host that has no error of its own; the message quotes it. Base of all errors of a host.
+
+    Try: `hvlaunch doctor -H HOST`.
+    """
 
     exit_code = EXIT_HOSTS
     """69: a host can't be used."""
@@ -244,26 +270,38 @@ class HostError(HvlaunchError):
 
 
 class UnknownHost(HostError):
-    """The name can't be resolved to an address."""
+    """The name has no address here.
+
+    Try: `HostName` in `~/.ssh/config`, `address=` in the hostfile, or a jump host (docs/guides/ssh.md#jump-hosts).
+    """
 
 
 class ConnectFailed(HostError):
-    """No SSH connection: refused, reset, no route, or the peer does not speak SSH."""
+    """No SSH connection: refused, reset, no route, or the peer does not speak SSH.
+
+    Try: `ssh -v HOST`; for a warm pool, `hvlaunch pool status`.
+    """
 
 
 class SentAway(ConnectFailed):
-    """sshd closed the connection before its greeting.
+    """sshd closed ten connections before its greeting: too many at once (`MaxStartups`), or it refuses this client's address.
 
-    Too many connections (MaxStartups), or the host refuses this client.
+    Try: `--connect-limit 2`.
     """
 
 
 class StartTimeout(HostError):
-    """The host was not ready within --start-timeout."""
+    """The host was not ready within `--start-timeout` (60 s); the message says how far it came.
+
+    Try: the causes in docs/guides/troubleshooting.md#nothing-happens-after-the-start.
+    """
 
 
 class HostKeyUnknown(HostError):
-    """No known_hosts file has the host's key."""
+    """No known_hosts file has the host's key.
+
+    Try: compare `fingerprint` with the host's own, then log in once or accept it (docs/guides/ssh.md#host-keys).
+    """
 
     def __init__(self, cause: str, *, host: str, hint: str, key_type: str, fingerprint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
@@ -280,15 +318,24 @@ class HostKeyUnknown(HostError):
 
 
 class HostKeyChanged(HostKeyUnknown):
-    """The host shows another key than the known_hosts file has: a reinstalled machine, or an attack."""
+    """The host shows another key than the known_hosts file has: a reinstalled machine, or an attack.
+
+    Try: find out why first, and only then `ssh-keygen -R HOST`.
+    """
 
 
 class HostKeyRevoked(HostKeyUnknown):
-    """A known_hosts file marks the host's key @revoked."""
+    """A known_hosts file marks the host's key `@revoked`.
+
+    Try: give the host a new key: remove the old one there, and run `ssh-keygen -A`.
+    """
 
 
 class PermissionDenied(HostError):
-    """The host accepted no authentication method."""
+    """The host accepted none of the keys in `tried`, and no other method.
+
+    Try: the causes in docs/guides/troubleshooting.md#permission-denied.
+    """
 
     def __init__(self, cause: str, *, host: str, hint: str, tried: Sequence[str]) -> None:
         super().__init__(cause, host=host, hint=hint)
@@ -297,7 +344,10 @@ class PermissionDenied(HostError):
 
 
 class NoFreePort(HostError):
-    """Fewer than two ports of --worker-port-range are free on the host."""
+    """A job needs two free ports of `--worker-port-range` on each host, and the host has fewer.
+
+    Try: a wider `--worker-port-range`; `ss -ltn` lists the ports in use.
+    """
 
     def __init__(self, *, host: str) -> None:
         super().__init__(
@@ -308,7 +358,10 @@ class NoFreePort(HostError):
 
 
 class LeasesTaken(HostError):
-    """Too few of the hosts' GPUs or slots are free; `cause` names those who hold them."""
+    """Too few of the hosts' GPUs or slots are free for `--lease-gpus`; `cause` names those who hold them.
+
+    Try: `--wait`, which waits for them.
+    """
 
     exit_code = EXIT_TOO_FEW
     """75: too few are free now."""
@@ -323,7 +376,10 @@ class LeasesTaken(HostError):
 
 
 class LeaseImpossible(LeasesTaken):
-    """The hosts have too few GPUs or slots for the leases of a job, whoever holds them."""
+    """The hosts have too few GPUs or slots for the leases of a job, whoever holds them.
+
+    Try: `hvlaunch hosts -H HOSTS`, which lists them; or a smaller `-np`.
+    """
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
@@ -333,50 +389,83 @@ class LeaseImpossible(LeasesTaken):
 
 
 class NoPython(HostError):
-    """The host has no Python >= 3.8 among the interpreters tried."""
+    """The host has no Python 3.8 or newer in the `PATH` of a login without a terminal.
+
+    Try: `--remote-python PATH`, or `python=PATH` in the hostfile.
+    """
 
 
 class AgentFailed(HostError):
-    """The agent did not start, or printed something else; `cause` quotes the host's output."""
+    """Login and Python work, but the agent did not start; `cause` quotes the host's output.
+
+    Try: the causes in docs/guides/troubleshooting.md#the-agent-does-not-start-on-a-host.
+    """
 
 
 class CopyFailed(HostError):
-    """A host could not get its copy of the working tree (--sync)."""
+    """A host could not get its copy of the working tree (`--sync`, `--bring`); `cause` has its error.
+
+    Try: the rules in docs/guides/copy-the-project.md#what-is-copied.
+    """
 
 
 class ContainerFailed(HostError):
-    """The container of a host can't be started: no runtime, no image, or no such container."""
+    """The container of a host can't be started: no runtime, no image, or no such container.
+
+    Try: the causes in docs/guides/containers.md#when-it-fails.
+    """
 
 
 class SetupFailed(HostError):
-    """The commands of --setup or --env have failed on a host; `cause` has their exit code and last lines."""
+    """The commands of `--setup` or `--env` have failed on a host; `cause` has their exit code and last lines.
+
+    Try: the causes in docs/guides/environments.md#when-it-fails.
+    """
 
 
 class CheckFailed(HostError):
-    """With --check: a host has a fault that would stop the job; `cause` names the faults."""
+    """With `--check`: a host has a fault that would stop the job; `cause` names the faults.
+
+    Try: the remedy that the message names for each fault.
+    """
 
 
 class HostFault(HostError):
-    """A fault of hvlaunch itself that concerns one host."""
+    """A defect of hvlaunch that affects one host.
+
+    Try: report it, with the output of `--verbose`.
+    """
 
     exit_code = EXIT_INTERNAL
     """70: a fault of hvlaunch itself."""
 
 
 class HostLost(HostError):
-    """A connected host has gone: its channel closed, its agent died, or it was silent for a lease."""
+    """A connected host has gone: its channel closed, its agent died, or it was silent for `--lease`.
+
+    Try: an elastic job, which survives that (docs/guides/lost-host.md).
+    """
 
 
 class ProtocolBroken(HostLost):
-    """The agent sent an invalid or unexpected frame, so its peer is not trusted."""
+    """The host sent what no agent sends: another program pretends to be the agent, or hvlaunch has a defect.
+
+    Try: report it, with the output of `--verbose`.
+    """
 
 
 class ChannelGarbled(HostLost):
-    """The agent's channel contains bytes that the agent did not send."""
+    """Another program wrote into the agent's messages.
+
+    Try: look for shell start-up files on the host that print something.
+    """
 
 
 class Unreachable(HostError):
-    """A host can't connect to another host of the job."""
+    """`host` can't connect to `other` at any of `addresses`.
+
+    Try: open the firewall (docs/reference/rendezvous.md#what-to-open-in-a-firewall), or `--network-interfaces NAME`.
+    """
 
     def __init__(self, cause: str, *, host: str, other: str, addresses: Sequence[str], hint: str) -> None:
         super().__init__(cause, host=host, hint=hint)
@@ -392,7 +481,10 @@ class Unreachable(HostError):
 
 
 class WorkingDirectoryMissing(HostError):
-    """The workers' directory does not exist on the host, or can't be entered."""
+    """The workers' directory does not exist on the host, or can't be entered.
+
+    Try: `--cwd DIR`, or `--sync` (docs/guides/copy-the-project.md).
+    """
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
@@ -409,18 +501,27 @@ class WorkingDirectoryMissing(HostError):
 
 
 class SlotsUnlikely(HostError):
-    """The number of slots is so large that it is probably a mistake, such as a port."""
+    """The number of slots is so large that it is probably a mistake, such as the port in `host:22`.
+
+    Try: `-p 22` for a port; `--force-slots` if the host does have these slots.
+    """
 
     exit_code = EXIT_USAGE
     """2: wrong usage."""
 
 
 class Defect(HvlaunchError):
-    """A fault of hvlaunch itself that ends the job."""
+    """A defect of hvlaunch that ends the job.
+
+    Try: report it, with the output of `--verbose`.
+    """
 
 
 class HostsFailed(HvlaunchError):
-    """Several hosts failed."""
+    """Several hosts failed; `errors` has the error of each.
+
+    Try: `--skip-bad-hosts`, if the other hosts are enough.
+    """
 
     exit_code = EXIT_HOSTS
     """The exit code of the first error."""

@@ -23,17 +23,23 @@ def in_python(hint: str | None) -> str | None:
 
 
 class CallNotPickled(BadUsage):
-    """The function or an argument can't be sent to other processes. The job was not started."""
+    """The function or an argument holds what can't be sent to other processes, such as a lock, a socket or a file. The job was not started.
+
+    Try: make it inside the function.
+    """
 
 
 class JobFailed(HvlaunchError):
-    """The job has failed, but not because of a worker: hosts can't be reached, or were lost. `problem` has the details."""
+    """The job has failed, but not because of a worker: hosts can't be reached, or were lost. `problem.kind` is the name of the error.
+
+    Try: `problem.hint`, or the error's row in docs/reference/errors.md.
+    """
 
     def __init__(self, problem: Problem) -> None:
         problem = problem._replace(hint=in_python(problem.hint))
         super().__init__(problem.cause, host=problem.host, hint=problem.hint)
         self.exit_code = problem.exit_code
-        """The exit code of hvlaunch's command line for this failure."""
+        """The exit code of `hvlaunch` for the same error."""
         self._problem = problem
 
     @property
@@ -43,18 +49,25 @@ class JobFailed(HvlaunchError):
 
 
 class JobStopped(HvlaunchError):
-    """The job was stopped by a signal."""
+    """The job was stopped by a signal: by `job.stop()`, by `hvlaunch stop`, or by another program.
+
+    Try: start the job again, unless somebody stopped it on purpose; `signal` is the signal's number.
+    """
 
     def __init__(self, signal: int) -> None:
         super().__init__(f"the job was stopped by signal {signal}")
         self.signal = signal
         """Number of the signal."""
         self.exit_code = 128 + signal
-        """128 + the signal, as a shell has it."""
+        """128 + the signal."""
 
 
 class WorkerFailed(HvlaunchError):
-    """A worker has not returned a value. `__cause__` is the exception of the function, if it could be pickled and unpickled."""
+    """A function raised something, or its process ended, so `rank` has no value. `__cause__` is the exception, if it could be pickled and
+    unpickled.
+
+    Try: `traceback`, `end` and `others`, as in docs/guides/python.md#when-something-fails.
+    """
 
     def __init__(
         self,
@@ -87,7 +100,10 @@ class WorkerFailed(HvlaunchError):
 
 
 class ResultNotRead(HvlaunchError):
-    """The value that a rank returned can't be unpickled in this process; `__cause__` says why."""
+    """The value that a rank returned can't be unpickled in this process; `__cause__` says why.
+
+    Try: the same packages here as on the hosts, or return plain data.
+    """
 
     exit_code = 1
     """As of a program that fails."""
@@ -99,7 +115,10 @@ class ResultNotRead(HvlaunchError):
 
 
 class ResultLost(HvlaunchError):
-    """The job has ended well, but this process has no results: they were not kept, or belong to another process."""
+    """The job has ended well, but this process has no results: they were not kept, or belong to the process that started the job.
+
+    Try: let the function write a file.
+    """
 
     exit_code = EXIT_HOSTS
     """69: the results are not available."""

@@ -32,11 +32,17 @@ _NOT_HERE = "not on this host; try: install it there, or cloudpickle.register_pi
 
 
 class WrongPython(Exception):
-    """The function was pickled by another version of Python, whose byte code this one can't read."""
+    """Another minor version of Python pickled the function, and this one can't read it. Only shown by `WorkerFailed`.
+
+    Try: `python="/path/to/python3.11"`, the version of the caller.
+    """
 
 
 class ResultNotPickled(Exception):
-    """The value of the function can't be pickled."""
+    """The value of the function can't be pickled. Only shown by `WorkerFailed`.
+
+    Try: return plain data or CPU tensors.
+    """
 
 
 def main(read: Callable[[str], bytes]) -> NoReturn:

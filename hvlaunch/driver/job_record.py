@@ -354,25 +354,37 @@ Row = Sequence[Any]
 
 
 class NoJournal(HvlaunchError):
-    """There is no journal: the job has none, or its disk was full."""
+    """There is no journal: the job was killed too early to be taken over, or its disk was full.
+
+    Try: start the job again.
+    """
 
     exit_code = EXIT_HOSTS
 
 
 class ForeignJournal(HvlaunchError):
-    """The file is another program's, or another user can change it."""
+    """The job's journal is another program's, or another user can write it.
+
+    Try: check the owner and the mode of the job's directory.
+    """
 
     exit_code = EXIT_HOSTS
 
 
 class OtherVersion(HvlaunchError):
-    """Another version of hvlaunch began the job; its engine may decide otherwise."""
+    """Another version of hvlaunch began the job; its engine may decide otherwise, so no other takes the job over.
+
+    Try: the version that `hvlaunch jobs --json` shows.
+    """
 
     exit_code = EXIT_HOSTS
 
 
 class TornJournal(HvlaunchError):
-    """A part of the journal is missing or damaged."""
+    """A part of the job's journal is missing or damaged, by the disk or a power loss.
+
+    Try: start the job again.
+    """
 
     exit_code = EXIT_HOSTS
 

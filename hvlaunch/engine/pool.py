@@ -110,7 +110,7 @@ HOST_TRANSITIONS: Mapping[str, tuple[tuple[HostState, ...], HostState]] = {
 
 
 class InvalidHostStep(Defect):
-    """HOST_TRANSITIONS has no such step from the host's state."""
+    """A host's state does not fit its next step: HOST_TRANSITIONS has no such pair."""
 
     def __init__(self, host: str, state: HostState, step: str) -> None:
         super().__init__(f"host {host} is {state.name}, and {step} can't follow")

@@ -128,7 +128,7 @@ class Transition(NamedTuple):
 
 
 class InvalidTransition(Defect):
-    """The table lacks this transition. `name` says whose life it is, `story` has its last transitions."""
+    """An event does not fit the state of its worker or round. `name` says whose, `story` has its last transitions."""
 
     def __init__(
         self, name: str, state: Enum, trigger: Enum, now: float, story: Sequence[Transition]

@@ -23,7 +23,10 @@ __all__ = ["main", "succeed"]
 
 
 class JobOver(HvlaunchError):
-    """The job has ended and needs no successor."""
+    """The job ended before it could be taken over.
+
+    Try: `hvlaunch logs JOB`, which prints its output.
+    """
 
     exit_code = EXIT_HOSTS
 

@@ -31,7 +31,10 @@ _KNOWN = "Open MPI, IBM Spectrum MPI, MPICH, Intel MPI, MVAPICH"
 
 
 class NoLauncher(BadUsage):
-    """The launcher is missing. `program` is its name."""
+    """No `mpirun`, `srun` or `jsrun` is in your `PATH`. `program` is its name.
+
+    Try: load its module, or `--mpirun PATH`.
+    """
 
     def __init__(self, cause: str, *, program: str, hint: str) -> None:
         super().__init__(cause, hint=hint)
@@ -39,7 +42,10 @@ class NoLauncher(BadUsage):
 
 
 class UnknownLauncher(NoLauncher):
-    """The program exists, but is no known launcher. `answer` is its output."""
+    """The program exists, but is no known launcher: `answer`, the output of its `--version`, names no known MPI.
+
+    Try: `--mpirun PATH`.
+    """
 
     def __init__(self, cause: str, *, program: str, hint: str, answer: str) -> None:
         super().__init__(cause, program=program, hint=hint)

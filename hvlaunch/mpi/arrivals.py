@@ -15,7 +15,10 @@ __all__ = ["Arrivals", "LauncherFailed"]
 
 
 class LauncherFailed(HvlaunchError):
-    """The launcher ended, or started the wrong processes; the launcher prints its own reasons."""
+    """The launcher ended too early, or started the wrong processes; its own messages are above.
+
+    Try: the causes in docs/guides/troubleshooting.md#mpirun-srun-jsrun.
+    """
 
     exit_code = EXIT_HOSTS
 

@@ -31,12 +31,17 @@ _ENDING = (signal.SIGTERM, signal.SIGKILL)
 
 
 class EndedByLauncher(HostError):
-    """The launcher ended its processes on the host; `status` is its own exit status, None while it runs."""
+    """The launcher ended its processes on the host: a lost connection, the scheduler, or a user. `status` is its own exit status, None while
+    it runs.
+
+    Try: the launcher's own messages.
+    """
 
     def __init__(self, cause: str, *, host: str, status: int | None) -> None:
         super().__init__(cause, host=host)
         self.status = status
         self.exit_code = status or EXIT_HOSTS
+        """The launcher's exit status; 69 if there is none."""
 
 
 class LauncherEnd:

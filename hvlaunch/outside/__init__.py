@@ -73,13 +73,20 @@ _LONGEST = 100
 
 
 class NoJobDirectory(HvlaunchError):
-    """A job can't have a directory; `cause` says why. A job runs without a directory, but other programs do not see it."""
+    """`~/.local/state` can't be used: missing, read-only, or others may write there. A job runs without a directory, but other programs do not
+    see it.
+
+    Try: set `XDG_STATE_HOME`.
+    """
 
     exit_code = EXIT_USAGE
 
 
 class DriverLives(HvlaunchError):
-    """A driver holds the lock of the job: the first driver lives, or a successor has taken the job over."""
+    """A driver holds the lock of the job: the first driver lives, or another `hvlaunch attach` has taken the job over.
+
+    Try: `hvlaunch attach JOB` again, to watch it.
+    """
 
     exit_code = EXIT_USAGE
 

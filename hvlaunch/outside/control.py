@@ -114,13 +114,19 @@ REQUESTS: Mapping[str, ControlRequest] = {
 
 
 class DriverGone(HvlaunchError):
-    """No driver answers for the job: it has ended, or was killed."""
+    """No driver answers for the job: it has ended, was killed, or is stopped.
+
+    Try: `hvlaunch jobs`, then `hvlaunch attach JOB`.
+    """
 
     exit_code = EXIT_HOSTS
 
 
 class ControlRefused(HvlaunchError):
-    """The driver has refused a request; `cause` is its answer."""
+    """The driver has refused a request: the job is ending, or the request is unknown. `cause` is its answer.
+
+    Try: the version of hvlaunch that started the job.
+    """
 
     exit_code = EXIT_USAGE
 

@@ -42,7 +42,10 @@ _LONGEST_ANSWER = 1 << 26
 
 
 class PoolGone(HvlaunchError):
-    """The process of a warm pool does not answer: it has ended or was killed."""
+    """The process of a warm pool does not answer: it has ended or was killed.
+
+    Try: `hvlaunch pool status`, then `hvlaunch pool up` again (docs/guides/pools.md).
+    """
 
     exit_code = EXIT_HOSTS
 

@@ -38,7 +38,10 @@ _MOST = 1000
 
 
 class QueueNotWritten(HvlaunchError):
-    """The list can't be read or written, such as on a full disk."""
+    """The list of queued jobs can't be read or written, such as on a full disk. Nothing has changed.
+
+    Try: make room on the disk of `~/.local/state`.
+    """
 
     exit_code = EXIT_NOT_WRITTEN
 

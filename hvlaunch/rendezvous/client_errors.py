@@ -20,7 +20,10 @@ __all__ = [
 
 
 class RendezvousError(HvlaunchError):
-    """Base class. `url` is the server's, if known; no message contains the token."""
+    """Base of the errors of the rendezvous and its client. `url` is the server's, if known; no message contains the token.
+
+    Try: what the message says.
+    """
 
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
         # The URL has no token: messages may be shown and logged.
@@ -29,7 +32,10 @@ class RendezvousError(HvlaunchError):
 
 
 class BadCertificate(RendezvousError):
-    """The server's certificate, or its fingerprint, can't be read."""
+    """The server's certificate can't be read: neither a PEM file, nor `sha256:` with 64 hexadecimal digits.
+
+    Try: a copy of `token.crt` from the server.
+    """
 
     exit_code = EXIT_USAGE
 
@@ -38,7 +44,10 @@ class BadCertificate(RendezvousError):
 
 
 class CannotListen(RendezvousError):
-    """The server can't listen at the requested address or port; `port` 0 means any."""
+    """The server can't listen at this address or `port`: in use, below 1024, or not an address of this machine.
+
+    Try: another port; `ss -ltnp` shows who uses it.
+    """
 
     exit_code = EXIT_USAGE
 
@@ -50,23 +59,35 @@ class CannotListen(RendezvousError):
 
 
 class NoRendezvous(RendezvousError):
-    """The address or the token of the rendezvous is missing or malformed."""
+    """`HVLAUNCH_RENDEZVOUS`, its token or its certificate is missing or malformed.
+
+    Try: start the program with `hvlaunch`; `sudo` drops the variables.
+    """
 
 
 class RendezvousUnreachable(RendezvousError):
-    """The server can't be reached, broke the connection, or did not answer in time."""
+    """The server can't be reached, broke the connection, or did not answer in time: its driver has ended, or a firewall is between.
+
+    Try: `--rendezvous-relay always`, which uses ssh.
+    """
 
 
 class RendezvousClosed(RendezvousError):
-    """The server has ended, or is ending."""
+    """The server has ended or is ending, because the job is.
+
+    Try: end the client; it need not retry.
+    """
 
 
 class Unauthorized(RendezvousError):
-    """The server refuses the token."""
+    """The server refuses the token, which is another job's or from an old token file.
+
+    Try: the token of this server.
+    """
 
 
 class UnexpectedAnswer(RendezvousError):
-    """The answer is not a rendezvous'; `status` is its HTTP status."""
+    """The answer is not a rendezvous'; `status` is its HTTP status. Another program listens at this address."""
 
     def __init__(self, status: int, *, url: str) -> None:
         super().__init__(
@@ -78,7 +99,10 @@ class UnexpectedAnswer(RendezvousError):
 
 
 class WaitTimeout(RendezvousError):
-    """No client set `key` of `scope` within `seconds`."""
+    """No client set `key` of `scope` within `seconds`: the other side is late, or uses another name.
+
+    Try: compare the names on both sides; or a longer timeout.
+    """
 
     def __init__(self, scope: str, key: str, seconds: float, *, url: str | None = None) -> None:
         super().__init__(f"nobody set {scope}/{key} within {seconds:g} s", url=url)
@@ -88,16 +112,28 @@ class WaitTimeout(RendezvousError):
 
 
 class ValueTooLarge(RendezvousError):
-    """A value exceeds the store's limit."""
+    """A value exceeds the store's limit of 16 MiB.
+
+    Try: write a file, and put its path.
+    """
 
 
 class StoreFull(RendezvousError):
-    """The store has reached its limit of keys or bytes."""
+    """The store has reached its limit of 100,000 keys or 512 MiB.
+
+    Try: delete keys that nobody needs.
+    """
 
 
 class NotANumber(RendezvousError):
-    """The old value of a sum is not a decimal number, or the sum exceeds 64 bits."""
+    """The old value of `add()` is not a decimal number, or the sum exceeds 64 bits.
+
+    Try: another key: another client has stored something else here.
+    """
 
 
 class TooManyConnections(RendezvousError):
-    """The server has reached its limit of connections, from this address or in total."""
+    """The server has reached its limit of connections, from this address or in total (docs/interfaces/rendezvous-http.md#what-is-refused).
+
+    Try: close clients; raise a low `ulimit -n`.
+    """

@@ -34,7 +34,10 @@ _PAUSE = 1.0
 
 
 class Dismissed(Exception):
-    """The driver does not need this worker any more; `args[0]` is the reason."""
+    """Not an error: the job has no place for this worker, which ends with 0; `args[0]` is the reason.
+
+    Try: let `elastic.run` catch it.
+    """
 
 
 class Membership:

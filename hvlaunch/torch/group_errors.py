@@ -33,19 +33,25 @@ __all__ = [
 
 
 class GroupError(HvlaunchError, RuntimeError):
-    """Base of the errors of groups."""
+    """Base of the errors of groups: catch it to catch them all.
+
+    Try: what the message says.
+    """
 
 
 # A ValueError too: torch raises one here, and scripts catch that.
 class NotInitialized(GroupError, ValueError):
-    """A function was called that needs a group."""
+    """`rank()`, `size()` or a collective was called before `init()`, or after `shutdown()`."""
 
     def __init__(self) -> None:
         super().__init__("this process is not in a group yet", hint="call hvlaunch.torch.init() first")
 
 
 class NotOffered(GroupError, NotImplementedError):
-    """Horovod has this function and hvlaunch does not. `name` is the function."""
+    """Horovod has this function and hvlaunch does not. `name` is the function.
+
+    Try: the replacement that the message names (docs/reference/horovod.md).
+    """
 
     def __init__(self, name: str, instead: str) -> None:
         super().__init__(f"hvlaunch.torch has no {name}", hint=f"use {instead}")
@@ -54,7 +60,7 @@ class NotOffered(GroupError, NotImplementedError):
 
 
 class AlreadyInitialized(GroupError):
-    """torch.distributed already has a process group that hvlaunch.torch did not make."""
+    """torch.distributed already has a process group that hvlaunch.torch did not make, such as that of Lightning or accelerate."""
 
     def __init__(
         self,
@@ -67,6 +73,8 @@ class BadParameter(GroupError, ValueError):
     """An address `hvlaunch://...` lacks the rank of this process or gives a wrong one. `name` is the parameter.
 
     A ValueError in torch's words, as for `tcp://` and `file://`.
+
+    Try: `hvlaunch://` alone, which is enough under hvlaunch.
     """
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
@@ -80,7 +88,10 @@ class BadParameter(GroupError, ValueError):
 
 
 class BadPlace(GroupError, ValueError):
-    """The environment lacks the rank of this process or gives a wrong one. `name` is the variable."""
+    """The environment lacks the rank of this process or gives a wrong one: `RANK`, `WORLD_SIZE` or `LOCAL_RANK`. `name` is the variable.
+
+    Try: start the script with `hvlaunch`.
+    """
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
         super().__init__(f"variable {name}: {cause}", hint=hint)
@@ -89,7 +100,10 @@ class BadPlace(GroupError, ValueError):
 
 
 class NoMasterAddress(GroupError):
-    """No variable names rank 0's address. `missing` are the variables that would."""
+    """The launcher sets no variable with rank 0's address. `missing` are the variables that would.
+
+    Try: set them, alike on all ranks.
+    """
 
     def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
         names = " and ".join(missing)
@@ -123,7 +137,7 @@ class RankZeroGone(GroupError):
 
 
 class RanksMissing(GroupError):
-    """`missing` are the ranks that did not come within `seconds`."""
+    """The ranks in `missing` did not reach `init()` within `seconds`. All ranks must call it equally often."""
 
     def __init__(self, missing: Sequence[int], size: int, seconds: float) -> None:
         which = f"rank {_fold(missing)}" if len(missing) == 1 else f"ranks {_fold(missing)}"
@@ -140,7 +154,10 @@ class RanksMissing(GroupError):
 
 
 class StoreUnreachable(GroupError):
-    """Rank 0's store is at `address` and `port`, and this process can't connect to it."""
+    """Rank 0's store is at `address` and `port`, and this process can't connect to it: a firewall, or rank 0 has ended.
+
+    Try: rank 0's output; open the firewall (docs/reference/rendezvous.md#what-to-open-in-a-firewall).
+    """
 
     def __init__(self, address: str, port: int, cause: str) -> None:
         super().__init__(
@@ -154,7 +171,7 @@ class StoreUnreachable(GroupError):
 
 
 class PortsTaken(GroupError):
-    """Every port for workers (`first` to `last`) is taken."""
+    """No port for workers (`first` to `last`) is free on rank 0's host, where `hvlaunch.torch` takes a third."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(
@@ -167,7 +184,7 @@ class PortsTaken(GroupError):
 
 
 class PlacesClash(GroupError):
-    """Two ranks claim the same local rank of the same host."""
+    """Two ranks claim the same local rank of the same host: machines share a name, or variables were set."""
 
     def __init__(self, ranks: tuple[int, int], local_rank: int) -> None:
         super().__init__(
@@ -181,7 +198,10 @@ class PlacesClash(GroupError):
 
 
 class TooFewGPUs(GroupError):
-    """The worker's local rank exceeds the number of visible GPUs, `gpus`."""
+    """The worker's local rank exceeds the number of visible GPUs, `gpus`.
+
+    Try: fewer slots on this host, `CUDA_VISIBLE_DEVICES`, or `init("gloo")`.
+    """
 
     def __init__(self, local_rank: int, gpus: int, *, host: str) -> None:
         super().__init__(
@@ -208,11 +228,17 @@ _WRONG_CALL = "ProcessGroupGloo::"
 
 
 class WorkersChanged(Exception):
-    """Workers come or leave: the round ends at a place that all workers share. Nothing is lost."""
+    """Not an error: hosts or workers come or leave, and the round ends at a place that all workers share. Nothing is lost.
+
+    Try: let `elastic.run` catch it.
+    """
 
 
 class CollectiveFailed(RuntimeError):
-    """A peer is gone or late, or the driver declared the round broken: run() returns to the last commit."""
+    """A peer is gone or late, or the driver declared the round broken: `elastic.run` returns to the last commit.
+
+    Try: let `elastic.run` catch it.
+    """
 
 
 HostsUpdatedInterrupt = WorkersChanged

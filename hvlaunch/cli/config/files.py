@@ -34,7 +34,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NotTrusted(BadUsage):
-    """Another user can change or replace the file, and a file of options decides what runs."""
+    """Another user can change or replace a file of options, which decides what runs.
+
+    Try: `chmod go-w FILE`, or a copy of your own that `--config-file` names (docs/reference/trusted-files.md).
+    """
 
 
 class BadSyntax(Exception):

@@ -46,11 +46,13 @@ DEFAULT_LIMITS = Limits()
 
 
 class ErrandFailed(HostError):
-    """An errand has no result.
+    """A helper of hvlaunch on a host failed, such as the sampler; the workers are not affected.
 
-    `reason` is `unknown` (no such errand), `arguments` (they do not fit its schema), `start` (the host can't start it),
-    `raised` (its function raised an exception), `time`, `memory` or `output` (a limit), `killed` (its process ended
-    without a result), `stopped` (by stop()), `result` (it does not fit the schema), or `lost` (the host is gone).
+    `reason` is `unknown` (no such errand), `arguments` (they do not fit its schema), `start` (the host can't start it), `raised` (its
+    function raised an exception), `time`, `memory` or `output` (a limit), `killed` (its process ended without a result), `stopped` (by
+    stop()), `result` (it does not fit the schema), or `lost` (the host is gone).
+
+    Try: what `cause` says; the job itself needs nothing.
     """
 
     def __init__(self, name: str, reason: str, cause: str, *, host: str) -> None:

@@ -77,7 +77,7 @@ def unpack(body: memoryview) -> Iterator[Item]:
 
 
 class BadStoreFile(HvlaunchError):
-    """No server can continue from the store file: missing, damaged, another program's, or given up."""
+    """The stored values of the rendezvous can't be used: missing, damaged, another program's, or given up."""
 
     def __init__(self, path: Path, cause: str) -> None:
         super().__init__(f"{path}: {cause}", hint="stop the job, and start it again")

@@ -50,7 +50,10 @@ _ROLE = "torchelastic/role_info/"
 
 
 class RoundOver(DistStoreError):
-    """The awaited value will not come: the round has lost a node."""
+    """With torchrun: the round has lost a node, and the awaited value will not come.
+
+    Try: nothing: torchrun starts the workers again.
+    """
 
 
 class RoundStore(Store):

@@ -9,7 +9,14 @@ from tests.unit.docs.blocks import ROOT
 
 DOCS = ROOT / "docs"
 FOR_DEVELOPERS = {"interfaces", "internals"}
-GENERATED = {"reference/options.md", "reference/coming-from.md", "reference/json.md", "reference/programs.md"}
+GENERATED = {
+    "reference/coming-from.md",
+    "reference/errors-python.md",
+    "reference/errors.md",
+    "reference/json.md",
+    "reference/options.md",
+    "reference/programs.md",
+}
 MOST_WORDS = {
     "": 26_850,
     "start.md": 550,

@@ -3,19 +3,27 @@
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from docs.errors_page import page
 from tests.unit.docs.blocks import ROOT
 
 SYMPTOMS = (ROOT / "docs/guides/troubleshooting.md").read_text()
 ERRORS = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("errors", "errors-python"))
-ROWS = dict(re.findall(r'^\| <a id="(\w+)"></a>`\1` \| (.+) \|$', ERRORS, re.MULTILINE))
+ROWS: dict[str, str] = dict(re.findall(r'^\| <a id="(\w+)"></a>`\1` \| (.+) \|$', ERRORS, re.MULTILINE))
 PACKAGE = ROOT / "hvlaunch"
 ROOTS = {"HvlaunchError"}
 FOR_PYTHON = ("api/", "rendezvous/membership.py", "torch/")
 """What programs import: whatever is raised there is seen by users, of whatever kind it is."""
+VARYING = {"EndedByLauncher", "GaveUp", "HostsFailed", "JobFailed", "JobStopped", "WorkerFailed"}
+NEVER_AT_THE_END = {
+    *("CollectiveFailed", "Dismissed", "RoundOver", "WorkersChanged"),
+    *("ResultNotPickled", "WrongPython"),
+}
+"""Errors without an exit code: elastic.run catches them, or WorkerFailed has them."""
 PLACEHOLDER = re.compile(r"\b[A-Z]+(?:[:][A-Z]+)*\b|…")
 """Of a quoted message: NAME, FILE:LINE."""
 
@@ -66,8 +74,30 @@ def test_each_error_has_a_row_and_each_row_an_error():
     assert ERRORS.count('<a id="') == len(ROWS)
 
 
-def test_a_row_says_more_than_the_name():
+def test_a_row_has_a_cause_and_a_next_step():
+    cells = {name: text.split(" | ") for name, text in ROWS.items()}
+    assert [name for name, row in cells.items() if len(row) != 3 or not (row[1] and row[2])] == []
     assert [name for name, text in ROWS.items() if len(text.split()) < 10] == []
+
+
+def test_a_row_has_the_exit_code_of_its_class():
+    codes = {name: text.partition(" | ")[0] for name, text in ROWS.items()}
+    checked = {}
+    for path, node, bases in classes():
+        # Importing torch would take seconds, and all errors there have the code of their base.
+        if codes.get(node.name, "").isdigit() and "NamedTuple" not in bases and "torch" not in path.parts:
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            checked[node.name] = str(getattr(import_module(module), node.name).exit_code)
+    assert len(checked) > 60
+    assert checked == {name: codes[name] for name in checked}
+    assert {name for name, code in codes.items() if not code.isdigit()} == VARYING | NEVER_AT_THE_END
+    assert codes["GaveUp"].startswith("1: ")
+    assert "; 77 if " in codes["GaveUp"]
+
+
+@pytest.mark.parametrize("name", ["errors.md", "errors-python.md"])
+def test_the_pages_of_errors_are_current(name):
+    assert (ROOT / "docs/reference" / name).read_text() == page(name), "make options-page"
 
 
 @pytest.fixture(scope="module")
