@@ -150,11 +150,11 @@ options-page: dev ## write docs/reference/options.md, docs/reference/coming-from
 	mv docs/reference/errors.md.new docs/reference/errors.md
 	$(BIN)/python docs/errors_page.py errors-python.md > docs/reference/errors-python.md.new
 	mv docs/reference/errors-python.md.new docs/reference/errors-python.md
-	$(BIN)/python -m hvlaunch.cli.pages.documents options.md > docs/reference/options.md.new
+	$(BIN)/python docs/options_pages.py options.md > docs/reference/options.md.new
 	mv docs/reference/options.md.new docs/reference/options.md
-	$(BIN)/python -m hvlaunch.cli.pages.documents coming-from.md > docs/reference/coming-from.md.new
+	$(BIN)/python docs/options_pages.py coming-from.md > docs/reference/coming-from.md.new
 	mv docs/reference/coming-from.md.new docs/reference/coming-from.md
-	$(BIN)/python -m hvlaunch.cli.pages.documents json.md > docs/reference/json.md.new
+	$(BIN)/python docs/options_pages.py json.md > docs/reference/json.md.new
 	mv docs/reference/json.md.new docs/reference/json.md
 	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py

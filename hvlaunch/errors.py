@@ -130,9 +130,9 @@ class HvlaunchError(Exception):
 
 
 class BadUsage(HvlaunchError):
-    """The command line, or a file named on it, asks for something impossible; nothing was started.
+    """The command line, or a file of options, asks for something impossible; no worker was started.
 
-    Try: `hvlaunch --show-config`, which shows where each option comes from.
+    Try: `hvlaunch --show-config` shows the source of each option.
     """
 
     exit_code = EXIT_USAGE
@@ -159,7 +159,7 @@ class BadHost(BadUsage):
 
 
 class NotEnoughSlots(BadUsage):
-    """`-np` exceeds all slots. A host without a number has one slot per GPU, or one without GPUs.
+    """`-np` exceeds all slots. A host without a number has a slot per GPU, or a single slot without GPUs.
 
     Try: a smaller `-np`, or more slots (`host:N`).
     """
@@ -218,7 +218,7 @@ class GaveUp(HvlaunchError):
 
     All `restarts` are used up, or the workers failed `times` in a row without progress, mostly those of a `suspect`.
 
-    Try: the failure report, which has the first failure of each round.
+    Try: the failure report has the first failure of each round.
     """
 
     exit_code = 1
@@ -256,7 +256,7 @@ class DiscoveryFailed(HvlaunchError):
 
 
 class HostError(HvlaunchError):
-    """A problem of one host that has no error of its own; the message quotes it. Base of all errors of a host.
+    """A problem of a single host without an error of its own; the message quotes the host. Base of the errors of hosts.
 
     Try: `hvlaunch doctor -H HOST`.
     """
@@ -284,7 +284,7 @@ class ConnectFailed(HostError):
 
 
 class SentAway(ConnectFailed):
-    """sshd closed ten connections before its greeting: too many at once (`MaxStartups`), or it refuses this client's address.
+    """sshd closed ten connections before its greeting: too many at once (`MaxStartups`), or a refused address.
 
     Try: `--connect-limit 2`.
     """
@@ -300,7 +300,7 @@ class StartTimeout(HostError):
 class HostKeyUnknown(HostError):
     """No known_hosts file has the host's key.
 
-    Try: compare `fingerprint` with the host's own, then log in once or accept it (docs/guides/ssh.md#host-keys).
+    Try: compare `fingerprint` with the host's own, then log in once, or accept the key (docs/guides/ssh.md#host-keys).
     """
 
     def __init__(self, cause: str, *, host: str, hint: str, key_type: str, fingerprint: str) -> None:
@@ -327,7 +327,7 @@ class HostKeyChanged(HostKeyUnknown):
 class HostKeyRevoked(HostKeyUnknown):
     """A known_hosts file marks the host's key `@revoked`.
 
-    Try: give the host a new key: remove the old one there, and run `ssh-keygen -A`.
+    Try: give the host a new key: remove the old key, and run `ssh-keygen -A` on the host.
     """
 
 
@@ -358,9 +358,9 @@ class NoFreePort(HostError):
 
 
 class LeasesTaken(HostError):
-    """Too few of the hosts' GPUs or slots are free for `--lease-gpus`; `cause` names those who hold them.
+    """Too few of the hosts' GPUs or slots are free for `--lease-gpus`; `cause` names the holders.
 
-    Try: `--wait`, which waits for them.
+    Try: `--wait`.
     """
 
     exit_code = EXIT_TOO_FEW
@@ -378,7 +378,7 @@ class LeasesTaken(HostError):
 class LeaseImpossible(LeasesTaken):
     """The hosts have too few GPUs or slots for the leases of a job, whoever holds them.
 
-    Try: `hvlaunch hosts -H HOSTS`, which lists them; or a smaller `-np`.
+    Try: a smaller `-np`; `hvlaunch hosts -H HOSTS` lists GPUs and slots.
     """
 
     exit_code = EXIT_USAGE
@@ -426,14 +426,14 @@ class SetupFailed(HostError):
 class CheckFailed(HostError):
     """With `--check`: a host has a fault that would stop the job; `cause` names the faults.
 
-    Try: the remedy that the message names for each fault.
+    Try: the message has a remedy for each fault.
     """
 
 
 class HostFault(HostError):
-    """A defect of hvlaunch that affects one host.
+    """A defect of hvlaunch on a single host.
 
-    Try: report it, with the output of `--verbose`.
+    Try: please report it, with the output of `--verbose`.
     """
 
     exit_code = EXIT_INTERNAL
@@ -443,21 +443,21 @@ class HostFault(HostError):
 class HostLost(HostError):
     """A connected host has gone: its channel closed, its agent died, or it was silent for `--lease`.
 
-    Try: an elastic job, which survives that (docs/guides/lost-host.md).
+    Try: an elastic job survives a lost host (docs/guides/lost-host.md).
     """
 
 
 class ProtocolBroken(HostLost):
-    """The host sent what no agent sends: another program pretends to be the agent, or hvlaunch has a defect.
+    """The host sent an invalid frame: another program pretends to be the agent, or hvlaunch has a defect.
 
-    Try: report it, with the output of `--verbose`.
+    Try: please report it, with the output of `--verbose`.
     """
 
 
 class ChannelGarbled(HostLost):
     """Another program wrote into the agent's messages.
 
-    Try: look for shell start-up files on the host that print something.
+    Try: look for output of the shell's start-up files on the host.
     """
 
 
@@ -501,7 +501,7 @@ class WorkingDirectoryMissing(HostError):
 
 
 class SlotsUnlikely(HostError):
-    """The number of slots is so large that it is probably a mistake, such as the port in `host:22`.
+    """The number of slots is probably a mistake, such as the port in `host:22`.
 
     Try: `-p 22` for a port; `--force-slots` if the host does have these slots.
     """
@@ -511,9 +511,9 @@ class SlotsUnlikely(HostError):
 
 
 class Defect(HvlaunchError):
-    """A defect of hvlaunch that ends the job.
+    """A defect of hvlaunch; the job has ended.
 
-    Try: report it, with the output of `--verbose`.
+    Try: please report it, with the output of `--verbose`.
     """
 
 

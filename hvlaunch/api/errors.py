@@ -23,9 +23,9 @@ def in_python(hint: str | None) -> str | None:
 
 
 class CallNotPickled(BadUsage):
-    """The function or an argument holds what can't be sent to other processes, such as a lock, a socket or a file. The job was not started.
+    """The function or an argument can't be sent to other processes, as with a lock, a socket or a file. The job was not started.
 
-    Try: make it inside the function.
+    Try: make the object inside the function.
     """
 
 
@@ -51,7 +51,7 @@ class JobFailed(HvlaunchError):
 class JobStopped(HvlaunchError):
     """The job was stopped by a signal: by `job.stop()`, by `hvlaunch stop`, or by another program.
 
-    Try: start the job again, unless somebody stopped it on purpose; `signal` is the signal's number.
+    Try: start the job again, unless the stop was on purpose; `signal` is the signal's number.
     """
 
     def __init__(self, signal: int) -> None:
@@ -63,7 +63,7 @@ class JobStopped(HvlaunchError):
 
 
 class WorkerFailed(HvlaunchError):
-    """A function raised something, or its process ended, so `rank` has no value. `__cause__` is the exception, if it could be pickled and
+    """A function raised something, or its process ended: `rank` has no value. `__cause__` is the exception, if it could be pickled and
     unpickled.
 
     Try: `traceback`, `end` and `others`, as in docs/guides/python.md#when-something-fails.

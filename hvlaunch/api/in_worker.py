@@ -32,7 +32,7 @@ _NOT_HERE = "not on this host; try: install it there, or cloudpickle.register_pi
 
 
 class WrongPython(Exception):
-    """Another minor version of Python pickled the function, and this one can't read it. Only shown by `WorkerFailed`.
+    """Another minor version of Python pickled the function; its byte code can't be read here. Only shown by `WorkerFailed`.
 
     Try: `python="/path/to/python3.11"`, the version of the caller.
     """

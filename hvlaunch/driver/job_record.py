@@ -354,7 +354,7 @@ Row = Sequence[Any]
 
 
 class NoJournal(HvlaunchError):
-    """There is no journal: the job was killed too early to be taken over, or its disk was full.
+    """The job has no journal: the job was killed too early to be taken over, or its disk was full.
 
     Try: start the job again.
     """
@@ -372,7 +372,7 @@ class ForeignJournal(HvlaunchError):
 
 
 class OtherVersion(HvlaunchError):
-    """Another version of hvlaunch began the job; its engine may decide otherwise, so no other takes the job over.
+    """Another version of hvlaunch began the job; another engine may decide otherwise, and can't take the job over.
 
     Try: the version that `hvlaunch jobs --json` shows.
     """

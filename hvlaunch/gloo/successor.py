@@ -25,7 +25,7 @@ __all__ = ["main", "succeed"]
 class JobOver(HvlaunchError):
     """The job ended before it could be taken over.
 
-    Try: `hvlaunch logs JOB`, which prints its output.
+    Try: `hvlaunch logs JOB` prints its output.
     """
 
     exit_code = EXIT_HOSTS

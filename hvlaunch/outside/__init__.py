@@ -73,8 +73,8 @@ _LONGEST = 100
 
 
 class NoJobDirectory(HvlaunchError):
-    """`~/.local/state` can't be used: missing, read-only, or others may write there. A job runs without a directory, but other programs do not
-    see it.
+    """`~/.local/state` can't be used: missing, read-only, or others can write. A job runs without a directory, but other programs do not see
+    the job.
 
     Try: set `XDG_STATE_HOME`.
     """
@@ -85,7 +85,7 @@ class NoJobDirectory(HvlaunchError):
 class DriverLives(HvlaunchError):
     """A driver holds the lock of the job: the first driver lives, or another `hvlaunch attach` has taken the job over.
 
-    Try: `hvlaunch attach JOB` again, to watch it.
+    Try: `hvlaunch attach JOB` again, to watch the job.
     """
 
     exit_code = EXIT_USAGE

@@ -38,7 +38,7 @@ _MOST = 1000
 
 
 class QueueNotWritten(HvlaunchError):
-    """The list of queued jobs can't be read or written, such as on a full disk. Nothing has changed.
+    """The list of queued jobs can't be read or written, such as on a full disk. The list has not changed.
 
     Try: make room on the disk of `~/.local/state`.
     """

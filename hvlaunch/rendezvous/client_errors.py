@@ -22,7 +22,7 @@ __all__ = [
 class RendezvousError(HvlaunchError):
     """Base of the errors of the rendezvous and its client. `url` is the server's, if known; no message contains the token.
 
-    Try: what the message says.
+    Try: the message names the next step.
     """
 
     def __init__(self, cause: str, *, url: str | None = None, hint: str | None = None) -> None:
@@ -46,7 +46,7 @@ class BadCertificate(RendezvousError):
 class CannotListen(RendezvousError):
     """The server can't listen at this address or `port`: in use, below 1024, or not an address of this machine.
 
-    Try: another port; `ss -ltnp` shows who uses it.
+    Try: another port; `ss -ltnp` shows its user.
     """
 
     exit_code = EXIT_USAGE
@@ -68,21 +68,21 @@ class NoRendezvous(RendezvousError):
 class RendezvousUnreachable(RendezvousError):
     """The server can't be reached, broke the connection, or did not answer in time: its driver has ended, or a firewall is between.
 
-    Try: `--rendezvous-relay always`, which uses ssh.
+    Try: `--rendezvous-relay always` uses ssh instead.
     """
 
 
 class RendezvousClosed(RendezvousError):
     """The server has ended or is ending, because the job is.
 
-    Try: end the client; it need not retry.
+    Try: end the client, without a retry.
     """
 
 
 class Unauthorized(RendezvousError):
-    """The server refuses the token, which is another job's or from an old token file.
+    """The server refuses the token: another job's, or from an old token file.
 
-    Try: the token of this server.
+    Try: use the token of this server.
     """
 
 
@@ -121,7 +121,7 @@ class ValueTooLarge(RendezvousError):
 class StoreFull(RendezvousError):
     """The store has reached its limit of 100,000 keys or 512 MiB.
 
-    Try: delete keys that nobody needs.
+    Try: delete old keys.
     """
 
 

@@ -34,9 +34,9 @@ _PAUSE = 1.0
 
 
 class Dismissed(Exception):
-    """Not an error: the job has no place for this worker, which ends with 0; `args[0]` is the reason.
+    """Not an error: the job has no place for this worker. The worker ends with 0; `args[0]` is the reason.
 
-    Try: let `elastic.run` catch it.
+    Try: leave this to `elastic.run`.
     """
 
 

@@ -20,7 +20,7 @@ _LONGEST = 4096
 class BadTokenFile(RendezvousError):
     """The token file can't be read or written, is open to other users, or has no token. `path` is the file.
 
-    Try: `chmod 600 FILE`; or another FILE, which is made with a new token.
+    Try: `chmod 600 FILE`; or another FILE, which is made with a new token if it is missing.
     """
 
     exit_code = EXIT_USAGE

@@ -33,9 +33,9 @@ __all__ = [
 
 
 class GroupError(HvlaunchError, RuntimeError):
-    """Base of the errors of groups: catch it to catch them all.
+    """Base of the errors of groups, for `except`.
 
-    Try: what the message says.
+    Try: the message names the next step.
     """
 
 
@@ -50,7 +50,7 @@ class NotInitialized(GroupError, ValueError):
 class NotOffered(GroupError, NotImplementedError):
     """Horovod has this function and hvlaunch does not. `name` is the function.
 
-    Try: the replacement that the message names (docs/reference/horovod.md).
+    Try: the message names the replacement (docs/reference/horovod.md).
     """
 
     def __init__(self, name: str, instead: str) -> None:
@@ -60,7 +60,7 @@ class NotOffered(GroupError, NotImplementedError):
 
 
 class AlreadyInitialized(GroupError):
-    """torch.distributed already has a process group that hvlaunch.torch did not make, such as that of Lightning or accelerate."""
+    """torch.distributed already has a process group, made by the script, Lightning or accelerate."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class AlreadyInitialized(GroupError):
 
 
 class BadParameter(GroupError, ValueError):
-    """An address `hvlaunch://...` lacks the rank of this process or gives a wrong one. `name` is the parameter.
+    """An address `hvlaunch://...` lacks the rank of this process or gives a wrong rank. `name` is the parameter.
 
     A ValueError in torch's words, as for `tcp://` and `file://`.
 
-    Try: `hvlaunch://` alone, which is enough under hvlaunch.
+    Try: `hvlaunch://` alone is enough under hvlaunch.
     """
 
     def __init__(self, name: str, cause: str, *, hint: str | None = None) -> None:
@@ -88,7 +88,7 @@ class BadParameter(GroupError, ValueError):
 
 
 class BadPlace(GroupError, ValueError):
-    """The environment lacks the rank of this process or gives a wrong one: `RANK`, `WORLD_SIZE` or `LOCAL_RANK`. `name` is the variable.
+    """The environment lacks the rank of this process or gives a wrong value: `RANK`, `WORLD_SIZE` or `LOCAL_RANK`. `name` is the variable.
 
     Try: start the script with `hvlaunch`.
     """
@@ -102,7 +102,7 @@ class BadPlace(GroupError, ValueError):
 class NoMasterAddress(GroupError):
     """The launcher sets no variable with rank 0's address. `missing` are the variables that would.
 
-    Try: set them, alike on all ranks.
+    Try: set the variables, alike on every rank.
     """
 
     def __init__(self, missing: Sequence[str], *, launcher: str, hint: str) -> None:
@@ -154,9 +154,9 @@ class RanksMissing(GroupError):
 
 
 class StoreUnreachable(GroupError):
-    """Rank 0's store is at `address` and `port`, and this process can't connect to it: a firewall, or rank 0 has ended.
+    """Rank 0's store is at `address` and `port`, and this process can't connect: a firewall, or rank 0 has ended.
 
-    Try: rank 0's output; open the firewall (docs/reference/rendezvous.md#what-to-open-in-a-firewall).
+    Try: look at rank 0's output; open the firewall (docs/reference/rendezvous.md#what-to-open-in-a-firewall).
     """
 
     def __init__(self, address: str, port: int, cause: str) -> None:
@@ -228,16 +228,16 @@ _WRONG_CALL = "ProcessGroupGloo::"
 
 
 class WorkersChanged(Exception):
-    """Not an error: hosts or workers come or leave, and the round ends at a place that all workers share. Nothing is lost.
+    """Not an error: hosts or workers come or leave, and the round ends without loss, at the same place in every worker.
 
-    Try: let `elastic.run` catch it.
+    Try: leave this to `elastic.run`.
     """
 
 
 class CollectiveFailed(RuntimeError):
     """A peer is gone or late, or the driver declared the round broken: `elastic.run` returns to the last commit.
 
-    Try: let `elastic.run` catch it.
+    Try: leave this to `elastic.run`.
     """
 
 

@@ -6,10 +6,10 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["FORMS", "JsonForm", "json_page", "json_schema"]
+__all__ = ["FORMS", "KIND", "JsonForm", "json_schema"]
 
 
 class JsonForm(NamedTuple):
@@ -476,7 +476,8 @@ FORMS: Mapping[str, JsonForm] = {
 }
 """Forms by name."""
 
-_KIND = re.compile(r"(@?)(\w+)(\[\]|\{\})?(\[\])?(\?)?")
+KIND = re.compile(r"(@?)(\w+)(\[\]|\{\})?(\[\])?(\?)?")
+"""Form of a kind: `@`, its name, list or object, list of these, null."""
 _TYPES = {"string", "integer", "number", "boolean"}
 
 
@@ -498,7 +499,7 @@ def _object(form: JsonForm, is_closed: bool) -> dict[str, Any]:
 
 def _property(text: str) -> dict[str, Any]:
     kind, _, about = text.partition(" ")
-    match = _KIND.fullmatch(kind)
+    match = KIND.fullmatch(kind)
     if match is None:
         raise ValueError(f"{kind!r} is no kind")
     schema: dict[str, Any] = {}
@@ -513,44 +514,6 @@ def _property(text: str) -> dict[str, Any]:
             else {"type": "object", "additionalProperties": schema}
         )
     return {**({"anyOf": [schema, {"type": "null"}]} if match[5] else schema), "description": about}
-
-
-_HEAD = """\
-# JSON output
-
-Commands print these with `--json`. A field keeps its name and meaning; new fields may come. Sizes are in bytes and times in seconds.
-[Events](../interfaces/events.md) and [metrics](../interfaces/metrics.md) have pages of their own.
-`python -m hvlaunch.cli.pages.json_forms` prints all of it as JSON Schema.
-
-This page is generated.
-"""
-
-
-def json_page() -> str:
-    """Return docs/reference/json.md."""
-    return _HEAD + "".join(f"\n{section}" for section in _sections())
-
-
-def _sections() -> Iterator[str]:
-    for name, form in FORMS.items():
-        title = f"## {name}\n\n" if form.command else f"### {name}\n\n"
-        command = f" (`{form.command}`)" if form.command else ""
-        rows = "".join(
-            f"| `{field.rstrip('?')}` | {_cell(field, text)} |\n" for field, text in form.fields.items()
-        )
-        yield f"{title}{form.about}{command}.\n\n| field | kind | meaning |\n|---|---|---|\n{rows}"
-
-
-def _cell(field: str, text: str) -> str:
-    kind, _, about = text.partition(" ")
-    match = _KIND.fullmatch(kind)
-    words = kind
-    if match is not None:
-        words = f"[{match[2]}](#{match[2]})" if match[1] else match[2].replace("any", "any value")
-        for sign in filter(None, match.groups()[2:4]):
-            words = f"list of {words}" if sign == "[]" else f"{words} by name"
-        words += " or null" if match[5] else ""
-    return f"{words}{', may be missing' if field.endswith('?') else ''} | {about}"
 
 
 if __name__ == "__main__":

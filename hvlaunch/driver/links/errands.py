@@ -52,7 +52,7 @@ class ErrandFailed(HostError):
     function raised an exception), `time`, `memory` or `output` (a limit), `killed` (its process ended without a result), `stopped` (by
     stop()), `result` (it does not fit the schema), or `lost` (the host is gone).
 
-    Try: what `cause` says; the job itself needs nothing.
+    Try: `cause` has the reason; the job itself continues.
     """
 
     def __init__(self, name: str, reason: str, cause: str, *, host: str) -> None:

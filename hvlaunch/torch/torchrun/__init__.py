@@ -52,7 +52,7 @@ _ROLE = "torchelastic/role_info/"
 class RoundOver(DistStoreError):
     """With torchrun: the round has lost a node, and the awaited value will not come.
 
-    Try: nothing: torchrun starts the workers again.
+    Try: wait: torchrun starts the workers again.
     """
 
 

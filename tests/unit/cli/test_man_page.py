@@ -32,7 +32,7 @@ def shown(page):
 
 def test_the_module_prints_it():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.documents", "hvlaunch.1"],
+        [sys.executable, "-m", "hvlaunch.cli.pages.documents"],
         capture_output=True,
         text=True,
         check=True,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from docs.options_pages import options_page as page
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.pages.documents import options_page as page
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, LeaseOptions, MPIOptions, SSHOptions
@@ -153,7 +153,8 @@ def test_a_conversion_that_fails_names_the_option(tmp_path, monkeypatch):
 
 def test_the_page_in_docs_is_the_one_that_the_table_makes():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.documents", "options.md"],
+        [sys.executable, "docs/options_pages.py", "options.md"],
+        cwd=ROOT,
         capture_output=True,
         timeout=60,
         check=True,
