@@ -2,6 +2,7 @@
 
     python benchmarks/recovery.py
     python benchmarks/recovery.py --turns 1 --only shrink    # one contender
+    python benchmarks/recovery.py --parts goodput --faults 10    # a fault a minute, ten minutes each
 
 Real agents and Gloo workers, on hosts made of namespaces on this machine (root, iproute2, sshd): 2 hosts with 2
 workers each, that tell the time of each of their steps. Timed is from the fault to the first training step that all
@@ -41,6 +42,9 @@ START = 120.0
 IMPORTS = "import torch, time; torch.set_num_threads(1); print(time.monotonic(), flush=True)"
 
 PARTS = ("killed", "lost", "added")
+GOODPUT = "goodput"
+BETWEEN = 60.0
+"""Seconds between two faults, where goodput is measured."""
 
 Process = subprocess.Popen[Any]
 
@@ -217,6 +221,26 @@ def kill_workers(place: Field, contender: Contender, faults: int) -> None:
             contender.seconds.append(following.began - when)
 
 
+def train_under_faults(place: Field, contender: Contender, faults: int) -> None:
+    """A worker is killed each minute. Noted is the share of the time in which all workers train that are left, in each minute."""
+    with place.job(contender):
+        for _ in range(faults):
+            until = time.monotonic() + BETWEEN
+            before = set(place.steps.runs)
+            host, pid = random.choice(sorted(place.whole(contender).first))
+            when = time.monotonic()
+            os.kill(machine_pid(place.hosts[host], pid), signal.SIGKILL)
+            following = place.recovery(contender, before)
+            stood = BETWEEN if following is None else following.began - when
+            # The worker that takes the place of the killed one stops the others once more.
+            if following is not None and following.size < contender.whole:
+                stood += place.whole(contender).pause(following)
+            contender.seconds.append(1.0 - min(1.0, stood / BETWEEN))
+            if following is None:
+                return
+            time.sleep(max(0.0, until - time.monotonic()))
+
+
 def lose_a_host(place: Field, contender: Contender, faults: int) -> None:
     """A host is switched off, and no packet tells anyone; a job for each."""
     for _ in range(faults):
@@ -340,7 +364,13 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2, help="jobs of each kind (default 2)")
     parser.add_argument("--faults", type=int, default=3, help="killed workers in each job (default 3)")
     parser.add_argument("--only", default="", metavar="WORD", help="only contenders with this word")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (all)")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=(*PARTS, GOODPUT),
+        default=PARTS,
+        help="what to measure (all but goodput)",
+    )
     parser.add_argument(
         "--patience", type=float, default=30.0, help="seconds that torchrun has for a lost host"
     )
@@ -361,6 +391,16 @@ def main() -> int:
                 one_turn(place, kill_workers, contender, options.faults)
             title = "A worker is killed (kill -9); 2 hosts with 2 each"
             show(title, contenders, about_killed(contenders, imports))
+        if GOODPUT in options.parts:
+            contenders = chosen(killed(place))
+            for contender in contenders:
+                one_turn(place, train_under_faults, contender, options.faults)
+            print(heading("Goodput while a worker is killed each minute; 2 hosts with 2 each"))
+            rows = [
+                [one.name, f"{statistics.mean(one.seconds):.1%}" if one.seconds else "never", str(one.faults)]
+                for one in contenders
+            ]
+            print(table(["", "of the time", "faults"], rows), flush=True)
         if "lost" in options.parts:
             contenders = chosen(lost(place, options.patience))
             for contender in contenders * options.turns:

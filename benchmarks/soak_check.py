@@ -93,6 +93,13 @@ class Soak:
                     self.newest, self.step, self.size = number, step, line["size"]
         return self
 
+    @property
+    def goodput(self) -> float:
+        """Share of the time since the first step in which steps were made that were not done again, by the median time of a step."""
+        times = sorted(self.steps)
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return (self.step - 1) * statistics.median(gaps) / (times[-1] - times[0]) if gaps else 0.0
+
     def lost(self) -> list[tuple[int, float]]:
         """Steps that were done and had to be done again, and when, for each round but the first that got as far as to begin."""
         found = []

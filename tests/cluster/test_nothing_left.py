@@ -33,8 +33,8 @@ class Scene:
     def of_the_job(self, host: str) -> list[Process]:
         known = self.before[host]
         there = [one for one in self.hosts[host].user_processes() if one.pid not in known]
-        # The other job's observers begin at any time, with the name of the process that forks them.
-        return [one for one in there if not (one.comm.startswith("hvl-") and one.ppid in known)]
+        # The other job's observers begin at any time, with the name of the process that forks them, then with Python's.
+        return [one for one in there if not (one.ppid in known and is_errand(one))]
 
     def kill(self, host: str, choose: Callable[[list[Process]], list[Process]]) -> None:
         """SIGKILL those that are chosen of the job's processes on the host."""
@@ -59,6 +59,10 @@ class Scene:
         gone = [name for name, now in pids(self.hosts).items() if self.before[name] - now]
         assert not gone, f"the other job lost processes on {gone}"
         assert self.other.process.poll() is None, self.other.stderr
+
+
+def is_errand(process: Process) -> bool:
+    return process.comm.startswith("hvl-") or process.argv[1:5] == ("-I", "-S", "-X", "utf8")
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ def test_no_process_remains_when_hvlaunch_ends(site: Site, client: str, line: st
     """Neither on the hosts nor here: the fixture counts, after a while."""
     site.config("Host n*", f"  {line}")
     job = site.run("--ssh-client", client, "-H", "n1,n2", "--grace", 1, "sh", "-c", "echo up; exec sleep 600")
-    job.saw("up", 2).send(number)
+    job.saw("<stdout>: up", 2).send(number)
     assert job.code() == (130 if number == signal.SIGINT else -9)
     wait_until(lambda: not agents(site.hosts["n1"].processes()), "the agent ends")
 
@@ -289,7 +289,7 @@ def test_a_jump_host_that_dies_ends_the_job(site: Site, client: str) -> None:
     """The hosts behind it are lost, and end their workers on their own."""
     site.config("Host n*", "  ProxyJump gate")
     job = site.run("--ssh-client", client, "-H", "n1,n2", "--lease", 5, "sh", "-c", "echo up; exec sleep 600")
-    job.saw("up", 2)
+    job.saw("<stdout>: up", 2)
     site.hosts["gate"].kill()
     assert job.code() == 69
     assert "host n1: lost" in job.stderr or "host n2: lost" in job.stderr

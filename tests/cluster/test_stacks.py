@@ -16,7 +16,7 @@ def test_stacks_of_all_hosts_on_request_and_before_a_kill(cluster: TestHosts, tm
     env = {"XDG_STATE_HOME": str(state), "FAIL": str(fail)}
     shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, PROGRAMS / "odd_one.py"]
     job = Job(cluster, ["-H", "a:2,b:2,c:2,d:2", "-x", "FAIL", *shell], env=env)
-    job.saw("up", 8)
+    job.saw("<stdout>: up", 8)
 
     def ask(*words: str) -> str:
         asked = cluster.driver.popen(

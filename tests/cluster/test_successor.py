@@ -138,7 +138,7 @@ def test_the_exit_code_is_that_of_the_first_failing_worker(cluster: TestHosts, t
         'print(" and ended") if rank == "0" else sys.exit(7 * (rank == "3"))'
     )
     job = Succession(cluster, tmp_path, command=[sys.executable, "-c", script])
-    job.first.saw("up", 8)
+    job.first.saw("<stdout>: up", 8)
     unfinished = UnfinishedLines(job.directory / UNFINISHED)
     wait_until(lambda: len(unfinished.read()) == 8, "the unfinished lines", LIMIT)
     job.kill()
