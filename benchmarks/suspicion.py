@@ -27,12 +27,14 @@ from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, table
 from tests.cluster.elastic_jobs import COMMIT, ElasticJob, Work
 from tests.testhosts.hosts import TestHosts, wait_until
+from tests.testhosts.places import Place
 
 WORK = Work("elastic_sums.py", sys.executable)
 ALL = "a:1,b:1,c:1"
 LOSS = "-m statistic --mode random --probability 0.2 -j DROP"
 STOPPED, BETWEEN = 5.0, 10.0
 BUSY = 30
+LINK, QUEUE = "40mbit", "200ms"
 LATENCY = 150.0
 """Milliseconds in each direction."""
 SUSPICION = "host_set_aside"
@@ -110,22 +112,27 @@ def stops(_hosts: TestHosts, job: ElasticJob) -> Iterator[None]:
 
 @contextmanager
 def data(hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
-    # Beside the session, over the same link.
-    senders = [
-        hosts.driver.popen(
-            [
-                "sh",
-                "-c",
-                f"while :; do head -c 100000000 /dev/zero | ssh {host.name} 'cat > /dev/null'; done",
-            ],
-            env=hosts.driver.env,
-        )
-        for host in hosts
-    ]
+    # Beside the session, over the same link, in both directions. The queue of a slow link is what delays beats.
+    senders = []
+    for host in hosts:
+        limit(host)
+        for pipe in ("cat /dev/zero | ssh {0} 'cat > /dev/null'", "ssh {0} 'cat /dev/zero' > /dev/null"):
+            script = f"while :; do {pipe.format(host.name)}; done"
+            senders.append(
+                hosts.driver.popen(["sh", "-c", script], env=hosts.driver.env, start_new_session=True)
+            )
+    limit(hosts.driver)
     yield
+    hosts.driver.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=True)
     for sender in senders:
-        sender.kill()
+        os.killpg(sender.pid, signal.SIGKILL)
         sender.wait()
+
+
+def limit(host: Place) -> None:
+    """Let the host send slowly, with a long queue."""
+    host.touched = True
+    host.run(f"tc qdisc add dev eth0 root tbf rate {LINK} burst 32kb latency {QUEUE}".split(), check=True)
 
 
 TROUBLES: dict[str, Callable[[TestHosts, ElasticJob], object]] = {
