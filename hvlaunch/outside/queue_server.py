@@ -73,7 +73,14 @@ def ensure_server(directory: Path) -> None:
     is_here = machine_elsewhere(directory) is None
     if is_here and not has_driver(directory) and _is_open(Queue(directory)):
         try:
-            start_process("hvlaunch.outside.queue_server", directory)
+            # A server killed in its first moments has started no keeper yet: the keeper starts the server.
+            if has_minder(directory):
+                start_process("hvlaunch.outside.queue_server", directory)
+            else:
+                _start_keeper(directory)
+        except BlockingIOError:
+            # Another command is starting the keeper at this moment.
+            return
         except OSError as error:
             raise QueueNotWritten(f"the queue's server can't be started: {error.strerror}") from None
 
@@ -123,7 +130,8 @@ class QueueServer:
             with suppress(QueueNotWritten):
                 self.turn(time.time())
             if not has_minder(self._directory):
-                _start_keeper(self._directory)
+                with suppress(OSError):
+                    _start_keeper(self._directory)
             time.sleep(_LOOK)
         self._sweep()
         machine.unlink(missing_ok=True)
@@ -350,13 +358,12 @@ def _failed(job: QueuedJob, failure: Mapping[str, Any], now: float) -> Event:
 
 
 def _start_keeper(directory: Path) -> None:
-    """Start the process for restarts of a killed server."""
-    with suppress(OSError):
-        lock = take_lock(directory / MINDER, os.O_CREAT)
-        try:
-            start_process("hvlaunch.outside.queue_server", directory, kept=[lock], arguments=["keep"])
-        finally:
-            os.close(lock)
+    """Start the process for restarts of a killed server. Raises OSError."""
+    lock = take_lock(directory / MINDER, os.O_CREAT)
+    try:
+        start_process("hvlaunch.outside.queue_server", directory, kept=[lock], arguments=["keep"])
+    finally:
+        os.close(lock)
 
 
 def _keep(directory: Path) -> None:

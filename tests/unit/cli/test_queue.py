@@ -343,6 +343,17 @@ def test_a_killed_server_loses_nothing(site: QueueSite) -> None:
     play_kills(site, kills=4, jobs=3)
 
 
+def test_a_server_killed_in_its_first_moment_is_started_again(site: QueueSite) -> None:
+    job = site.add_marked()
+    wait_until(site.servers, "there is no server")
+    first = site.servers()
+    for process in first:
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+    # No other command of the queue follows.
+    site.wait_for(job, "ended")
+
+
 @pytest.mark.long
 def test_a_server_killed_twenty_times_loses_nothing(site: QueueSite) -> None:
     play_kills(site, kills=20, jobs=10)
