@@ -174,8 +174,12 @@ class Reporting:
         from hvlaunch.gloo.run_record import gpus_of  # noqa: PLC0415 (as above)
         from hvlaunch.report.bill import make_bill  # noqa: PLC0415 (as above)
 
+        observing = self._driver.observing
         return make_bill(
-            self._history.totals(), gpus_of(self._spec, self._directory), self._driver.observing.energy()
+            self._history.totals(),
+            gpus_of(self._spec, self._directory),
+            observing.energy(),
+            observing.commit_costs(),
         )
 
     def last_words(self, result: JobResult) -> Callable[[bool], str]:
@@ -185,9 +189,10 @@ class Reporting:
         bill = ""
         # A short job must not pay for loading the modules.
         if result.elapsed >= _LONG:
-            from hvlaunch.report.bill import bill_words  # noqa: PLC0415 (as above)
+            from hvlaunch.report.bill import bill_words, commit_words  # noqa: PLC0415 (as above)
 
-            bill = bill_words(self.bill())
+            took = self.bill()
+            bill = "; ".join(filter(None, (bill_words(took), commit_words(took))))
         return partial(ended_well, result, code=self._about.get("code"), bill=bill)
 
     def _kept_as(self) -> str | None:

@@ -32,7 +32,11 @@ ROUNDS = "hvlaunch.rounds"
 BEATS = "hvlaunch.beats"
 """Beat, by worker: written by workers."""
 KEPT = "hvlaunch.kept"
-"""`here.HOST` after the first commit there; `list.ID` and `want.ID` ask for all commits and for one; `done.ID` is the answer."""
+"""`here.HOST` after the first commit there; `list.ID` and `want.ID` ask for all commits and for one; `done.ID` is the answer.
+
+`cost.WORKER` is a progress report of rank 0: `step` is the number of commits, the metrics are `delayed` (seconds without training, all
+commits together) and `whole` (seconds until the newest commit was whole in memory).
+"""
 
 
 class Ask(NamedTuple):

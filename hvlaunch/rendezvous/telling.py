@@ -10,7 +10,7 @@ from math import isfinite
 from operator import index
 from typing import Protocol, SupportsFloat, SupportsIndex
 
-__all__ = ["LONGEST_NAME", "MOST_METRICS", "PROGRESS", "Teller", "progress"]
+__all__ = ["LONGEST_NAME", "MOST_METRICS", "PROGRESS", "Teller", "new_teller", "progress"]
 
 PROGRESS = "hvlaunch.progress"
 """The scope of progress reports, by worker."""
@@ -37,7 +37,7 @@ def progress(step: SupportsIndex, total: SupportsIndex | None = None, **metrics:
     """
     global _teller  # noqa: PLW0603 (a process has one)
     if _teller is None:
-        _teller = _new_teller()
+        _teller = new_teller(PROGRESS)
     _teller.tell(step, total, metrics)
 
 
@@ -90,7 +90,8 @@ class _Silent:
 _teller: _Tells | None = None
 
 
-def _new_teller() -> _Tells:
+def new_teller(scope: str, prefix: str = "") -> _Tells:
+    """Return a teller for this worker's key in the scope, behind `prefix`; a silent one outside of hvlaunch."""
     # Missing outside of hvlaunch, where progress() may be called too.
     worker = os.environ.get("HVLAUNCH_WORKER")
     if not worker or not os.environ.get("HVLAUNCH_RENDEZVOUS") or not os.environ.get("HVLAUNCH_TOKEN"):
@@ -102,7 +103,7 @@ def _new_teller() -> _Tells:
 
     def put(message: bytes) -> None:
         with suppress(RendezvousError):  # training must go on; the next step may get through
-            client.put(PROGRESS, worker, message)
+            client.put(scope, prefix + worker, message)
 
     return Teller(put)
 

@@ -15,7 +15,7 @@ from hvlaunch.console.status import code_words, duration
 from hvlaunch.errors import EXIT_NOT_WRITTEN, Problem
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks
 from hvlaunch.job import JobResult, WorkerExit
-from hvlaunch.report.bill import bill_words
+from hvlaunch.report.bill import bill_words, commit_words
 
 if TYPE_CHECKING:
     from hvlaunch.report.evidence import Evidence
@@ -62,6 +62,8 @@ def as_text(report: "FailureReport", *, is_verbose: bool = False, is_raised: boo
     facts += [f"  Slow: host {host}: {evidence}" for host, evidence in report.slow.items()]
     if report.bill is not None and (words := bill_words(report.bill)):
         facts.append(f"  It took {duration(report.bill.wall_seconds)}: {words}")
+    if words := commit_words(report.bill):
+        facts.append(f"  {words[0].upper()}{words[1:]}")
     # The advice stays last.
     at = len(lines) - lines[-1].startswith("  Try: ")
     return "\n".join([*lines[:at], *facts, *lines[at:]]) + "\n"

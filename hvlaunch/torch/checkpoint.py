@@ -9,8 +9,11 @@ import json
 import os
 import sys
 import threading
+import time
 from functools import partial
 from typing import Any
+
+import torch
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
@@ -18,6 +21,7 @@ from hvlaunch.rendezvous.membership import patiently
 from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.torch import current
 from hvlaunch.torch.kept import (
+    CommitCosts,
     KeptCommit,
     KeptState,
     Saved,
@@ -44,8 +48,10 @@ class _Saver:
         self._states: dict[str, KeptState] = {}
         self._last: Version = (-1, -1)
         self._sealing: threading.Thread | None = None
+        self._costs: CommitCosts | None = None
 
-    def save(self, step: int, value: Any, name: str, round_number: int, size: int) -> None:
+    def save(self, step: int, value: Any, name: str, round_number: int, size: int) -> bool:
+        """Save the value; return False if it is not kept."""
         version = round_number, step
         if version <= self._last:
             raise ValueError(f"step {step} does not follow step {self._last[1]}")
@@ -60,6 +66,14 @@ class _Saver:
             # No daemon: the end of the program waits for the last commit.
             self._sealing = threading.Thread(target=complete, name="hvlaunch commits")
             self._sealing.start()
+        return complete is not None
+
+    def note_cost(self, seconds: float) -> None:
+        """Report the delay of training by the last save."""
+        if self._costs is None:
+            self._costs = CommitCosts()
+        # The delay includes the wait for the checksums of the save before: commits without a pause count in full.
+        self._costs.add(seconds)
 
 
 def _announce() -> None:
@@ -85,7 +99,13 @@ def save(step: int, value: Any, *, shared: bool = False) -> None:
     if place is None or (shared and place.local_rank):
         return
     name = _name(None if shared else place.rank)
-    _saver.save(step, value, name, place.round, 0 if shared else place.size)
+    if torch.cuda.is_initialized():
+        # The copies wait for the GPU anyway: unfinished steps are no cost of the commit.
+        torch.cuda.current_stream().synchronize()
+    begun = time.monotonic()
+    is_kept = _saver.save(step, value, name, place.round, 0 if shared else place.size)
+    if is_kept and place.rank == 0:
+        _saver.note_cost(time.monotonic() - begun)
 
 
 def load() -> tuple[int, Any] | None:

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,10 +17,13 @@ from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
 from hvlaunch.agent.saves import Saved, versions
 from hvlaunch.owners import other_writer
+from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.telling import new_teller
 from hvlaunch.torch.sharing import TensorSpec
 
 __all__ = [
     "BackgroundKeeper",
+    "CommitCosts",
     "KeptCommit",
     "KeptState",
     "Parts",
@@ -187,6 +191,25 @@ def _view(content: torch.Tensor, offset: int, spec: TensorSpec) -> torch.Tensor:
     return content[offset : offset + size].view(spec.dtype).view(spec.shape)
 
 
+class CommitCosts:
+    """Reports the costs of commits to the driver, for the job's bill. Rank 0 alone reports: the other ranks commit at the same steps."""
+
+    def __init__(self) -> None:
+        # Static jobs end with their first failure: no interval would help them.
+        self._teller = new_teller(KEPT, "cost.") if os.environ.get("HVLAUNCH_ELASTIC") == "1" else None
+        self._count = 0
+        self._delayed = 0.0
+        self.whole = 0.0
+        """Seconds until the newest commit was whole in memory."""
+
+    def add(self, delayed: float) -> None:
+        """Count a commit. `delayed`: seconds without training. Never waits."""
+        self._count += 1
+        self._delayed += delayed
+        if self._teller is not None:
+            self._teller.tell(self._count, None, {"delayed": self._delayed, "whole": self.whole})
+
+
 class BackgroundKeeper:
     """Writes commits in a thread of its own. If they come faster than they are written, only the newest waits."""
 
@@ -194,18 +217,24 @@ class BackgroundKeeper:
         self.state = KeptState(name)
         self._lock = threading.Lock()
         self._round = 0
-        self._is_writer = False
+        self._is_writer = self._is_first = False
         self._next: tuple[Version, Parts] | None = None
+        self._costs: CommitCosts | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, round_number: int, *, is_writer: bool) -> None:
-        """Begin a round. `is_writer`: this worker writes the commits of its host."""
-        self._round, self._is_writer = round_number, is_writer
+    def begin(self, round_number: int, *, rank: int, local_rank: int) -> None:
+        """Begin a round with this worker's ranks: one worker writes the commits of its host."""
+        self._round, self._is_writer = round_number, local_rank == 0
+        if rank == 0 and self._costs is None:
+            self._costs = CommitCosts()
+        self._is_first = rank == 0
 
-    def keep(self, step: int, parts: Parts) -> None:
-        """Write the commit soon. The caller must not change the value any more."""
+    def keep(self, step: int, parts: Parts, delayed: float) -> None:
+        """Write the commit soon. `delayed`: seconds without training so far. The caller must not change the value any more."""
         if not self._is_writer:
             return
+        if self._costs is not None and self._is_first:
+            self._costs.add(delayed)
         with self._lock:
             self._next = (self._round, step), parts
             if self._thread is None:
@@ -220,10 +249,13 @@ class BackgroundKeeper:
                     self._thread = None
                     return
                 (version, parts), self._next = self._next, None
+            begun = time.monotonic()
             try:
                 complete = self.state.write(version, 0, parts)
                 if complete is not None:
                     complete()
+                    if self._costs is not None:
+                        self._costs.whole = time.monotonic() - begun
             except Exception as error:  # noqa: BLE001 (whatever pickling the user's objects raises)
                 self.state.stop(f"{type(error).__name__}: {error}")
 

@@ -278,6 +278,8 @@ class Totals:
             ],
             "rounds": self._rounds,
             "restarts": self._restarts,
+            # The failure of the present round has no restart yet.
+            "failures": self._restarts + self._is_failed,
             "lost_hosts": self._lost_hosts,
             "recoveries": {"bounds": BOUNDS, "counts": self._recoveries, "seconds": self._recovering},
         }

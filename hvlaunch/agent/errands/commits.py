@@ -53,6 +53,7 @@ ANSWER = record(
         "bytes": whole(0, _LARGE),
         "seconds": number(0, 1e9),
         "is_saving": lambda value: isinstance(value, bool),
+        "save_seconds": number(0, 1e9),
         "trouble": text(1000),
     }
 )
@@ -75,7 +76,8 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
         for fields in order.get("save", ()):
             saver.begin(directory, KeptCommit(*fields), order["generation"])
         answer = _obey(directory, order, peer, lambda: write_line(stream, {}))
-        return {**answer, "is_saving": saver.unfinished > 0, "trouble": saver.trouble}
+        saving = {"is_saving": saver.unfinished > 0, "save_seconds": saver.seconds}
+        return {**answer, **saving, "trouble": saver.trouble}
 
     answer_lines(stream, obey)
     return {}
@@ -90,6 +92,9 @@ class _Saver:
         self.unfinished = 0
         self.trouble = ""
         """Cause of a failed save among the last ones; empty without one."""
+        self.seconds = 0.0
+        """Duration of the last save; 0 before the first."""
+        self._begun = 0.0
         if save_to:
             self.unfinished = 1
             self._orders.put(None)
@@ -99,6 +104,7 @@ class _Saver:
         """Save a commit of this host soon. Its file is locked from here on: its writers use others."""
         if not self.unfinished:
             self.trouble = ""
+            self._begun = time.monotonic()
         here = next((item for item in commits.held(directory) if item[:-1] == commit[:-1]), None)
         if here is None:
             self.trouble = "step %d: the workers have a newer commit by now" % commit.step
@@ -122,6 +128,8 @@ class _Saver:
                     saves.prune(self._save_to)
             except (OSError, ValueError) as error:
                 self.trouble = plain(getattr(error, "strerror", None) or str(error), 1000)
+            if order is not None:
+                self.seconds = time.monotonic() - self._begun
             self.unfinished -= 1
 
 

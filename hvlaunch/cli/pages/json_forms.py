@@ -84,6 +84,12 @@ FORMS: Mapping[str, JsonForm] = {
             "idle_gpu_hours": "number? of these, outside of the training",
             "energy_joules": "number? as far as NVML's counter was read",
             "energy_gpu_hours": "number for which it was read",
+            "failures": "integer rounds that ended by a failure",
+            "commits": "integer of rank 0",
+            "commit_seconds": "number? by which a commit delayed training, on average",
+            "commit_every": "number? seconds between commits that would cost least (Young/Daly)",
+            "save_seconds": "number? of a write to the directory of `--save-to`, on average",
+            "save_every": "number? the best `--save-every`",
         },
     ),
     "report": JsonForm(

@@ -62,6 +62,7 @@ class _Store:
         self.copied: list[KeptCommit] = []
         # A new errand tries to write to the directory at once.
         self.is_saving = True
+        self.save_seconds = 0.0
         self.trouble = ""
         self._answers = Answers(errand, host)
         self._begun = time.monotonic()
@@ -81,6 +82,7 @@ class _Store:
         self.own = [KeptCommit(*fields) for fields in answer["own"]]
         self.copied = [KeptCommit(*fields) for fields in answer["copies"]]
         self.is_saving, self.trouble = answer["is_saving"], answer["trouble"]
+        self.save_seconds = answer["save_seconds"]
         return answer
 
 
@@ -188,6 +190,8 @@ class _Saves:
         self._saved: set[Version] = set()
         self._losses = 0
         """Number of ended errands at the last look."""
+        self.times: list[float] = []
+        """Durations of the successful saves."""
 
     def save_if_due(self) -> None:
         """Have the newest complete version written to disk if it is time, and look after writers that are not ready."""
@@ -208,6 +212,9 @@ class _Saves:
             if busy and now > self._next_at:
                 self._complain_of_disk(f"host {busy[0]}: still writing after {self._every:.0f} s")
             self._is_busy = bool(busy)
+            if not busy and self._saved and self._losses == self._hosts.losses:
+                # The slowest host counts: a version needs the files of all hosts.
+                self.times.append(max(store.save_seconds for store in self._hosts.stores.values()))
             return
         if now < self._next_at:
             return
@@ -260,6 +267,10 @@ class Copies:
         self._keepers: dict[str, list[str]] = {}
         self._not_before = 0.0
         threading.Thread(target=self._run, name="copies", daemon=True).start()
+
+    def save_times(self) -> Sequence[float]:
+        """Return the durations of the writes to the directory of --save-to."""
+        return () if self._saves is None else tuple(self._saves.times)
 
     def receive(self, key: str, value: bytes) -> None:
         """Take a worker's message: `want.ID` asks for a commit of another host, `list.ID` for a list. Never blocks."""

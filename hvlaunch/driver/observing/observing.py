@@ -3,13 +3,14 @@
 Most jobs take no stacks and no samples; the modules for both are loaded when first needed.
 """
 
+import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hvlaunch.agent.wire.shapes import or_null, record, several, text
+from hvlaunch.agent.wire.shapes import number, or_null, record, several, text, whole
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.hang_watch import HangWatch
@@ -228,8 +229,18 @@ def _bindings(
     return Bindings(spec.bind, observers, clock, say, is_verbose=spec.verbose)
 
 
+_LONGEST_COST = 1 << 10
+_COST = record(
+    {
+        "step": whole(0, 1 << 53),
+        "total": or_null(whole(0, 1 << 53)),
+        "metrics": record({"delayed": number(0, 1e12), "whole": number(0, 1e12)}),
+    }
+)
+
+
 class _Kept:
-    """The copies of commits; their code is loaded with the first commit."""
+    """The copies of commits, whose code is loaded with the first commit, and the costs of commits."""
 
     def __init__(
         self,
@@ -238,12 +249,16 @@ class _Kept:
         engine: Engine,
         rendezvous: RendezvousServer,
         say: Callable[[str], None],
+        exists: Callable[[str, int, int], bool],
     ) -> None:
         self._options = options
         self._links = links
         self._engine = engine
         self._rendezvous = rendezvous
         self._say = say
+        self._exists = exists
+        self._costs: dict[str, Mapping[str, Any]] = {}
+        """The newest report of each worker."""
         self._copies: Copies | None = None
         self._loading = threading.Lock()
 
@@ -255,8 +270,33 @@ class _Kept:
             self._loaded_copies()
 
     def _heard(self, key: str, value: bytes | None, _version: int) -> None:
-        if value is not None and not key.startswith("done."):
+        if value is not None and key.startswith("cost."):
+            self._take_cost(key.partition(".")[2], value)
+        elif value is not None and not key.startswith("done."):
             self._loaded_copies().receive(key, value)
+
+    def _take_cost(self, name: str, value: bytes) -> None:
+        """Take a report on costs. Nonsense is ignored: any worker may write to the rendezvous."""
+        from hvlaunch.rendezvous.round_messages import worker_of  # noqa: PLC0415 (few workers commit)
+
+        try:
+            # Unknown names would fill memory.
+            is_known = self._exists(*worker_of(name)) and len(value) <= _LONGEST_COST
+            cost: Any = json.loads(value) if is_known else None
+        except (ValueError, RecursionError):
+            return
+        if _COST(cost):
+            self._costs[name] = cost
+
+    def costs(self) -> Mapping[str, Any]:
+        """Return the costs of commits so far."""
+        costs = list(self._costs.values())
+        return {
+            "commits": sum(cost["step"] for cost in costs),
+            "delayed": sum(cost["metrics"]["delayed"] for cost in costs),
+            "whole": max((cost["metrics"]["whole"] for cost in costs), default=0.0),
+            "saves": () if self._copies is None else self._copies.save_times(),
+        }
 
     def _loaded_copies(self) -> "Copies":
         with self._loading:
@@ -330,7 +370,18 @@ class Observing:
         )
         self.slow_watch = _slow_watch(spec, links, post, self._observers, clock)
         self.bindings = _bindings(spec, self._observers, clock, say)
-        self.copies = None if spec.elastic is None else _Kept(spec.elastic, links, engine, rendezvous, say)
+        self.copies = (
+            None
+            if spec.elastic is None
+            else _Kept(
+                spec.elastic,
+                links,
+                engine,
+                rendezvous,
+                say,
+                lambda *worker: ranks.rank_of(*worker) is not None,
+            )
+        )
         self._stacks: Stacks | None = None
         self._is_prepared = False
         self._versions = Versions(self._observers, clock)
@@ -410,6 +461,11 @@ class Observing:
         file = self._energy_file
         is_counted = "observation" in self.__dict__ or (file is not None and file.exists())
         return self.observation.energy() if is_counted else (0.0, 0.0)
+
+    def commit_costs(self) -> Mapping[str, Any] | None:
+        """Return the costs of commits so far; None if none is reported."""
+        costs = None if self.copies is None else self.copies.costs()
+        return costs if costs is not None and costs["commits"] else None
 
     def overview(self) -> Mapping[str, Any]:
         """Return the state of the job now, as data."""

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -135,9 +136,10 @@ class State:
         """
         if self._round is not None:
             self._round.see_whole()
+        begun = time.monotonic()
         self._save_and_count()
         if self._round is not None:
-            self._keep()
+            self._keep(time.monotonic() - begun)
             self._round.committed(self.commits)
             self._round.check()
 
@@ -147,8 +149,9 @@ class State:
             try:
                 self._round.check()
             except WorkersChanged:
+                begun = time.monotonic()
                 self._save_and_count()
-                self._keep()
+                self._keep(time.monotonic() - begun)
                 raise
 
     def _save_and_count(self) -> None:
@@ -158,10 +161,10 @@ class State:
         self.save()
         self.commits = max(self.commits, next_commit)
 
-    def _keep(self) -> None:
-        """Write the commit to this host's memory, where it outlives the worker, in the background."""
+    def _keep(self, delayed: float) -> None:
+        """Write the commit to this host's memory, where it outlives the worker, in the background. `delayed`: seconds of save()."""
         if self._keeper is not None and self._saved is not None:
-            self._keeper.keep(self.commits, (self._saved.skeleton, self._saved.tensors))
+            self._keeper.keep(self.commits, (self._saved.skeleton, self._saved.tensors), delayed)
 
     def save(self) -> None:
         """Keep a copy of everything, on the same devices. The earlier copy stays until the new copy is complete."""

@@ -170,7 +170,8 @@ class Training:
                     self._enter(state.commits, cause)
                 with self._as_it_breaks():
                     # All workers have the same state: one of each host keeps it.
-                    keeper.begin(self._membership.last_round, is_writer=current.world().place.local_rank == 0)
+                    place = current.world().place
+                    keeper.begin(self._membership.last_round, rank=place.rank, local_rank=place.local_rank)
                     state.attach(_TrainedRound(self._membership, self._escape), keeper)
                     # The first round has nothing to reset, and Horovod's callbacks are not called in it.
                     if self._rounds > 1:

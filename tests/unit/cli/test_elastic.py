@@ -1,6 +1,8 @@
 """The flags of elastic jobs."""
 
+import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.main import main
 from hvlaunch.cli.spec import first_round, job_spec
 from hvlaunch.errors import BadUsage
+from hvlaunch.gloo import reporting
 from hvlaunch.job import ElasticOptions, Host, JobSpec
+from hvlaunch.report import bill
 
 
 def spec(*flags: str) -> JobSpec:
@@ -140,3 +144,52 @@ def test_a_job_with_new_steps_goes_further_than_three_failures(tmp_path):
     script.write_text(STEPS)
     assert main(["--quiet", "--min-np", "1", "-np", "1", sys.executable, str(script), str(tries)]) == 0
     assert tries.read_text() == "x" * 6
+
+
+COMMITS = """
+import os, sys, time
+import torch
+from hvlaunch.rendezvous.client import Client
+from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.torch import checkpoint
+step, weights = checkpoint.load() or (0, torch.zeros(1000))
+for step in range(step + 1, step + 4):
+    weights = weights + 1
+    checkpoint.save(step, weights)
+# The report on costs comes by a thread.
+client = Client.from_environment()
+while b'"step": 3' not in (client.get(KEPT, "cost." + os.environ["HVLAUNCH_WORKER"]) or b""):
+    time.sleep(0.02)
+# The second life saves once more than is written now: this file is of the first.
+while len(sys.argv) > 1 and not any(name.startswith("default.0.") for name in os.listdir(sys.argv[1])):
+    time.sleep(0.02)
+sys.exit(step < 6)
+"""
+
+
+def test_a_job_with_commits_and_a_failure_suggests_their_interval(tmp_path, capfd, monkeypatch):
+    # The job of this test is a short one.
+    monkeypatch.setattr(reporting, "_LONG", 0.0)
+    monkeypatch.setattr(bill, "_LEAST_SECONDS", 0.0)
+    script, report, disk = tmp_path / "train.py", tmp_path / "report.json", tmp_path / "disk"
+    script.write_text(COMMITS)
+    disk.mkdir(0o700)
+    options = [
+        "--report",
+        str(report),
+        "--min-np",
+        "1",
+        "-np",
+        "1",
+        "--save-to",
+        str(disk),
+        "--save-every",
+        "1",
+    ]
+    assert main([*options, sys.executable, str(script), str(disk)]) == 0
+    took = json.loads(report.read_text())["bill"]
+    assert (took["failures"], took["commits"]) == (1, 6)
+    assert 0 < took["commit_seconds"] < took["commit_every"]
+    assert 0 < took["save_seconds"] < took["save_every"]
+    words = r"commits: 6, [0-9.]+ m?s each; a failure every .*; saving every .* \(Young/Daly\); you saved every .*: --save-every [0-9]+"
+    assert re.search(rf"hvlaunch: done after .*; {words}$", capfd.readouterr().err, re.MULTILINE)

@@ -11,6 +11,10 @@ import pytest
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.driver.observing import copies
 from hvlaunch.driver.observing.copies import Copies
+from hvlaunch.driver.observing.observing import _Kept
+from hvlaunch.job import ElasticOptions
+from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.serving import RendezvousServer
 
 LONG = 30.0
 COMMIT = ["default.0", 0, 5, 1, 10, 100]
@@ -58,20 +62,27 @@ class Host:
             return
         self.copies += [item["commit"] for item in order.get("fetch", ())]
         answer = {"own": self.own, "copies": self.copies, "problems": [], "bytes": 0, "seconds": 0.0}
-        answer |= {"is_saving": False, "trouble": ""}
+        answer |= {"is_saving": False, "save_seconds": 0.0, "trouble": ""}
         self.starts[-1][0].take_data(json.dumps({**answer, **self.more}).encode() + b"\n")
+
+
+class Words(list[str]):
+    """What the copies have said."""
+
+    copies: Copies
 
 
 @pytest.fixture
 def begin(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copies, "_LOOK", 0.01)
     started = []
-    words: list[str] = []
+    words = Words()
 
-    def start(*hosts: Host, count: int = 1, **more: Any) -> list[str]:
+    def start(*hosts: Host, count: int = 1, **more: Any) -> Words:
         server: Any = SimpleNamespace(put=lambda *_: None)
         links: Any = lambda: hosts  # noqa: E731 (the hosts stand for their links)
-        started.append(Copies(server, links, lambda _: None, count, words.append, **more))
+        words.copies = Copies(server, links, lambda _: None, count, words.append, **more)
+        started.append(words.copies)
         return words
 
     yield start
@@ -81,7 +92,7 @@ def begin(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("moment", ["start", "order"])
 def test_a_hung_errand_delays_no_other_host(
-    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, moment: str
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     if moment == "order":
         monkeypatch.setattr(copies, "_PATIENCE", 0.2)
@@ -95,7 +106,7 @@ def test_a_hung_errand_delays_no_other_host(
 
 
 def test_another_errand_follows_a_hung_one(
-    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "_PATIENCE", 0.2)
     monkeypatch.setattr(copies, "_RETRY", 0.1)
@@ -107,7 +118,7 @@ def test_another_errand_follows_a_hung_one(
     wait_until(lambda: a.copies == [COMMIT])
 
 
-def test_signs_of_life_are_no_answers(begin: Callable[..., list[str]]) -> None:
+def test_signs_of_life_are_no_answers(begin: Callable[..., Words]) -> None:
     a, b = Host("a"), Host("b")
     b.own = [COMMIT]
     obey = a._obey
@@ -125,7 +136,7 @@ def test_signs_of_life_are_no_answers(begin: Callable[..., list[str]]) -> None:
     assert words == []
 
 
-def test_the_newest_complete_version_is_saved_once(begin: Callable[..., list[str]]) -> None:
+def test_the_newest_complete_version_is_saved_once(begin: Callable[..., Words]) -> None:
     a, b = Host("a"), Host("b")
     ranks = [[f"default.{rank}", 0, 5, 2, 10, 100] for rank in range(2)]
     newer = ["default.0", 0, 6, 2, 10, 100]
@@ -144,7 +155,7 @@ def test_the_newest_complete_version_is_saved_once(begin: Callable[..., list[str
 
 
 def test_a_save_is_repeated_if_its_errand_ends_before_the_answer(
-    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "_PATIENCE", 0.2)
     monkeypatch.setattr(copies, "_RETRY", 0.1)
@@ -162,7 +173,7 @@ def test_a_save_is_repeated_if_its_errand_ends_before_the_answer(
     wait_until(lambda: [order["save"] for order in a.orders if order.get("save")] == [[COMMIT], [COMMIT]])
 
 
-def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., list[str]]) -> None:
+def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., Words]) -> None:
     a = Host("a")
     a.own = [COMMIT]
     a.more = {"trouble": "No space left on device"}
@@ -171,7 +182,7 @@ def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., list
     assert words == ["commits are not saved to /disk: host a: No space left on device"]
 
 
-def test_a_disk_that_does_not_answer_is_named(begin: Callable[..., list[str]]) -> None:
+def test_a_disk_that_does_not_answer_is_named(begin: Callable[..., Words]) -> None:
     a = Host("a")
     a.own = [COMMIT]
     a.more = {"is_saving": True}
@@ -182,9 +193,52 @@ def test_a_disk_that_does_not_answer_is_named(begin: Callable[..., list[str]]) -
 
 
 def test_a_job_without_commits_is_told_so(
-    begin: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "_FIRST", 0.1)
     words = begin(Host("a"), save=("/disk", 0.05))
     wait_until(lambda: words)
     assert words == ["commits are not saved to /disk: no worker has committed anything yet"]
+
+
+def cost(step: Any, delayed: Any = 1.5, whole: Any = 0.5, **more: Any) -> bytes:
+    report = {"step": step, "total": None, "metrics": {"delayed": delayed, "whole": whole}, **more}
+    return json.dumps(report).encode()
+
+
+def test_costs_need_a_known_worker_and_the_right_form() -> None:
+    with RendezvousServer("t0ken", host="127.0.0.1") as server:
+        unused: Any = None
+        known = [("a", 0, 0), ("b", 1, 2)]
+        kept = _Kept(ElasticOptions(min_np=1), unused, unused, server, print, lambda *worker: worker in known)
+        # A killed driver may have had reports before.
+        server.put(KEPT, "cost.a/0/0", cost(3))
+        kept.open()
+        server.put(KEPT, "cost.a/0/0", cost(4))
+        for nonsense in (b"", b"\xff", b"[" * 500, b" " * 2000 + cost(9), cost(-1), cost(9, "1"), cost(9, delayed=None),
+                         cost(9, whole=-1.0), cost(9, more=1), b'{"step": 9, "total": null, "metrics": {}}'):  # fmt: skip
+            server.put(KEPT, "cost.b/1/2", nonsense)
+        for name in ("cost.c/0/0", "cost.a", "cost.a/0/00", "cost."):
+            server.put(KEPT, name, cost(9))
+        server.put(KEPT, "cost.b/1/2", cost(2, 0.5, 0.75))
+        wait_until(lambda: kept.costs()["commits"] == 6)
+        assert kept.costs() == {"commits": 6, "delayed": 2.0, "whole": 0.75, "saves": ()}
+
+
+def test_a_save_has_the_time_of_its_slowest_host(begin: Callable[..., Words]) -> None:
+    a, b = Host("a"), Host("b")
+    ranks = [[f"default.{rank}", 0, 5, 2, 10, 100] for rank in range(2)]
+    a.own, b.own = [ranks[0]], [ranks[1]]
+    a.more, b.more = {"save_seconds": 3.0}, {"save_seconds": 4.5}
+    started = begin(a, b, count=0, save=("/disk", 0.01))
+    wait_until(started.copies.save_times)
+    assert set(started.copies.save_times()) == {4.5}
+
+
+def test_a_failed_save_has_no_time(begin: Callable[..., Words]) -> None:
+    a = Host("a")
+    a.own = [COMMIT]
+    a.more = {"trouble": "No space left on device", "save_seconds": 3.0}
+    started = begin(a, save=("/disk", 0.01))
+    wait_until(lambda: len([order for order in a.orders if order.get("save")]) > 2)
+    assert not started.copies.save_times()

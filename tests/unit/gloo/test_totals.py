@@ -57,6 +57,7 @@ def test_time_is_useful_while_all_workers_run(unmodified):
     found = totals(unmodified)
     assert (found["rounds"], found["useful_seconds"], found["seconds"]) == (1, 30.0, 35.0)
     assert (found["restarts"], found["lost_hosts"], sum(found["recoveries"]["counts"])) == (0, 0, 0)
+    assert found["failures"] == 0
 
 
 def test_a_failure_ends_it_until_all_workers_of_the_next_round_run(unmodified):
@@ -74,6 +75,8 @@ def test_a_failure_ends_it_until_all_workers_of_the_next_round_run(unmodified):
     found = totals(job)
     recovery = began + 4.0 - 135.0
     assert (found["rounds"], found["restarts"], found["useful_seconds"]) == (2, 1, 30.0)
+    # The workers that were stopped for the first failure are none of their own.
+    assert found["failures"] == 1
     assert found["recoveries"]["seconds"] == pytest.approx(recovery)
     (bucket,) = [at for at, count in enumerate(found["recoveries"]["counts"]) if count]
     assert BOUNDS[bucket - 1] < recovery <= BOUNDS[bucket]
@@ -110,7 +113,7 @@ def test_a_round_that_ends_for_the_pool_is_no_failure():
     job.now += 5.0
     meet(job, 0, 7)
     found = totals(job)
-    assert (found["restarts"], found["useful_seconds"]) == (0, 25.0)
+    assert (found["restarts"], found["failures"], found["useful_seconds"]) == (0, 0, 25.0)
 
 
 def test_compacted_beats_keep_the_useful_time():

@@ -9,7 +9,7 @@ import pytest
 
 from hvlaunch.gloo.run_record import gpus_of
 from hvlaunch.job import JobResult, JobSpec, LeaseOptions
-from hvlaunch.report.bill import Bill, bill_words, make_bill
+from hvlaunch.report.bill import Bill, best_interval, bill_words, commit_words, make_bill
 from hvlaunch.report.failure_report import FailureReport
 from hvlaunch.report.text import as_text
 from hvlaunch.telemetry.sample import Energy, HostSample, host_sample
@@ -24,7 +24,9 @@ TOTALS = {
         {"host": "b", "workers": 8, "seconds": 7800.0},
     ],
     "recoveries": {"counts": [1, 1]},
+    "failures": 3,
 }
+COSTS = {"commits": 132, "delayed": 52.8, "whole": 1.0, "saves": ()}
 
 
 def bill_of(energy: tuple[float, float] = (0.0, 0.0), gpus: int | None = 8, **parts: float) -> Bill:
@@ -53,6 +55,75 @@ def test_a_bill_has_hours_of_all_gpus() -> None:
 )  # fmt: skip
 def test_the_words_are_few(bill: Bill | None, words: str) -> None:
     assert bill_words(bill) == words
+
+
+@pytest.mark.parametrize(
+    ("cost", "between", "interval"),
+    [
+        (0.4, 2460.0, 44.362),
+        (2.0, 100.0, 20.0),
+        (0.0, 60.0, 0.0),
+        (199.0, 100.0, 199.499),
+        (500.0, 100.0, 100.0),
+    ],
+)
+def test_the_best_interval_is_youngs_and_never_longer_than_dalys_bound(
+    cost: float, between: float, interval: float
+) -> None:
+    assert best_interval(cost, between) == pytest.approx(interval, abs=1e-3)
+
+
+def test_the_best_interval_costs_least() -> None:
+    def loss(interval: float) -> float:
+        """Share of the time that goes into commits, and into work made again: half an interval at each failure."""
+        return 0.4 / interval + interval / 2 / 2460
+
+    best = best_interval(0.4, 2460.0)
+    assert loss(best) < min(loss(best * 0.99), loss(best * 1.01))
+
+
+def commits_of(costs: dict[str, Any] | None, failures: int = 3, **parts: float) -> Bill:
+    totals = {**TOTALS, "failures": failures, "parts": {**PARTS, **parts}}
+    return make_bill(totals, lambda _host, _workers: None, costs=costs)
+
+
+SUGGESTION = (
+    "commits: 132, 0.40 s each; a failure every 41 min 36 s; "
+    "saving every 44.7 s would cost least (Young/Daly); you saved every 56.7 s"
+)
+
+
+@pytest.mark.parametrize(
+    ("bill", "words"),
+    [
+        (commits_of(COSTS), SUGGESTION),
+        # Lost work was training too, before the failure.
+        (commits_of(COSTS, training=7000.0, lost=488.0), SUGGESTION),
+        (
+            commits_of({**COSTS, "saves": (10.0, 14.0)}),
+            f"{SUGGESTION}; a write to --save-to took 12.0 s: --save-every 245",
+        ),
+        (
+            commits_of({**COSTS, "delayed": 0.264, "whole": 20.0}),
+            (
+                "commits: 132, 2.0 ms each; a failure every 41 min 36 s; "
+                "saving every 20.0 s would cost least (Young/Daly); you saved every 56.7 s"
+            ),
+        ),
+        (commits_of(COSTS, failures=0), ""),
+        (commits_of(None), ""),
+        (commits_of(COSTS, training=10.0, end=0.0, start=0.0), ""),
+        (None, ""),
+    ],
+)
+def test_the_words_about_commits_need_commits_and_failures(bill: Bill | None, words: str) -> None:
+    assert commit_words(bill) == words
+
+
+def test_a_report_suggests_the_interval() -> None:
+    result = JobResult(exit_code=0, elapsed=7759.0)
+    text = as_text(FailureReport(outcome="failed", result=result, size=16, bill=commits_of(COSTS)))
+    assert f"\n  {SUGGESTION[0].upper()}{SUGGESTION[1:]}\n" in text
 
 
 def test_a_failed_job_says_what_it_took_before_the_advice() -> None:
