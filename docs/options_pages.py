@@ -32,6 +32,10 @@ Each can also be set [in a file or a variable](config.md), by its long name.
 
 `hvlaunch -h` lists the options of every day; `hvlaunch --help` and `man hvlaunch` say what is said here."""
 
+_REFUSED = """\
+## Not from a file that was found
+
+A [project's file](config.md#what-a-found-file-may-set) that was found, not named, may not set these:"""
 _WIDTH = 120
 _SOURCES = {
     "any": "",
@@ -51,6 +55,8 @@ def options_page(groups: Sequence[OptionGroup]) -> str:
         blocks += _head(group, names)
         for option in group.options:
             blocks += _entry(option, group, names)
+    refused = (_name(option) for group in groups for option in group.options if option.source == "own")
+    blocks += [_REFUSED, _paragraph(", ".join(f"`{name}`" for name in refused) + ".", names)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -18,12 +18,12 @@ GENERATED = {
     "reference/programs.md",
 }
 MOST_WORDS = {
-    "": 26_850,
+    "": 25_000,
     "start.md": 550,
     "guides": 12_600,
-    "from": 900,
-    "explain": 2_900,
-    "reference": 9_900,
+    "from": 820,
+    "explain": 2_800,
+    "reference": 8_080,
 }
 """By section; "" is all together."""
 MOST_WORDS_OF_A_PAGE = 1_500

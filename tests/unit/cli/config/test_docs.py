@@ -10,7 +10,8 @@ from hvlaunch.cli.config.show import show_config
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 
-PAGE = (Path(__file__).parents[4] / "docs/reference/config.md").read_text()
+REFERENCE = Path(__file__).parents[4] / "docs/reference"
+PAGE, OPTIONS = (REFERENCE / "config.md").read_text(), (REFERENCE / "options.md").read_text()
 BLOCKS = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", PAGE, re.MULTILINE | re.DOTALL)
 FILES = [text for language, text in BLOCKS if language in ("toml", "yaml")]
 
@@ -41,8 +42,9 @@ def test_the_pages_example_of_a_mistake_is_the_message(here):
 
 
 def test_the_page_names_options_that_a_found_file_may_not_set():
-    text = PAGE.partition("- **Refused** are ")[2].partition(".\n")[0]
+    assert "](options.md#not-from-a-file-that-was-found)" in PAGE
+    text = OPTIONS.partition("\n## Not from a file that was found\n")[2]
     own = {option for group in GROUPS for option in group.options if option.source == "own"}
-    names = {f"--{name}" for name in re.findall(r"`([-a-z]+)`", text)}
+    names = set(re.findall(r"`(--[-a-z]+)`", text))
     assert all(names & set(option.flags) for option in own)
     assert len(names) == len(own)
