@@ -154,7 +154,7 @@ def standstills(steps: Sequence[float], faults: Sequence[Fault]) -> dict[str, St
         later = starts[bisect.bisect_right(starts, max(fault.over, fault.began + 4.0)) :]
         first = max(0, bisect.bisect_left(times, fault.began) - 1)
         last = bisect.bisect_right(times, later[0]) if later else len(times)
-        gaps = list(itertools.pairwise(times[first : last + 1])) or [(fault.began, fault.began)]
+        gaps = list(itertools.pairwise(times[first:last])) or [(fault.began, fault.began)]
         stood = found.setdefault(fault.kind, Stood())
         stood.whole.append(max(end - begin for begin, end in gaps))
         stood.beyond.append(max(end - begin - _shared(fault, begin, end) for begin, end in gaps))

@@ -301,8 +301,8 @@ class ConsoleOptions(_Data):
     """Show only workers' output, errors and the failure report."""
 
 
-_SUSPENSION = 5.0
-"""Seconds: more than a pause in which a user looks at something."""
+_SUSPENSION = 4.0
+"""Seconds: more than a pause in which a user looks at something, and training stands still for less than 5 s."""
 
 
 @_options(frozen=True, kw_only=True)

@@ -264,7 +264,7 @@ ELASTIC = OptionGroup(
             "time that a worker may be silent",
             values.SECONDS,
             field="elastic.worker_timeout",
-            more="After that it counts as failed; after 5 s if it was stopped by SIGSTOP.",
+            more="After that it counts as failed; after 4 s if it was stopped by SIGSTOP.",
         ),
         Option(
             "suspect_after",
