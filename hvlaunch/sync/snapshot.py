@@ -1,6 +1,7 @@
 """A snapshot of the working tree: a manifest, and the content in pack files, which outlive changes of the tree.
 
 Each root has a directory in the user's cache. The index there has the content of each path: its place in the packs.
+Beside it are the directories and statuses of that moment: if they are the same, the index is not read.
 Packs are append-only. A path with an unchanged status is not read again.
 
 A snapshot is consistent: the tree did not change from the first read of a file until the last, nor in the tenth of a
@@ -10,6 +11,7 @@ second before. If a program writes two files together, hosts get both or neither
 import errno
 import fcntl
 import json
+import marshal
 import os
 import re
 import shutil
@@ -20,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -37,6 +40,7 @@ _PATIENCE = 10.0
 """Seconds for which a tree may go on changing."""
 _FORMAT = 1
 _MANIFEST, _SAVED = "manifest", "snapshot.json"
+_INDEX, _DIRECTORIES, _STATUSES = "index.json", "directories.json", "statuses"
 _LARGEST = 10
 _KEPT = 30 * 86400.0
 """Seconds for which the content of a tree is kept without being used."""
@@ -86,9 +90,10 @@ class TreeSnapshot:
         folder: Path,
         tree_hash: str,
         manifest: bytes,
-        entries: Iterable[_Entry],
         index: bytes,
+        entries: Iterable[_Entry] | None = None,
     ) -> None:
+        """`entries` are those of `index`, if they are known."""
         self.root = root
         """Its directory on this machine."""
         self.hash = tree_hash
@@ -96,14 +101,15 @@ class TreeSnapshot:
         self.manifest = manifest
         """JSON as agent/errands/sync reads it, compressed by zlib."""
         self._entries = entries
-        self._index = index  # as text too: JSON of 20,000 files takes a quarter of a second
+        self._index = index
         self._folder = folder
         # Open from now on: another job's snapshot may remove the packs.
         self._packs = {path.name: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in folder.glob("*.pack")}
 
     @cached_property
     def _parts(self) -> Mapping[str, Sequence[Any]]:
-        return _parts(self._entries)
+        # Most hosts lack nothing, and the JSON of 20,000 files takes a while.
+        return _parts(json.loads(self._index)["entries"].values() if self._entries is None else self._entries)
 
     def size_of(self, number: int) -> int:
         """Return the bytes of a part."""
@@ -151,7 +157,7 @@ def load_snapshot(root: str, directory: Path) -> TreeSnapshot:
         words = json.loads(index)
         entries = words["entries"].values()
         return TreeSnapshot(
-            root, directory, words["hash"], (directory / _MANIFEST).read_bytes(), entries, index
+            root, directory, words["hash"], (directory / _MANIFEST).read_bytes(), index, entries
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadUsage(f"the job's copy of {root} is gone: {error}") from None
@@ -243,34 +249,43 @@ class _Reader:
         self._limit = limit
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._hash = ""
-        self._index = b""
+        self._record: Mapping[str, Any] = {}
+        self._statuses = b""
         directories: dict[str, Directory] = {}
         with suppress(OSError, ValueError, KeyError, TypeError):
-            self._index = (folder / "index.json").read_bytes()
-            words = json.loads(self._index)
-            if words["format"] == _FORMAT:
-                directories = {path: Directory(*entry) for path, entry in words["directories"].items()}
-                self._entries, self._hash = words["entries"], words["hash"]
+            record = json.loads((folder / _DIRECTORIES).read_bytes())
+            if record["format"] == _FORMAT:
+                directories = {path: Directory(*entry) for path, entry in record["directories"].items()}
+                self._record, self._statuses = record, (folder / _STATUSES).read_bytes()
         self._tree = Tree(root, directories)
 
     def snapshot(self) -> TreeSnapshot:
-        manifest = self._folder / _MANIFEST
         statuses = self._tree.look()
         self._check_size(statuses)
-        if len(statuses) != len(self._entries) or self._changed(statuses) or not manifest.exists():
-            with closing(self._open_pack()) as pack:
-                statuses = self._read_until_quiet(statuses, pack)
-            self._entries = {path: self._entries[path] for path in sorted(statuses)}
-            words = json.dumps(list(self._listed()), separators=(",", ":")).encode("ascii")
-            self._hash = sha256(words).hexdigest()
-            self._write(_MANIFEST, zlib.compress(words, 1))
-            # Last: the other files count by this one.
-            self._index = self._new_index()
-            self._write("index.json", self._index)
-        return TreeSnapshot(
-            self._root, self._folder, self._hash, manifest.read_bytes(), self._entries.values(), self._index
-        )
+        if _packed(statuses) == self._statuses:
+            with suppress(FileNotFoundError):
+                manifest, index = ((self._folder / name).read_bytes() for name in (_MANIFEST, _INDEX))
+                # A file may have lost its end with the machine's power.
+                if [len(manifest), len(index)] == self._record["sizes"]:
+                    return TreeSnapshot(self._root, self._folder, self._record["hash"], manifest, index)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            words = json.loads((self._folder / _INDEX).read_bytes())
+            if words["format"] == _FORMAT:
+                self._entries = words["entries"]
+        with closing(self._open_pack()) as pack:
+            statuses = self._read_until_quiet(statuses, pack)
+        self._entries = {path: self._entries[path] for path in sorted(statuses)}
+        listed = _json(list(self._listed()))
+        tree_hash, manifest = sha256(listed).hexdigest(), zlib.compress(listed, 1)
+        index = _json({"format": _FORMAT, "hash": tree_hash, "entries": self._entries})
+        # Without this file the others do not count, so it goes first and comes last.
+        (self._folder / _DIRECTORIES).unlink(missing_ok=True)
+        self._write(_MANIFEST, manifest)
+        self._write(_INDEX, index)
+        self._write(_STATUSES, _packed(statuses))
+        record = {"format": _FORMAT, "hash": tree_hash, "sizes": [len(manifest), len(index)]}
+        self._write(_DIRECTORIES, _json({**record, "directories": self._tree.directories}))
+        return TreeSnapshot(self._root, self._folder, tree_hash, manifest, index, self._entries.values())
 
     def _read_until_quiet(self, statuses: dict[str, Stat], pack: "_Pack") -> dict[str, Stat]:
         """Read changed files until the tree was still during a whole read."""
@@ -385,16 +400,17 @@ class _Reader:
             else:
                 yield ["f", path, int(bool(mode & stat.S_IXUSR)), size, entry[_FIRST_PART::_PART_SIZE]]
 
-    def _new_index(self) -> bytes:
-        words = {
-            "format": _FORMAT,
-            "hash": self._hash,
-            "entries": self._entries,
-            "directories": self._tree.directories,
-        }
-        return json.dumps(words, separators=(",", ":")).encode("ascii")
-
     def _write(self, name: str, data: bytes) -> None:
         new = self._folder / f"{name}.new"
         new.write_bytes(data)
         new.replace(self._folder / name)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def _packed(statuses: Mapping[str, Stat]) -> bytes:
+    """Return all statuses in a form that is quickly compared."""
+    # JSON would take four times as long.
+    return marshal.dumps([*statuses, *chain.from_iterable(statuses.values())], 2)

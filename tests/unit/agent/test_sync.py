@@ -164,6 +164,54 @@ def test_files_of_jobs_stay_and_changed_ones_are_mended(host: Host, root: Path) 
     assert tree_of(copy) == {**tree_of(root), "out": None, "out/model.pt": (b"weights", False)}
 
 
+def test_without_a_change_nothing_is_asked_for(host: Host, root: Path, home: Path) -> None:
+    copy = Path(host.copy()["directory"])
+    (copy / "out").write_text("an output")
+    asked: list[bytes] = []
+
+    def note(errand: Errand, snapshot: TreeSnapshot, line: bytes) -> None:
+        asked.append(line)
+        answer_it(errand, snapshot, line)
+
+    host.copy(note)
+    # The index is for changes alone.
+    (home / copy.relative_to(home).parts[0] / "0/index.json").write_text("damaged")
+    host.copy(note)
+    assert [line.partition(b" ")[0] for line in asked] == [b"ready", b"ready"]
+
+
+@pytest.mark.parametrize("damaged", ["paths.json", "statuses"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "other"])
+def test_a_copy_with_damaged_lists_is_compared_anew(
+    host: Host, root: Path, home: Path, damaged: str, damage: str
+) -> None:
+    """A worker may write there, and earlier versions of hvlaunch have no such lists."""
+    copy = Path(host.copy()["directory"])
+    (file,) = home.rglob(damaged)
+    whole = file.read_bytes()
+    (copy / "sub/train.py").write_text("print(3)\n")
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes({"empty": b"", "half": whole[: len(whole) // 2], "other": b"[1,2,3,4]"}[damage])
+    assert Path(host.copy()["directory"]) == copy
+    assert tree_of(copy) == tree_of(root)
+    assert file.read_bytes() != b""
+
+
+def test_the_lists_of_another_version_of_the_tree_do_not_count(host: Host, root: Path, home: Path) -> None:
+    copy = Path(host.copy()["directory"])
+    lists = {name: next(home.rglob(name)).read_bytes() for name in ("paths.json", "statuses")}
+    (root / "new").write_text("1")
+    host.copy()
+    # An earlier hvlaunch has changed the copy, and not the lists.
+    for name, content in lists.items():
+        next(home.rglob(name)).write_bytes(content)
+    (copy / "new").write_text("2")
+    host.copy()
+    assert tree_of(copy) == tree_of(root)
+
+
 def test_a_link_that_leads_elsewhere_is_mended(host: Host, root: Path) -> None:
     copy = Path(host.copy()["directory"])
     (copy / "link").unlink()

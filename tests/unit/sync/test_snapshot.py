@@ -162,13 +162,44 @@ def test_packs_with_old_content_go(root, cache, monkeypatch):
     assert sum(path.stat().st_size for path in cache.rglob("*.pack")) <= 2 * 500 + 1000 + 500
 
 
-def test_a_damaged_index_is_made_anew(root, cache):
+def test_without_a_change_the_index_is_not_read(root, cache, monkeypatch):
+    (root / "sub").mkdir()
+    (root / "sub/a").write_text("1")
+    before = taken(root, cache)
+    monkeypatch.setattr(module._Reader, "_read_until_quiet", lambda *_: pytest.fail("it looks for changes"))
+    assert taken(root, cache) == before
+
+
+@pytest.mark.parametrize("lost", ["directories.json", "statuses", "manifest", "index.json"])
+def test_a_damaged_file_of_the_cache_is_made_anew(root, cache, lost):
     (root / "a").write_text("1")
     before = taken(root, cache)
-    (index,) = cache.rglob("index.json")
-    for damage in (b"", b"{}", b"[]", b"\xff", index.read_bytes()[:-9]):
-        index.write_bytes(damage)
+    (file,) = cache.rglob(lost)
+    whole = file.read_bytes()
+    for damage in (b"", b"{}", b"[]", b"\xff", whole[:-9]):
+        file.write_bytes(damage)
         assert taken(root, cache) == before
+        assert file.stat().st_size == len(whole)
+
+
+def test_a_cache_whose_change_was_broken_off_is_repaired(root, cache, monkeypatch):
+    (root / "a").write_text("1")
+    taken(root, cache)
+    (root / "a").write_text("2")
+    own_write = module._Reader._write
+    for left in ("manifest", "index.json", "statuses", "directories.json"):
+
+        def write(self, name, data, left=left):
+            if name == left:
+                raise KeyboardInterrupt
+            own_write(self, name, data)
+
+        monkeypatch.setattr(module._Reader, "_write", write)
+        with pytest.raises(KeyboardInterrupt):
+            taken(root, cache)
+    monkeypatch.setattr(module._Reader, "_write", own_write)
+    assert taken(root, cache)[1] == {"a": (b"2", False)}
+    assert taken(root, cache)[1] == {"a": (b"2", False)}
 
 
 def test_the_content_of_a_tree_is_removed_after_a_month_without_use(root, cache, tmp_path):

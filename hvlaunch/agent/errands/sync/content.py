@@ -5,7 +5,6 @@ Files come into a directory of their own. Each is named by its content, and ends
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 
@@ -53,16 +52,14 @@ class TreeFile:
         self.size = size
         self.parts = parts
         # Equal content has equal names.
-        self.content = (
-            parts[0] if len(parts) == 1 else hashlib.sha256(",".join(parts).encode("ascii")).hexdigest()
-        )
+        self.content = parts[0] if len(parts) == 1 else _sha256(",".join(parts).encode("ascii"))
 
 
 class Manifest:
     """The content of a tree. Raises ValueError for another hash, and for a path out of the tree."""
 
     def __init__(self, data: bytes, tree_hash: str) -> None:
-        if hashlib.sha256(data).hexdigest() != tree_hash:
+        if _sha256(data) != tree_hash:
             raise ValueError("the list of files is damaged")
         self.hash = tree_hash
         self.directories: List[str] = []
@@ -96,6 +93,12 @@ class Manifest:
         if kind == "l":
             return os.path.islink(place) and os.readlink(place) == self.links[path]
         return os.path.isdir(place) and not os.path.islink(place)
+
+
+def _sha256(data: bytes) -> str:
+    from hashlib import sha256  # noqa: PLC0415 (2 ms, as long as nothing has changed)
+
+    return sha256(data).hexdigest()
 
 
 def places_of_parts(files: Iterable[TreeFile]) -> Dict[str, List[Tuple[TreeFile, int]]]:
@@ -138,7 +141,7 @@ class PartWriter:
         """Write the next needed part. Return False if the data is not this part, or if it was the last."""
         number = self._order[-1]
         part = self.needed[number]
-        if hashlib.sha256(data).hexdigest() != part:
+        if _sha256(data) != part:
             return False
         for file, offset in self._places[part]:
             path = os.path.join(self._folder, file.content)
@@ -193,7 +196,7 @@ def read_part(path: str, offset: int, size: int, part: str) -> Optional[bytes]:
         data = read_at(path, offset, size)
     except OSError:
         return None
-    return data if hashlib.sha256(data).hexdigest() == part else None
+    return data if _sha256(data) == part else None
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
@@ -241,7 +244,7 @@ def _parts_of(path: str) -> List[str]:
                 data = file.read(PART)
                 if not data:
                     return parts
-                parts.append(hashlib.sha256(data).hexdigest())
+                parts.append(_sha256(data))
     except OSError:
         return []
 
@@ -257,7 +260,7 @@ def copy_content(source: str, target: str, file: TreeFile) -> bool:
     with open(descriptor, "rb", buffering=0) as from_file:
         for number, part in enumerate(file.parts):
             data = from_file.read(PART)
-            if hashlib.sha256(data).hexdigest() != part:
+            if _sha256(data) != part:
                 return False
             _write_part(target, data, number * PART)
     os.rename(target + ".part", target)
@@ -277,7 +280,7 @@ def keep_parts(before: str, target: str, file: TreeFile) -> None:
             return
         for number, part in enumerate(file.parts):
             data = from_file.read(PART)
-            if hashlib.sha256(data).hexdigest() == part:
+            if _sha256(data) == part:
                 _write_part(target, data, number * PART)
 
 

@@ -4,6 +4,7 @@ A copy has
 
 - `tree`, the directory of the workers. Files of workers stay, as in any working directory;
 - `index.json`, a list of the files from the user's tree, with the status of each file after its installation;
+- `paths.json` and `statuses`, the same in a form that takes a fourth of the time to compare;
 - `changing.json`, the paths that a change adds or replaces, until it is complete;
 - `theirs.json`, the listed paths with files from before at a fixed place: they are never removed or replaced;
 - `complete`, with the hash of the tree. The file is missing during a change, so a copy counts whole or not at all;
@@ -13,6 +14,7 @@ A copy has
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 
@@ -22,7 +24,7 @@ from hvlaunch.agent.quick import dumps, loads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Set
+    from typing import Any, Dict, List, Optional, Set, Union
 
     from hvlaunch.agent.errands.sync.content import Manifest, TreeFile
 
@@ -43,10 +45,7 @@ class Copy:
         self.tree = tree or os.path.join(directory, "tree")
         self.is_fixed = bool(tree)
         """True if the tree may have files that hvlaunch has not written, and that must stay."""
-        self.index: Dict[str, Any] = self._load("index.json", {})
-        """The kind of each path from the user's tree, and the content and status of files."""
-        # After a kill during a change: old and new paths.
-        self.index.update({path: ["?"] for path in self._load("changing.json", [])})
+        self._index: Optional[Dict[str, Any]] = None
         self._unchanged: Set[str] = set()
         self._theirs: Set[str] = set(self._load("theirs.json", []))
 
@@ -54,19 +53,54 @@ class Copy:
         for path in (self.tree, os.path.join(self.directory, "users")):
             os.makedirs(path, 0o700, exist_ok=True)
 
+    @property
+    def index(self) -> Dict[str, Any]:
+        """The kind of each path from the user's tree, and the content and status of files."""
+        # Read when it is needed: a copy without changes does without.
+        if self._index is None:
+            self._index = self._load("index.json", {})
+            # After a kill during a change: old and new paths.
+            self._index.update({path: ["?"] for path in self._load("changing.json", [])})
+        return self._index
+
     def is_current(self, tree_hash: str) -> bool:
         """True if the copy is complete and no path has changed since its installation."""
         if _read(os.path.join(self.directory, "complete")) != tree_hash:
             return False
-        unchanged = self._find_unchanged()
-        for path, entry in self.index.items():
-            if path in unchanged:
-                continue
-            whole_path = self.tree + "/" + path
-            is_same = {"l": _leads, "d": _is_directory}.get(entry[0])
-            if is_same is None or not is_same(whole_path, entry):
-                return False
-        return True
+        try:
+            # The hash, since other versions of hvlaunch change copies, and not these files.
+            of_hash, directories, links, files = self._load("paths.json", [""] * 4)
+            with open(os.path.join(self.directory, "statuses"), "rb") as file:
+                statuses = file.read()
+            return (
+                of_hash == tree_hash
+                and all(os.path.isdir(self.tree + "/" + path) for path in directories)
+                and all(_leads(self.tree + "/" + path, ["l", target]) for path, target in links)
+                and self._statuses_of(files) == statuses
+            )
+        except (OSError, ValueError, TypeError):
+            return False  # a path is gone, or a worker has written to these files
+
+    def _statuses_of(self, files: List[str]) -> bytes:
+        """Return what `statuses` has if these files have not changed. Raises OSError."""
+        fields: List[int] = []
+        look = os.stat
+        # A short path for each file: the kernel looks up every directory on the way.
+        tree = os.open(self.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for path in files:
+                # In place, as fields_of(): calls would take as long as the kernel's answers.
+                status = look(path, dir_fd=tree, follow_symlinks=False)
+                fields += (
+                    status.st_size,
+                    status.st_mtime_ns,
+                    status.st_ctime_ns,
+                    status.st_ino,
+                    status.st_mode,
+                )
+        finally:
+            os.close(tree)
+        return _packed(fields)
 
     def _find_unchanged(self) -> Set[str]:
         """Return the files with the status of their installation."""
@@ -169,9 +203,14 @@ class Copy:
                 os.chmod(path, file.mode)
                 status = os.lstat(path)
             index[file.path] = ["f", file.content, *fields_of(status)]
-        self.index = index
+        self._index = index
         self._save("theirs.json", sorted(self._theirs & index.keys()))
         self._save("index.json", index)
+        files = {path: entry[2:] for path, entry in index.items() if entry[0] == "f"}
+        self._save(
+            "paths.json", [manifest.hash, manifest.directories, list(manifest.links.items()), list(files)]
+        )
+        _write(self.directory, "statuses", _packed([field for fields in files.values() for field in fields]))
         _write(self.directory, "complete", manifest.hash)
         os.unlink(os.path.join(self.directory, "changing.json"))
 
@@ -223,11 +262,16 @@ def _read(path: str) -> str:
         return ""
 
 
-def _write(directory: str, name: str, words: str) -> None:
+def _write(directory: str, name: str, content: Union[str, bytes]) -> None:
     new = os.path.join(directory, name + ".new")
-    with open(new, "w") as file:
-        file.write(words)
+    with open(new, "wb") as file:
+        file.write(content.encode("ascii") if isinstance(content, str) else content)
     os.rename(new, os.path.join(directory, name))
+
+
+def _packed(fields: List[int]) -> bytes:
+    # JSON would take six times as long. Version 2 has the same bytes for the same numbers, with any Python.
+    return marshal.dumps(fields, 2)
 
 
 def _is_ours(path: str, entry: List[Any]) -> bool:
