@@ -78,8 +78,12 @@ class Delivery:
         peer: Mapping[str, str] | None,
         errand: str = "sync",
         arguments: Mapping[str, Any] = MappingProxyType({}),
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """`errand` takes the content on a host; `arguments` are its arguments beside the hash and the peer; a function is called for each host."""
+        """`errand` takes the content on a host; `arguments` are its arguments beside the hash and the peer; a function is called for each host.
+
+        `meanwhile` runs once in a thread of its own, while the first host is at work.
+        """
         self._snapshot = snapshot
         self._below = below
         self._errand = errand
@@ -90,6 +94,7 @@ class Delivery:
         self._unready = 0
         """The number of hosts on their way to a complete copy, which may still need the others."""
         self._peer = peer
+        self._meanwhile = meanwhile
 
     def add_origin(self, addresses: list[tuple[str, int]], errand: Errand) -> None:
         """Add a host with all content, which serves other hosts."""
@@ -117,6 +122,9 @@ class Delivery:
         received: int | None = None
         with self._lock:
             self._unready += 1
+            meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            threading.Thread(target=meanwhile, name="meanwhile", daemon=True).start()
         try:
             for line in chain.from_iterable(lines_of(errand, _LOOK, _LONGEST_LINE)):
                 word, _, text = line.partition(" ")

@@ -98,6 +98,7 @@ class HostLinks:
             leases=spec.leases is not None,
             preloads=spec.elastic is not None and bool(spec.elastic.preload),
             container=_container(spec),
+            errands=() if spec.sync is None else ("sync",),
         )
 
     def __getitem__(self, host: str) -> HostLink:

@@ -5,7 +5,6 @@ import re
 import sys
 import zlib
 from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from itertools import takewhile
@@ -53,13 +52,15 @@ class AgentProgram:
         leases: bool = False,
         preloads: bool = False,
         container: Mapping[str, Any] | None = None,
+        errands: Sequence[str] = (),
     ) -> None:
         """`binds`: the agent needs the module for --bind; `leases`: that for --lease-gpus; `preloads`: that for --preload.
 
-        `container` has the options of agent/container.py; None without one.
+        `container` has the options of agent/container.py; None without one. `errands` follow each hello.
         """
         self.config = config
         self.container = container
+        self._errands = errands
         self._python = python
         self._own_pythons = own_pythons
         self._more = (
@@ -81,11 +82,18 @@ class AgentProgram:
             return self._packed[kind]
 
     def prepare(self) -> None:
-        """Make the program for near hosts in another thread: meanwhile the first host proves its identity."""
-        # Far hosts have another program; for them a few milliseconds of waiting are wasted.
+        """Make the programs for near hosts in another thread: meanwhile the first host proves its identity."""
+        # Far hosts have others; for them a few milliseconds of waiting are wasted.
         if not self._is_prepared:
             self._is_prepared = True
-            Thread(target=partial(self.packed, is_near=True), name="pack the agent", daemon=True).start()
+            Thread(target=self._make_for_near, name="pack the agent", daemon=True).start()
+
+    def _make_for_near(self) -> None:
+        self.packed(is_near=True)
+        for name in self._errands:
+            from hvlaunch.driver.program.errand_program import errand_program  # noqa: PLC0415 (not for most jobs)
+
+            errand_program(name, is_near=True)
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
         """Return the command for the host's login shell, and the program for its stdin.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -14,7 +15,7 @@ import pytest
 
 from hvlaunch.agent.wire.frames import ERRAND_WINDOW, LONGEST_RESULT, MOST_ERRANDS, BadFrame
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, HostErrands, Limits
-from hvlaunch.driver.program import errand_program
+from hvlaunch.driver.program import AgentProgram, errand_program
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import PATIENCE, AgentProcess, Hunt, has_ended, interpreter, until
 from tests.unit.agent.test_rejoin import KEY, Again
@@ -269,6 +270,16 @@ def test_a_program_is_made_once_for_all_hosts_that_ask_at_the_same_time(
     finally:
         errand_program._made.cache_clear()
     assert (programs, len(made)) == ({b"program"}, 1)
+
+
+def test_a_program_is_made_while_the_first_host_proves_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: SimpleQueue[tuple[str, bool]] = SimpleQueue()
+    monkeypatch.setattr(errand_program, "errand_program", lambda name, is_near: made.put((name, is_near)))
+    program = AgentProgram({}, None, errands=("sync",))
+    program.prepare()
+    program.prepare()
+    assert made.get(timeout=PATIENCE) == ("sync", True)
+    assert made.empty()
 
 
 @pytest.mark.parametrize("is_near", [False, True])

@@ -1,6 +1,8 @@
 """What the driver does with a host's answers about files, which may be anything."""
 
 import json
+import subprocess
+import sys
 import threading
 from queue import SimpleQueue
 from typing import Any, cast
@@ -250,3 +252,34 @@ def test_a_complete_host_survives_the_end_of_its_errand() -> None:
     assert not a.errors
     assert b.ask() == "driver"
     b.end()
+
+
+def test_the_driver_uses_the_time_of_the_first_host_once() -> None:
+    """In a thread of its own: it would delay the host's files."""
+    threads: SimpleQueue[threading.Thread] = SimpleQueue()
+    delivery = Delivery(
+        Tree(), "", peer=new_peer(), meanwhile=lambda: threads.put(threading.current_thread())
+    )
+    a, b = Stepped(delivery, 1), Stepped(delivery, 2)
+    assert [a.begin(), b.begin()] == ["driver", "1"]
+    assert threads.get(timeout=30.0).name == "meanwhile"
+    assert threads.empty()
+    a.end()
+    b.end()
+
+
+def test_keeping_an_ended_job_imports_no_further_module() -> None:
+    """The modules that controller._keep() imports, of the driver alone."""
+    code = """
+import inspect, re, sys
+from hvlaunch.gloo import controller, preparation, reporting
+import hvlaunch.driver.loop, hvlaunch.outside
+preparation.load_end_of_job()
+methods = controller._keep, controller._run_record, reporting.Reporting.form, reporting.Reporting.report
+text = "".join(map(inspect.getsource, methods))
+modules = re.findall(r"from (hvlaunch[\\w.]*) import", text)
+assert len(modules) >= 8, modules
+print(*(module for module in modules if module not in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

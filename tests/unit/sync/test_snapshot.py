@@ -182,7 +182,7 @@ def test_a_damaged_file_of_the_cache_is_made_anew(root, cache, lost):
         assert file.stat().st_size == len(whole)
 
 
-def test_a_cache_whose_change_was_broken_off_is_repaired(root, cache, monkeypatch):
+def test_a_broken_off_change_of_the_cache_is_repaired(root, cache, monkeypatch):
     (root / "a").write_text("1")
     taken(root, cache)
     (root / "a").write_text("2")
