@@ -142,7 +142,7 @@ class BadUsage(HvlaunchError):
 class BadHost(BadUsage):
     """A host of `-H` or of the hostfile can't be read.
 
-    Try: `host`, `user@host:slots`, `gpu[01-04]:8` or `[fe80::1]:4`; the other forms are in hostfiles/README.md#hosts.
+    Try: `host`, `user@host:slots`, `gpu[01-04]:8` or `[fe80::1]:4`; the other forms are under hostfiles/README.md#hosts.
     """
 
     def __init__(self, cause: str, *, word: str, source: str, line: int | None = None) -> None:
