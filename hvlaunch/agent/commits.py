@@ -57,6 +57,7 @@ __all__ = [
     "make_directory",
     "newest",
     "pins",
+    "prepare",
     "read_commit",
     "release",
     "seal",
@@ -211,8 +212,7 @@ def begin(
     """
     if len(commit.name.encode()) > _LONGEST_NAME or "/" in commit.name:
         raise ValueError("%r can't be the name of a state" % commit.name)
-    count = (3 if commit.size else 2) + is_saved
-    paths = [os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(count)]
+    paths = _paths(directory, commit, is_saved)
     whole = {path: kept.version for path in paths for kept in [read_commit(path)] if kept is not None}
     deadline = time.monotonic() + _HOLD
     free: List[str] = []
@@ -229,12 +229,32 @@ def begin(
         os.pwrite(descriptor, bytes(PAGE), 0)
         if os.fstat(descriptor).st_size > size:
             os.ftruncate(descriptor, size)
-        # The memory now: a write to a mapping that finds no memory would kill the process.
-        os.posix_fallocate(descriptor, 0, size)
+        status = os.fstat(descriptor)
+        # A file with all of its pages needs no look at each of them, which takes as long as the copy.
+        if status.st_size < size or status.st_blocks * 512 < size:
+            # The memory now: a write to a mapping that finds no memory would kill the process.
+            os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         release(descriptor)
         raise NoRoom("%s: %s" % (_SHM, os.strerror(error.errno or 0).lower())) from None
     return descriptor
+
+
+def prepare(directory: str, commit: KeptCommit, *, is_saved: bool = False) -> Optional[int]:
+    """Return the descriptor of a new, empty file for a later commit like this, locked; None if every file exists.
+
+    The caller may give the file memory before the commit needs it, and releases the descriptor. Raises NoRoom, OSError.
+    """
+    new = [path for path in _paths(directory, commit, is_saved) if not os.path.exists(path)]
+    if not new:
+        return None
+    _check_room(size_of_file(commit.length))
+    return _locked(new[:1])
+
+
+def _paths(directory: str, commit: KeptCommit, is_saved: bool) -> List[str]:
+    count = (3 if commit.size else 2) + is_saved
+    return [os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(count)]
 
 
 def _memory(path: str) -> int:
@@ -296,10 +316,22 @@ def _sums(content: memoryview) -> bytes:
     return struct.pack("<%dI" % count, *sums)
 
 
-def seal(descriptor: int, commit: KeptCommit, table: Optional[bytes] = None) -> None:
-    """Make the content of the file a commit. Raises ValueError if `table`, the checksums at its origin, does not fit the content."""
-    with _mapped(descriptor, commit) as content:
-        sums = _sums(content)
+def seal(
+    descriptor: int,
+    commit: KeptCommit,
+    table: Optional[bytes] = None,
+    mapped: Optional[mmap.mmap] = None,
+) -> None:
+    """Make the content of the file a commit. `mapped`: a mapping of the file, which saves the page faults of another.
+
+    Raises ValueError if `table`, the checksums at its origin, does not fit the content.
+    """
+    if mapped is None:
+        with _mapped(descriptor, commit) as content:
+            sums = _sums(content)
+    else:
+        with memoryview(mapped) as whole, whole[PAGE : PAGE + commit.length] as content:
+            sums = _sums(content)
     if table is not None and table != sums:
         raise ValueError("checksums of %s do not fit its content" % commit.name)
     os.pwrite(descriptor, sums, PAGE + commit.length)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ __all__ = [
 
 _ALIGNED = 64
 """Bytes: each tensor begins at a multiple."""
+_PIECE = 64 << 20
+"""Bytes of a file to prepare at once. The end of the program waits for such a piece."""
 
 Parts = tuple[Any, Sequence[torch.Tensor]]
 """Skeleton and tensors of a value; see hvlaunch.torch.sharing."""
@@ -74,7 +77,8 @@ class KeptState:
     def write(self, version: Version, size: int, parts: Parts) -> Callable[[], None] | None:
         """Copy a value into memory and return a function to complete the commit; None after stop().
 
-        The function computes the checksums, in any thread. `size` is the number of ranks with such a state each; 0 for a common state.
+        The function computes the checksums, in any thread, and then prepares the file of the next commit. `size` is the number of ranks
+        with such a state each; 0 for a common state.
         """
         if self._is_off:
             return None
@@ -87,19 +91,16 @@ class KeptState:
         meta = pickle.dumps((skeleton, [TensorSpec.of(tensor) for tensor in tensors], offsets))
         begin = _aligned(len(meta))
         commit = KeptCommit(self.name, *version, size, len(meta), begin + end)
+        is_saved = "HVLAUNCH_SAVED_COMMITS" in os.environ
         try:
             directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
-            descriptor = commits.begin(
-                directory,
-                commit,
-                lambda: commits.pins(directory),
-                is_saved="HVLAUNCH_SAVED_COMMITS" in os.environ,
-            )
+            descriptor = commits.begin(directory, commit, lambda: commits.pins(directory), is_saved=is_saved)
         except (NoRoom, OSError) as error:
             self.stop(str(error))
             return None
         try:
-            content = self._content(descriptor, commit)
+            mapped = self._map(descriptor, commit)
+            content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
             content[: len(meta)] = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
             for tensor, offset in zip(tensors, offsets, strict=True):
                 _view(content, begin + offset, TensorSpec.of(tensor)).copy_(tensor.detach())
@@ -109,9 +110,12 @@ class KeptState:
 
         def complete() -> None:
             try:
-                commits.seal(descriptor, commit)
+                commits.seal(descriptor, commit, None, mapped)
             finally:
                 commits.release(descriptor)
+            # Without memory this commit stands all the same, and the next one says so.
+            with suppress(NoRoom, OSError):
+                self._prepare(commits.prepare(directory, commit, is_saved=is_saved), commit)
 
         return complete
 
@@ -120,13 +124,30 @@ class KeptState:
         self._is_off = True
         sys.stderr.write(f"hvlaunch: commits are not kept in memory: {cause}\n")
 
-    def _content(self, descriptor: int, commit: KeptCommit) -> torch.Tensor:
+    def _map(self, descriptor: int, commit: KeptCommit) -> mmap.mmap:
         size = PAGE + commit.length
         inode = os.fstat(descriptor).st_ino
         mapped = self._maps.get(inode)
         if mapped is None or len(mapped) != size:
             mapped = self._maps[inode] = mmap.mmap(descriptor, size)
-        return torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
+        return mapped
+
+    def _prepare(self, descriptor: int | None, commit: KeptCommit) -> None:
+        """Give a new file its memory and its page tables: with both, the next commit takes no longer than a copy."""
+        if descriptor is None:
+            return
+        try:
+            size = commits.size_of_file(commit.length)
+            os.ftruncate(descriptor, size)
+            pages = torch.frombuffer(self._map(descriptor, commit), dtype=torch.uint8)
+            for begin in range(0, size, _PIECE):
+                if not threading.main_thread().is_alive():
+                    return
+                os.posix_fallocate(descriptor, begin, min(_PIECE, size - begin))
+                # A write, since a page that was only read has another page fault later.
+                pages[begin : begin + _PIECE : PAGE].zero_()
+        finally:
+            commits.release(descriptor)
 
     def versions(self) -> list[Version]:
         """Return the versions in this host's memory, by their headers; newest first."""

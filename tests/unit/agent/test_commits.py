@@ -171,6 +171,39 @@ def test_copy_with_other_checksums_than_its_origin_is_refused(folder):
     assert steps(folder, "default.1") == []
 
 
+def test_file_with_all_pages_is_written_without_a_look_at_each(folder, monkeypatch):
+    for step in (1, 2, 3):
+        write(folder, step)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the file has its memory"))
+    write(folder, 4)
+    assert restored(folder) == ((0, 4), content_of(0, 4))
+
+
+def test_file_with_holes_gets_its_memory(folder):
+    """As left by a worker that was killed while it prepared the file."""
+    commit = KeptCommit("default.0", 0, 1, 1, 0, LENGTH)
+    descriptor = commits.prepare(folder, commit)
+    assert descriptor is not None
+    size = commits.size_of_file(LENGTH)
+    os.ftruncate(descriptor, size)
+    os.posix_fallocate(descriptor, 0, CHUNK)
+    commits.release(descriptor)
+    path = Path(write(folder, 1))
+    assert path.name == "default.0.0"
+    assert path.stat().st_blocks * 512 >= size
+    assert restored(folder) == ((0, 1), content_of(0, 1))
+
+
+def test_only_files_that_are_missing_are_prepared(folder):
+    commit = KeptCommit("default.0", 0, 1, 1, 0, LENGTH)
+    for count in range(5):
+        descriptor = commits.prepare(folder, commit, is_saved=True)
+        assert (descriptor is None) == (count == 4)
+        if descriptor is not None:
+            commits.release(descriptor)
+    assert steps(folder) == []
+
+
 def test_too_little_memory_is_named_before_anything_is_written(folder, monkeypatch):
     write(folder, 1, length=100)
     monkeypatch.setattr(commits, "available", lambda: 1_000_000_000)

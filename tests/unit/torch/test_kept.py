@@ -3,8 +3,10 @@
 import mmap
 import os
 import random
+import resource
 import shutil
 import signal
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -156,6 +158,57 @@ def test_job_continues_from_disk_after_all_hosts_were_lost(job, folder, tmp_path
     started.grant(2, 3)
     assert dict(started.result() for _ in range(2)) == {2: ([3], 6.0), 3: ([3], 6.0)}
     assert "training continues from commit 3 in the directory of --save-to" in capfd.readouterr().err
+
+
+def keep(state: KeptState, step: int) -> int:
+    """Commit 64 MiB, and return the page faults of the pause."""
+    value = {"step": step}, [torch.full((16 << 20,), float(step))]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    complete = state.write((0, step), 0, value)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert complete is not None
+    complete()
+    return faults
+
+
+def restored(state: KeptState) -> float:
+    parts = state.load(state.versions()[0])
+    assert parts is not None
+    (weights,) = parts[1]
+    (value,) = weights.unique().tolist()
+    return float(value)
+
+
+def test_pause_after_the_first_commit_has_no_page_faults(folder):
+    state = KeptState(NAME)
+    first, *later = (keep(state, step) for step in (1, 2, 3, 4))
+    pages = (64 << 20) // commits.PAGE
+    assert first >= pages / 16
+    assert max(later) < pages / 32, later
+    assert restored(state) == 4.0
+
+
+def test_end_of_the_program_does_not_wait_for_the_file_of_another_commit(folder, monkeypatch):
+    monkeypatch.setattr(threading.main_thread(), "is_alive", lambda: False)
+    state = KeptState(NAME)
+    keep(state, 1)
+    assert Path(folder / f"{NAME}.1").stat().st_blocks == 0
+    # A killed program leaves such a file too.
+    keep(state, 2)
+    assert restored(state) == 2.0
+
+
+def test_commit_stands_without_memory_for_the_file_of_the_next(folder, monkeypatch, capfd):
+    state = KeptState(NAME)
+    complete = state.write((0, 1), 0, ({}, [torch.ones(1000)]))
+    assert complete is not None
+    monkeypatch.setattr(commits, "available", lambda: 1000)
+    complete()
+    assert capfd.readouterr().err == ""
+    assert restored(state) == 1.0
+    assert state.write((0, 2), 0, ({}, [torch.ones(1000)])) is None
+    assert "commits are not kept in memory: commits need" in capfd.readouterr().err
+    assert restored(state) == 1.0
 
 
 def test_newcomers_take_the_state_of_survivors_and_not_an_old_commit(job, folder):
