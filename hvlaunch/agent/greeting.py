@@ -6,8 +6,9 @@ import _thread
 import os
 import sys
 
-from hvlaunch.agent import facts, probe
+from hvlaunch.agent import facts
 from hvlaunch.agent.quick import socket
+from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
 from hvlaunch.agent.wire.proof import Prover

@@ -1,7 +1,7 @@
 """Copies commits of workers from host to host, serves this host's commits to others, and saves them to a directory on disk.
 
 The driver sends orders, each a line, and gets a line for each: the commits on this host. Commits travel by TLS between hosts with
-the job's secret (agent/peers.py). The receiver computes the checksums again: a copy with others is no commit.
+the job's secret (agent/wire/peers.py). The receiver computes the checksums again: a copy with others is no commit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hvlaunch.agent import commits, saves
 from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
 from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
-from hvlaunch.agent.peers import PeerServer, dial, exactly
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.peers import PeerServer, dial, exactly
 from hvlaunch.agent.wire.shapes import PORT, number, plain, record, several, text, whole
 
 TYPE_CHECKING = False

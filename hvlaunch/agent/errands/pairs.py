@@ -14,8 +14,8 @@ import time
 
 from hvlaunch.agent.errand_runner import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.probe import Beacon, reach
 from hvlaunch.agent.quick import READ, Selector, socket, struct
+from hvlaunch.agent.wire.probe import Beacon, reach
 from hvlaunch.agent.wire.proof import ANSWER_SIZE, Prover, Question
 from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
 

@@ -1,1 +1,1 @@
-"""Both ends of the channel between driver and agent: frames, their forms, and sessions that outlive a connection."""
+"""Both ends of the channel between driver and agent, sessions that outlive a connection, and links between hosts."""

@@ -19,12 +19,12 @@ from hvlaunch.hosts.templates import escaped
 __all__ = ["Preset", "preset_list", "preset_of", "with_preset"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_SERVICES = "services"
+_SERVICES = "services/__init__.py"
 """The file of the agent that starts a preset's services, and then the command."""
+_WITH_TUNNEL = ("wire/peers.py", "services/tunnel.py", _SERVICES)
+"""Files of the agent for `[services.tunnel]`, each behind the files that it imports."""
 _TUNNEL = "tunnel"
-"""The file of the agent for `[services.tunnel]`; before it comes the text of the module that it imports."""
-_PEERS = "peers"
-_BETWEEN = re.compile(r"^from (?:__future__|hvlaunch\.agent\.\w+) import .*\n", re.MULTILINE)
+_BETWEEN = re.compile(r"^from (?:__future__|hvlaunch\.agent\.[\w.]+) import .*\n", re.MULTILINE)
 """Imports that are not needed where the modules are one text."""
 
 
@@ -46,7 +46,7 @@ class Preset(NamedTuple):
     words: tuple[str, ...]
     """Options of the program with their values. One that the command has already is left out."""
     services: Mapping[str, object]
-    """Programs beside the command, for agent/services.py."""
+    """Programs beside the command, for agent/services/__init__.py."""
 
     def command(self, words: Sequence[str], escape: Callable[[str], str]) -> tuple[str, ...]:
         """Return the whole command with its places; `escape` makes a user's word a text with places. Raises BadUsage."""
@@ -65,8 +65,8 @@ class Preset(NamedTuple):
             return command
         from hvlaunch.driver.program import without_words  # noqa: PLC0415 (few presets have any)
 
-        names = (_PEERS, _TUNNEL, _SERVICES) if self.services[_TUNNEL] else (_SERVICES,)
-        texts = [Path(agent.__file__).with_name(f"{name}.py").read_text(encoding="ascii") for name in names]
+        names = _WITH_TUNNEL if self.services[_TUNNEL] else (_SERVICES,)
+        texts = [Path(agent.__file__).parent.joinpath(name).read_text(encoding="ascii") for name in names]
         text = "from __future__ import annotations\n" + _BETWEEN.sub("", without_words("\n".join(texts)))
         plan = json.dumps({"rank": "{rank}", **self.services})
         return ("python3", "-c", escaped(text + "\nmain()\n"), plan, *command)

@@ -31,6 +31,7 @@ __all__ = [
     "standby_program",
     "warm_bundle",
     "without_docstrings",
+    "without_types",
     "without_words",
 ]
 
@@ -164,7 +165,7 @@ _MODULES = (
     "wire/channel",
     "wire/proof",
     "facts",
-    "probe",
+    "wire/probe",
     "worker",
     "packages",
     "workers",
@@ -187,6 +188,8 @@ _TIGHT, _QUICK = 6, 1
 """Levels of zlib: 9 takes 20 ms longer than 6 for 1 KB less. 1 takes 3 ms less than 6 for 9 KB more, for near hosts."""
 _DOCSTRING = re.compile(r'^( *)"""[^"]*(?:"(?!"")[^"]*)*"""$', re.MULTILINE)
 _COMMENT = re.compile(r"^ *#.*|  # .*$", re.MULTILINE)
+_FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)+(?=[^ \n])(?!else:)", re.MULTILINE)
+"""Imports for annotations alone, which no Python on a host runs."""
 _DOCUMENTED = 0x3 | (0x4000000 if sys.version_info >= (3, 14) else 0)
 """Code flags of a function with its docstring, or None, as first constant: CO_OPTIMIZED, CO_NEWLOCALS, CO_HAS_DOCSTRING."""
 _SHELL_SAFE = re.compile(r"""[^'"\\$`!\n\0]+""")
@@ -287,7 +290,12 @@ def carrier(scratch: str) -> bytes:
 
 
 def _text(file: Path) -> str:
-    return without_words(file.read_text(encoding="ascii"))
+    return without_types(without_words(file.read_text(encoding="ascii")))
+
+
+def without_types(text: str) -> str:
+    """Return the module's text without its imports for annotations. Lines keep their numbers."""
+    return _FOR_TYPES.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 
 def without_words(text: str) -> str:

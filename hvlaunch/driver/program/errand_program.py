@@ -7,13 +7,12 @@ from threading import Lock
 
 from hvlaunch import agent
 from hvlaunch.agent import errands
-from hvlaunch.driver.program import make_program
+from hvlaunch.driver.program import make_program, without_types
 
 __all__ = ["errand_names", "errand_program"]
 
 _PACKAGE = "hvlaunch.agent"
 _RUNNER = f"{_PACKAGE}.errand_runner"
-_FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:(?: .*)?\n)*", re.MULTILINE)
 _IMPORT = re.compile(rf"^( *)from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
 
 
@@ -54,7 +53,7 @@ def _collect(
     collected.add((name, is_called))
     file = _file_of(name)
     # Modules for annotations alone need not travel.
-    text = _FOR_TYPES.sub("", file.read_text(encoding="ascii"))
+    text = without_types(file.read_text(encoding="ascii"))
     files[f"{name}.__init__" if file.name == "__init__.py" else name] = file
     if (package := name.rpartition(".")[0]) != "hvlaunch":
         # The observer's package imports ten modules in its functions, and others borrow a module of it.

@@ -14,9 +14,10 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import diagnosis, facts, family, greeting, probe, reaper, scratch, worker
+from hvlaunch.agent import diagnosis, facts, family, greeting, reaper, scratch, worker
 from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
+from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import ORDERS, DriverChannel
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.wire.proof import Question
@@ -162,7 +163,7 @@ class _Host:
     def reach(
         self, targets: Sequence[Any], key: str, name: str, _timeout: float, found: Any, *_: Any
     ) -> None:
-        """As hvlaunch.agent.probe.reach; an address that is none is really tried."""
+        """As hvlaunch.agent.wire.probe.reach; an address that is none is really tried."""
         for index, target in enumerate(targets):
             if not _is_address(target[0]):
                 selector = Selector()

@@ -215,9 +215,9 @@ def test_every_module_of_the_agent_travels() -> None:
         *bundles._WARM,
         *bundles._LEASES,
         "standby",  # with the workers of jobs that preload modules
-        "services",  # with presets
-        "tunnel",  # likewise
-        "peers",  # likewise, and with errands that use it
+        "services/__init__",  # with presets
+        "services/tunnel",  # likewise
+        "wire/peers",  # likewise, and with errands that use it
         "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "fabric",  # likewise
@@ -258,6 +258,21 @@ def shape(text: str) -> str:
             node.value, node.end_lineno, node.end_col_offset = ast.Constant(""), 0, 0
     columns = re.compile(r", (end_)?col_offset=\d+")
     return columns.sub("", ast.dump(tree, include_attributes=True))
+
+
+def test_sent_modules_lose_imports_for_annotations() -> None:
+    text = "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import a\n\n    b = a.b\n\nx = 1\n"
+    assert bundles.without_types(text) == "TYPE_CHECKING = False\n" + 5 * "\n" + "x = 1\n"
+    for file in Path(agent_package.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        tree, sent = ast.parse(text), ast.parse(bundles.without_types(text))
+        tree.body = [node for node in tree.body if not is_for_types(node)]
+        assert ast.dump(sent, include_attributes=True) == ast.dump(tree, include_attributes=True)
+
+
+def is_for_types(node: ast.stmt) -> bool:
+    """`if TYPE_CHECKING` without an `else`, which is what runs on a host."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
 
 
 def test_sent_modules_lose_only_docstrings_and_comments() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit
 from hvlaunch.agent.errands.commits import ANSWER
-from hvlaunch.agent.peers import dial, exactly
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.peers import dial, exactly
 from hvlaunch.driver.links.errands import Errand, Limits
 from hvlaunch.rendezvous.serving.certificate import new_peer
 from tests.unit.agent.errand_rig import ErrandRig

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvlaunch.agent import probe
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.greeting import Greeting
-from hvlaunch.agent.probe import Beacon, reach
 from hvlaunch.agent.quick import Selector
+from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import DriverChannel
+from hvlaunch.agent.wire.probe import Beacon, reach
 from hvlaunch.agent.wire.proof import QUESTION_SIZE, Prover, Question
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6

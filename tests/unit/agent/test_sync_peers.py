@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import peers as connections
 from hvlaunch.agent.errands.sync import peers as module
 from hvlaunch.agent.errands.sync.content import part_numbers
 from hvlaunch.agent.errands.sync.peers import PartServer, fetch
+from hvlaunch.agent.wire import peers as connections
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
 SIZE = 1000

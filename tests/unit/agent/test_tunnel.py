@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.tunnel import Entrance, Exit, is_own
+from hvlaunch.agent.services.tunnel import Entrance, Exit, is_own
 from hvlaunch.rendezvous.serving.certificate import new_peer
 
 DATA = os.urandom(1 << 23)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.agent.probe import reach
+from hvlaunch.agent.wire.probe import reach
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer

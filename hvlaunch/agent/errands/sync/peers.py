@@ -11,7 +11,7 @@ import threading
 import time
 
 from hvlaunch.agent.errands.sync.content import part_numbers, read_part
-from hvlaunch.agent.peers import PeerServer, dial, exactly
+from hvlaunch.agent.wire.peers import PeerServer, dial, exactly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """A tunnel from rank 0 to a service on each other host, such as the unprotected RPC server of llama.cpp.
 
-The service listens on 127.0.0.1. An Exit on its host takes connections of the job's hosts (peers.py); an Entrance on rank 0's
-host is a port of 127.0.0.1 for programs of the same user. The text is part of services.py's program, behind that of peers.py.
+The service listens on 127.0.0.1. An Exit on its host takes connections of the job's hosts (wire/peers.py); an Entrance on rank
+0's host is a port of 127.0.0.1 for programs of the same user. The text is part of the services' program, behind that of wire/peers.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 
-from hvlaunch.agent.peers import PeerServer, dial, serve
+from hvlaunch.agent.wire.peers import PeerServer, dial, serve
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 The whole file is a worker's command, `python3 -c TEXT PLAN COMMAND...`: it runs without hvlaunch, on any Python >= 3.8.
 The plan is JSON: `first`, `others` and `all` are services of rank 0, of the others and of each; rank 0 runs `until`, which
-ends when all have joined, and then the command. Without services every rank runs the command. With a `tunnel` (peers.py and
-tunnel.py, whose texts come before this one's) the command gets a port of rank 0's host for each other host's service.
+ends when all have joined, and then the command. Without services every rank runs the command. With a `tunnel`
+(wire/peers.py and tunnel.py, whose texts come before this one's) the command gets a port of rank 0's host for each other host's service.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Sequence, Tuple
 
-    from hvlaunch.agent.tunnel import Entrance, Exit  # noqa: TC004 (as above)
+    from hvlaunch.agent.services.tunnel import Entrance, Exit  # noqa: TC004 (as above)
 
 __all__ = ["Services", "main"]
 
