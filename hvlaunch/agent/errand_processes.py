@@ -35,7 +35,7 @@ _BOOT = (
     "exec(pack.decompress(_io.BufferedReader(_io.FileIO(0,closefd=False),1).read(%d)))"
 )
 _PREAMBLE = struct.Struct("!QI")
-"""The memory limit in bytes (0 for none) and the size of the arguments; agent/errand_runner.py reads it."""
+"""The memory limit in bytes (0 for none) and the size of the arguments; agent/errands/__init__.py reads it."""
 _REAP_TRIES = 20
 _REAP_PAUSE = 0.001
 _KILL_PATIENCE = 5.0

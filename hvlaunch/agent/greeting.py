@@ -13,7 +13,7 @@ from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.agent.worker import enter, find
+from hvlaunch.agent.worker import CannotStart, enter, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,11 +79,16 @@ class Greeting:
         if "more_ports" in hello:
             answer["more_ports"] = self._ports()[1:]
         if "python" in hello:
-            from hvlaunch.agent.packages import packages_of  # noqa: PLC0415 (not for other commands)
+            from hvlaunch.agent.facts.packages import packages_of  # noqa: PLC0415 (not for other commands)
 
             program, path = hello["python"]
-            path = os.environ.get("PATH", os.defpath) if path is None else path
-            answer["facts"]["packages"] = packages_of(program, path)
+            try:
+                packages = packages_of(
+                    find(program, os.environ.get("PATH", os.defpath) if path is None else path)
+                )
+            except CannotStart:
+                packages = None
+            answer["facts"]["packages"] = packages
         if hello["gpus"]:
             # The driver of GPUs may take seconds, in which the agent must answer pings.
             self._in_thread(lambda: self._tell_with_gpus(answer))

@@ -17,14 +17,14 @@ import subprocess
 import sys
 import threading
 
-from hvlaunch.agent.errand_runner import write_line
+from hvlaunch.agent.errands import write_line
 from hvlaunch.agent.wire.shapes import record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ANSWER", "ARGUMENTS", "LONGEST_REQUEST", "READY", "RESULT", "run"]
 

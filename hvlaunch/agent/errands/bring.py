@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
     from hvlaunch.agent.errands.sync.content import TreeFile
 
 __all__ = ["ARGUMENTS", "RESULT", "Destination", "run"]

@@ -14,7 +14,7 @@ import time
 
 from hvlaunch.agent import commits, saves
 from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
-from hvlaunch.agent.errand_runner import answer_lines, write_line
+from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.agent.wire.peers import PeerServer, dial, exactly
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from typing import Any, Callable, Dict, List, Optional, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ANSWER", "ARGUMENTS", "PORTS", "RESULT", "run"]
 

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 
-from hvlaunch.agent.errand_runner import answer_lines, write_line
+from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import (
@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import IO, Any, Dict, List, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "OUTCOMES", "PORTS", "RESULT", "run"]
 

@@ -8,7 +8,7 @@ import pwd
 import re
 import time
 
-from hvlaunch.agent.errand_runner import write_line
+from hvlaunch.agent.errands import write_line
 from hvlaunch.agent.leases import (
     MOST_NAMES,
     TICKET,
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "IDLE", "RESULT", "STATE", "run"]
 

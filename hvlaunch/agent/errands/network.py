@@ -6,15 +6,15 @@ import os
 import socket
 import time
 
-from hvlaunch.agent.fabric import FABRIC, chosen_variables, read_fabric
 from hvlaunch.agent.facts import interface_networks
+from hvlaunch.agent.facts.fabric import FABRIC, chosen_variables, read_fabric
 from hvlaunch.agent.wire.shapes import PORT, address, flag, mapping, number, or_null, record, several, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "RESULT", "run"]
 

@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "CONTROLS", "RESULT", "Listing", "Sums", "leads_out", "list_files", "run"]
 

@@ -12,7 +12,7 @@ import _thread
 import select
 import time
 
-from hvlaunch.agent.errand_runner import answer_lines, write_line
+from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.quick import READ, Selector, socket, struct
 from hvlaunch.agent.wire.probe import Beacon, reach
@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "MEASURES", "PORTS", "RESULT", "run"]
 

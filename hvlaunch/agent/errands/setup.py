@@ -21,14 +21,14 @@ import sys
 import time
 
 from hvlaunch.agent.cache import drop_old, locked, own_directory, own_use
-from hvlaunch.agent.packages import PACKAGES, packages_of
+from hvlaunch.agent.facts.packages import PACKAGES, packages_of
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "RESULT", "run"]
 
@@ -86,7 +86,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     environment = os.path.join(entry, "env")
     if code != 0 or not _has_python(environment):
         return {"code": code, "is_new": is_new, "environment": None, "packages": None}
-    packages = packages_of("python", os.path.join(environment, "bin"))
+    packages = packages_of(os.path.join(environment, "bin", "python"))
     return {"code": 0, "is_new": is_new, "environment": environment, "packages": packages}
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.packages import PACKAGES
+from hvlaunch.agent.facts.packages import PACKAGES
 from hvlaunch.agent.wire.frames import (
     ERRAND_CHUNK,
     FRAME_COST,

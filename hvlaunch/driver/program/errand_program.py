@@ -12,7 +12,6 @@ from hvlaunch.driver.program import make_program, without_types
 __all__ = ["errand_names", "errand_program"]
 
 _PACKAGE = "hvlaunch.agent"
-_RUNNER = f"{_PACKAGE}.errand_runner"
 _IMPORT = re.compile(rf"^( *)from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
 
 
@@ -27,7 +26,7 @@ _MAKING = Lock()
 
 
 def errand_program(name: str, *, is_near: bool) -> bytes:
-    """The program, as make_program() makes it: it runs agent/errand_runner.py. Thread-safe."""
+    """The program, as make_program() makes it: it runs agent/errands/__init__.py. Thread-safe."""
     # The cache alone would let each host's thread make it, as they all ask at the same time.
     with _MAKING:
         return _made(name, is_near=is_near)
@@ -37,11 +36,10 @@ def errand_program(name: str, *, is_near: bool) -> bytes:
 def _made(name: str, *, is_near: bool) -> bytes:
     files: dict[str, Path] = {}
     collected: set[tuple[str, bool]] = set()
-    _collect(_RUNNER, files, collected)
+    _collect(errands.__name__, files, collected)
     _collect(f"{errands.__name__}.{name}", files, collected)
-    return make_program(
-        f"load(*packed)\nfrom {_RUNNER} import main\nmain({name!r})", files, {}, is_near=is_near
-    )
+    begin = f"load(*packed)\nfrom {errands.__name__} import main\nmain({name!r})"
+    return make_program(begin, files, {}, is_near=is_near)
 
 
 def _collect(

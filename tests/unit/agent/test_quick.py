@@ -130,19 +130,21 @@ def private_names(module: Path) -> set[str]:
 
 
 def test_private_names_of_cpython_are_only_in_quick() -> None:
-    files = (ROOT / "hvlaunch" / "agent").rglob("*.py")
+    agent = ROOT / "hvlaunch" / "agent"
     found = {
-        file.name: private_names(file) for file in files if file.parent.name not in ("observer", "errands")
+        str(file.relative_to(agent)): private_names(file)
+        for file in agent.rglob("*.py")
+        if file.parent.name not in ("observer", "errands")
     }
     assert {"_json", "_socket", "_signal", "_collections", "_ctypes", "_accept"} <= found.pop("quick.py")
     assert found.pop("boot.py") == {"_frozen_importlib_external"}  # before anything can be imported
-    assert found.pop("rank.py") == {"_frozen_importlib_external", "_socket"}  # as above
-    assert {"_ssl", "_SSLContext", "_wrap_bio", "_hashlib", "_thread"} <= found.pop("caller.py")  # as above
+    assert found.pop("launched/rank.py") == {"_frozen_importlib_external", "_socket"}  # as above
+    assert {"_ssl", "_SSLContext", "_wrap_bio", "_hashlib", "_thread"} <= found.pop("wire/caller.py")
     assert found.pop("local_ranks.py") == {"_frozen_importlib_external"}  # as boot.py
-    assert found.pop("gpus.py") == {"_ctypes"}  # few hosts need its question, and quick.py goes to all
-    for name in ("errand_runner.py", "greeting.py", "rejoin.py"):
+    assert found.pop("errands/check/gpus.py") == {"_ctypes"}  # few hosts need its question
+    for name in ("greeting.py", "wire/rejoin.py", "errands/check/__init__.py"):
         assert found.pop(name) == {"_thread"}, name  # which Python's documentation has
-    assert {name for names in found.values() for name in names} == set()
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 NO_JSON = ['["\n"]', '["\\x"]', '["', '{"a', "[1,", '{"a":}', "{1:2}"]

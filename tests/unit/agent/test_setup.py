@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.agent.packages import packages_of
+from hvlaunch.agent.facts.packages import packages_of
 from hvlaunch.driver.links.errands import Errand, Limits
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import interpreter
@@ -315,7 +315,7 @@ def python(tmp_path: Path) -> Path:
 
 
 def packages(site: Path) -> Any:
-    return packages_of("python", str(site.parents[2] / "bin"))
+    return packages_of(str(site.parents[2] / "bin/python"))
 
 
 def test_packages_are_read_from_directories(python: Path) -> None:
@@ -329,10 +329,6 @@ def test_packages_are_read_from_directories(python: Path) -> None:
     got = packages(python)
     assert got["hvlaunch"] == "1.2.3"
     assert sorted(got["editable"]) == ["/home/me/p/src", "/home/me/q", "/home/me/q/more"]
-
-
-def test_no_python_has_no_packages(tmp_path: Path) -> None:
-    assert packages_of("python", str(tmp_path)) is None
 
 
 def test_an_editable_install_of_hvlaunch_has_the_version_of_its_files(python: Path) -> None:
@@ -355,6 +351,5 @@ def test_a_system_python_has_debians_directories(tmp_path: Path) -> None:
     (tmp_path / "usr/lib/python3/dist-packages/hvlaunch-7.dist-info").mkdir()
     # Of another Python.
     (tmp_path / "usr/lib/python3.12/site-packages/hvlaunch-8.dist-info").mkdir()
-    got = packages_of("python3", str(tmp_path / "usr/bin"))
-    assert got is not None
+    got = packages_of(str(tmp_path / "usr/bin/python3"))
     assert got["hvlaunch"] == "7"

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errand_runner import ErrandStream
-from hvlaunch.agent.errands import check, pairs
+from hvlaunch.agent.errands import ErrandStream, check, pairs
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 
 ARGUMENTS: dict[str, Any] = {
@@ -73,7 +72,7 @@ def test_no_slow_module_is_imported_without_gpus() -> None:
     arguments |= {"program": sys.executable, "pairs": {"key": "k", "name": "a", "address": None, "ports": []}}
     code = (
         "import os, sys; before = {*sys.modules}\n"
-        "from hvlaunch.agent.errand_runner import ErrandStream\n"
+        "from hvlaunch.agent.errands import ErrandStream\n"
         "from hvlaunch.agent.errands import check\n"
         f"check.run({arguments!r}, ErrandStream(0, 1))\n"
         "os.write(2, ' '.join({*sys.modules} - before).encode())"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.agent.errand_runner import ErrandStream
+from hvlaunch.agent.errands import ErrandStream
 from hvlaunch.agent.errands import observer as module
 
 LIMIT = 60.0

@@ -11,8 +11,7 @@ import _thread
 import os
 import time
 
-from hvlaunch.agent.errand_runner import write_line
-from hvlaunch.agent.errands import pairs
+from hvlaunch.agent.errands import pairs, write_line
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 from hvlaunch.agent.quick import in_time
 from hvlaunch.agent.wire.shapes import flag, mapping, or_null, plain, record, text
@@ -21,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Mapping
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
 
 __all__ = ["ARGUMENTS", "RESULT", "run"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.fabric import FABRIC, read_fabric
 from hvlaunch.agent.facts import interface_networks
+from hvlaunch.agent.facts.fabric import FABRIC, read_fabric
 from hvlaunch.agent.wire.shapes import mapping, or_null, plain, record, text
 
 TYPE_CHECKING = False

@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
     from hvlaunch.agent.errands.sync.content import Manifest
 
 __all__ = ["ARGUMENTS", "RESULT", "run"]

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.errand_runner import ErrandStream
+    from hvlaunch.agent.errands import ErrandStream
     from hvlaunch.agent.errands.sync.content import PartWriter, TreeFile
 
 __all__ = ["check_room", "has_room", "receive_all", "receive_manifest"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from hvlaunch.agent.wire.shapes import or_null, record, several, text
-from hvlaunch.agent.worker import CannotStart, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,15 +19,11 @@ PACKAGES = record(
 )
 
 
-def packages_of(program: str, path: str) -> Optional[Dict[str, Any]]:
-    """Return the version of hvlaunch, and the source directories of editable installs; None if the PATH has no such program."""
-    try:
-        file = find(program, path)
-    except CannotStart:
-        return None
+def packages_of(program: str) -> Dict[str, Any]:
+    """Return the version of hvlaunch, and the source directories of editable installs. `program` is the file of a Python."""
     version: Optional[str] = None
     editable: List[str] = []
-    for directory in _directories(os.path.abspath(file)):
+    for directory in _directories(os.path.abspath(program)):
         for name in _listed(directory):
             if name.startswith("hvlaunch-") and name.endswith(".dist-info"):
                 version = version or name[len("hvlaunch-") : -len(".dist-info")][:64]
