@@ -182,7 +182,7 @@ class Field:
         )
 
     def _is_standby(self, process: Path) -> bool:
-        """Whether it is a process of this training that waits in front of its script (agent/standby.py)."""
+        """Whether it is a process of this training that waits in front of its script (agent/workers/standby.py)."""
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             score = (process / "oom_score_adj").read_text()

@@ -19,7 +19,7 @@ from hvlaunch.agent.wire.frames import (
     BadFrame,
 )
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.agent.worker import spawn
+from hvlaunch.agent.workers import spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ErrandProcesses:
             try:
                 pid, fds = _spawn(words)
             except OSError as error:
-                from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (2 ms, and needed after a failure only)
+                from hvlaunch.agent.workers.diagnosis import reason  # noqa: PLC0415 (2 ms, and needed after a failure only)
 
                 cause = reason(error, sys.executable, words, {})[1]
         if cause is not None:

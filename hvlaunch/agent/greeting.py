@@ -13,7 +13,7 @@ from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
 from hvlaunch.agent.wire.proof import Prover
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.agent.worker import CannotStart, enter, find
+from hvlaunch.agent.workers import CannotStart, enter, find
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

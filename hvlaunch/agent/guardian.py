@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, NoReturn, Optional, Tuple
 
-    from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.wire.caller import Sealed
+    from hvlaunch.agent.workers.local_ranks import Meeting
 
 __all__ = ["MORE", "main", "wait_for", "watch_over"]
 

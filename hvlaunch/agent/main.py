@@ -16,19 +16,19 @@ from hvlaunch.agent.quick import READ, WRITE, Selector, deque, has_own_proc, sig
 from hvlaunch.agent.wire.channel import DriverChannel
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame
 from hvlaunch.agent.wire.shapes import plain
-from hvlaunch.agent.workers import HostWorkers
+from hvlaunch.agent.workers.host_workers import HostWorkers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional, Sequence
 
     from hvlaunch.agent.errand_processes import ErrandProcesses
-    from hvlaunch.agent.local_ranks import Meeting
     from hvlaunch.agent.wire.caller import Sealed
     from hvlaunch.agent.wire.frames import Frame
     from hvlaunch.agent.wire.rejoin import Visitors
     from hvlaunch.agent.wire.relay import RelayListener
-    from hvlaunch.agent.workers import Step
+    from hvlaunch.agent.workers.host_workers import Step
+    from hvlaunch.agent.workers.local_ranks import Meeting
 
 __all__ = ["Agent", "main"]
 
@@ -198,7 +198,7 @@ class Agent:
                 pass
         scratch.remove(self._scratch)  # the guardian may have been killed unnoticed
         if self._meeting is not None and self._lifeline.is_over:
-            from hvlaunch.agent.family import end_daemon  # noqa: PLC0415 (few agents lose their launcher too)
+            from hvlaunch.agent.workers.family import end_daemon  # noqa: PLC0415 (few agents lose their launcher too)
 
             end_daemon(os.getppid())
         return int(self._guardian_fd < 0)
@@ -388,7 +388,7 @@ class Agent:
         if self._meeting is None or not others:
             self._greeting.greet(hello)
             return
-        from hvlaunch.agent.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
+        from hvlaunch.agent.workers.local_ranks import LocalRanks  # noqa: PLC0415 (few agents are started by a launcher)
 
         self._workers.ranks = LocalRanks(self._meeting, self._selector, self._workers.record_exit, self._part)
         self._workers.ranks.meet(others, lambda: self._greeting.greet(hello))

@@ -143,7 +143,7 @@ def _binding_lines(
     """Return the bindings of workers on this machine; those of other hosts are known to their agents."""
     if not spec.is_bound:
         return []
-    from hvlaunch.agent.binding import bindings, ranges, read_topology  # noqa: PLC0415 (few plans need it)
+    from hvlaunch.agent.workers.binding import bindings, ranges, read_topology  # noqa: PLC0415 (few plans need it)
     from hvlaunch.driver.observing.bindings import table  # noqa: PLC0415 (as above)
 
     counts = Counter(placement.host for placement in places or ())

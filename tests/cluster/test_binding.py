@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hvlaunch.agent.binding import ranges
+from hvlaunch.agent.workers.binding import ranges
 from tests.cluster.jobs import Job
 from tests.testhosts.hosts import TestHosts
 

@@ -9,9 +9,9 @@ from zlib import crc32
 
 import pytest
 
-from hvlaunch.agent.local_ranks import LocalRanks
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
+from hvlaunch.agent.workers.local_ranks import LocalRanks
 from hvlaunch.mpi import Kind
 from hvlaunch.mpi.process_ranks import names_of
 from hvlaunch.mpi.request import caller_command

@@ -11,7 +11,7 @@ import select
 import sys
 
 from hvlaunch.agent import guardian, reaper
-from hvlaunch.agent import worker as process
+from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import loads, signal, signal_name, socket
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, Decoder, encode
 from hvlaunch.agent.wire.shapes import plain

@@ -158,7 +158,7 @@ PLAN = record(
             },
             optional=("gpus",),
         ),
-        # With --preload; `program` is agent/standby.py.
+        # With --preload; `program` is agent/workers/standby.py.
         "preload": record({"modules": several(_WORDS, 1 << 10), "program": _WORDS}),
         # Paths to put before and behind a variable's own.
         "first": _VARIABLES,

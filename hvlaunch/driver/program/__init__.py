@@ -166,23 +166,29 @@ _MODULES = (
     "wire/proof",
     "facts/__init__",
     "wire/probe",
-    "worker",
+    "workers/__init__",
     "facts/packages",
-    "workers",
+    "workers/host_workers",
     "greeting",
     "main",
 )
 """Files below agent/ that every agent needs: first its guardian's."""
-_WITH_RANKS = ("local_ranks", "launched/__init__", "launched/starter", "diagnosis", "family")
+_WITH_RANKS = (
+    "workers/local_ranks",
+    "launched/__init__",
+    "launched/starter",
+    "workers/diagnosis",
+    "workers/family",
+)
 """Needed besides if a launcher has started a process for each rank."""
-_WARM = ("warm", "binding", "preload")
-_BINDING = ("binding",)
+_WARM = ("warm", "workers/binding", "workers/preload")
+_BINDING = ("workers/binding",)
 """Needed by jobs that bind their workers: sent with the rare ones."""
 _LEASES = ("leases",)
 """Needed by jobs with leases, likewise."""
-_PRELOAD = ("preload",)
-"""Needed by jobs with --preload, likewise; agent/standby.py is sent with their workers."""
-_RARE = ("diagnosis", "errand_processes", "family", "wire/relay", "wire/rejoin")
+_PRELOAD = ("workers/preload",)
+"""Needed by jobs with --preload, likewise; agent/workers/standby.py is sent with their workers."""
+_RARE = ("workers/diagnosis", "errand_processes", "workers/family", "wire/relay", "wire/rejoin")
 """Needed by few jobs: sent behind the hello, as text alone, so that no start waits for these bytes."""
 _TIGHT, _QUICK = 6, 1
 """Levels of zlib: 9 takes 20 ms longer than 6 for 1 KB less. 1 takes 3 ms less than 6 for 9 KB more, for near hosts."""
@@ -279,8 +285,8 @@ def rare_modules(more: Sequence[str] = ()) -> bytes:
 
 
 def standby_program() -> str:
-    """Return agent/standby.py as a worker's `sitecustomize`."""
-    return _text(Path(agent.__file__).with_name("standby.py")) + "\nmain()\n"
+    """Return agent/workers/standby.py as a worker's `sitecustomize`."""
+    return _text(_ROOT / "workers" / "standby.py") + "\nmain()\n"
 
 
 def carrier(scratch: str) -> bytes:

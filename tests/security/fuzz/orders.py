@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import diagnosis, facts, family, greeting, reaper, scratch, worker
+from hvlaunch.agent import facts, greeting, reaper, scratch, workers
 from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire import probe
@@ -22,7 +22,8 @@ from hvlaunch.agent.wire.channel import ORDERS, DriverChannel
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.wire.proof import Question
 from hvlaunch.agent.wire.shapes import misfit
-from hvlaunch.agent.workers import _plan
+from hvlaunch.agent.workers import diagnosis, family
+from hvlaunch.agent.workers.host_workers import _plan
 from hvlaunch.driver.links.reports import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes, broken_frame
 from tests.security.fuzz.judge import check_line
@@ -156,7 +157,7 @@ class _Host:
         return _NO_PROCESS + len(self.theirs)
 
     def kill(self, pid: int, number: int) -> None:
-        """As hvlaunch.agent.worker._kill."""
+        """As hvlaunch.agent.workers._kill."""
         assert abs(pid) > _NO_PROCESS
         assert 1 <= number <= 64
 
@@ -219,12 +220,12 @@ def _on(host: _Host) -> ExitStack:
     known = _facts()
     for where, name, what in (
         (os, "posix_spawn", host.spawn),
-        (worker, "_kill", host.kill),
+        (workers, "_kill", host.kill),
         (facts, "host_facts", lambda: {**known}),
         (probe, "reach", host.reach),
         (_thread, "start_new_thread", _run),
         (greeting, "enter", lambda _: None),
-        (worker, "enter", lambda _: None),
+        (workers, "enter", lambda _: None),
         (greeting, "_gpus", int),
         (diagnosis, "programs_of", lambda _: []),
         (diagnosis, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),

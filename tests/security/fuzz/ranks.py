@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.agent.local_ranks import _REPORTS, LocalRanks, _Rank
 from hvlaunch.agent.quick import READ, Selector
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
-from hvlaunch.agent.worker import CannotStart, exit_of
+from hvlaunch.agent.workers import CannotStart, exit_of
+from hvlaunch.agent.workers.local_ranks import _REPORTS, LocalRanks, _Rank
 from hvlaunch.driver.links.reports import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes
 from tests.security.fuzz.judge import check_line

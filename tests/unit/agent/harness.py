@@ -198,7 +198,7 @@ class AgentProcess:
     def hello(self, **facts: Any) -> dict[str, Any]:
         """Greet the agent; its answer."""
         self.greet(**facts)
-        self.send("modules", rare_modules(("leases", "preload")))
+        self.send("modules", rare_modules(("leases", "workers/preload")))
         return self.expect("hello")[0]
 
     def start(

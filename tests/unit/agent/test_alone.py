@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import diagnosis
+from hvlaunch.agent.workers import diagnosis
 from tests.unit.agent.harness import AgentProcess, python
 
 

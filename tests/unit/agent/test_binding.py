@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvlaunch.agent import binding
-from hvlaunch.agent.binding import Binder, bindings, parsed, ranges
-from hvlaunch.agent.worker import CannotStart, WorkerProcess
+from hvlaunch.agent.workers import CannotStart, WorkerProcess, binding
+from hvlaunch.agent.workers.binding import Binder, bindings, parsed, ranges
 
 from . import topologies
 from .topologies import HALF, HYBRID, NO_GPUS, NO_NUMA, NODE_0, NPS4, OFFLINE, ONE_SOCKET, TWO_SOCKETS, put

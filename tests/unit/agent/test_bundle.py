@@ -214,7 +214,7 @@ def test_every_module_of_the_agent_travels() -> None:
         "wire/carrier",
         *bundles._WARM,
         *bundles._LEASES,
-        "standby",  # with the workers of jobs that preload modules
+        "workers/standby",  # with the workers of jobs that preload modules
         "services/__init__",  # with presets
         "services/tunnel",  # likewise
         "wire/peers",  # likewise, and with errands that use it
@@ -417,7 +417,7 @@ def test_the_start_imports_little() -> None:
     _, errors = process.communicate(encode({"type": "bye"}))
     assert process.returncode == 0
     imported = {line.rpartition(b"|")[2].strip().decode() for line in errors.splitlines()}
-    assert "hvlaunch.agent.workers" in imported
+    assert "hvlaunch.agent.workers.host_workers" in imported
     heavy = {
         "typing",
         "enum",

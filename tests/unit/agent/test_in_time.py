@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pytest
 
-from hvlaunch.agent import diagnosis, family
 from hvlaunch.agent.quick import in_time
+from hvlaunch.agent.workers import diagnosis, family
 from tests.unit.agent.harness import PATIENCE
 
 SECONDS = 0.05

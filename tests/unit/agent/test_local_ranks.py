@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import local_ranks
-from hvlaunch.agent.local_ranks import LocalRanks
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.frames import encode
-from hvlaunch.agent.worker import CannotStart, WorkerProcess
+from hvlaunch.agent.workers import CannotStart, WorkerProcess, local_ranks
+from hvlaunch.agent.workers.local_ranks import LocalRanks
 
 STARTED = {"type": "started", "pid": 7}
 MODULES = {f"hvlaunch.agent.{name}": "" for name in local_ranks._STARTERS}

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from hvlaunch.agent.preload import program_of
-from hvlaunch.agent.standby import gpus_of, imports_of, script_of
+from hvlaunch.agent.workers.preload import program_of
+from hvlaunch.agent.workers.standby import gpus_of, imports_of, script_of
 from hvlaunch.driver.program import standby_program
 from tests.unit.agent.harness import AgentProcess, interpreter, until
 

@@ -3,7 +3,7 @@
 import os
 from typing import NamedTuple
 
-from hvlaunch.agent.binding import parsed, ranges, read_topology
+from hvlaunch.agent.workers.binding import parsed, ranges, read_topology
 
 
 class Host(NamedTuple):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent.binding import LEDGER, ranges
 from hvlaunch.agent.errands.observer.bindings import answer
+from hvlaunch.agent.workers.binding import LEDGER, ranges
 
 _CHILD = "import os, sys; os.sched_setaffinity(0, {%d}); print(flush=True); sys.stdin.read()"
 _WORKER = """

@@ -1,7 +1,7 @@
 """Standbys, for --preload: for each slot a process that has imported modules and waits to become the slot's next worker.
 
 A standby is the worker's own command, in the same directory, with the same variables, pipes and processors as any start;
-agent/standby.py, its first `sitecustomize`, makes it wait before the script. So the script sees a fresh interpreter, and
+agent/workers/standby.py, its first `sitecustomize`, makes it wait before the script. So the script sees a fresh interpreter, and
 nothing is forked from a process that has threads. The first worker of a slot goes the same way without waiting: it shows
 that the command takes the file, and that the imports succeed.
 """
@@ -13,17 +13,17 @@ import os
 import time
 
 from hvlaunch.agent import reaper
-from hvlaunch.agent import worker as process
-from hvlaunch.agent.family import kill_others
+from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import READ, Selector, signal, signal_name, socket
 from hvlaunch.agent.wire.frames import LONGEST_TEXT
 from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.workers.family import kill_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
-    from hvlaunch.agent.worker import WorkerProcess
+    from hvlaunch.agent.workers import WorkerProcess
 
     Within = Callable[[Callable[[], WorkerProcess]], WorkerProcess]
     Program = Tuple[Optional[str], Optional[str]]
@@ -40,7 +40,7 @@ _LONGEST_IMPORT = 600.0
 _MOST_LOSSES = 1
 _LONGEST_REPORT = 1 << 13
 _VARIES = ("HVLAUNCH_", "HOROVOD_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT")
-_PLACES = ("RANK", "SIZE")  # as in agent/standby.py
+_PLACES = ("RANK", "SIZE")  # as in agent/workers/standby.py
 _FLAGS = "bBdOPqRsuv"
 _FLAGS_WITH_VALUE = "WX"
 
@@ -325,7 +325,7 @@ def _is_stopped(pid: int) -> bool:
 def program_of(argv: Sequence[str]) -> Optional[Program]:
     """Return script and module, one of which is None, of a command of Python; None for other commands.
 
-    Options that would leave agent/standby.py out (-I, -E, -S) make it another command: the script would begin at once.
+    Options that would leave agent/workers/standby.py out (-I, -E, -S) make it another command: the script would begin at once.
     """
     name = os.path.basename(argv[0]).rstrip("t") if argv else ""
     if name.rstrip("0123456789.") != "python":

@@ -20,7 +20,7 @@ from hvlaunch.agent.quick import (
 )
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, BadFrame, Decoder, encode
 from hvlaunch.agent.wire.shapes import Form, text, whole
-from hvlaunch.agent.worker import CannotStart, WorkerProcess
+from hvlaunch.agent.workers import CannotStart, WorkerProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ _STARTERS = (
     "wire.shapes",
     "wire.frames",
     "reaper",
-    "family",
-    "diagnosis",
-    "worker",
+    "workers.family",
+    "workers.diagnosis",
+    "workers.__init__",
     "scratch",
     "guardian",
     "launched.starter",
@@ -236,7 +236,7 @@ class LocalRanks:
             raise BadFrame("one process too many on this host, for slot %d" % slot)
         names = ["hvlaunch.agent." + name for name in _STARTERS]
         program: List[Tuple[str, Any]] = [("hvlaunch", ""), ("hvlaunch.agent", "")]
-        program.extend((name, self._modules[name]) for name in names)
+        program.extend((name.replace(".__init__", ""), self._modules[name]) for name in names)
         data = marshal.dumps(program)
         connection.sendall(len(data).to_bytes(4, "big") + data)
         return slot

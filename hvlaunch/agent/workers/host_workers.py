@@ -6,7 +6,7 @@ import os
 import time
 
 from hvlaunch.agent import reaper
-from hvlaunch.agent import worker as process
+from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import READ, WRITE, Selector, loads, signal
 from hvlaunch.agent.wire.channel import PLAN, DriverChannel
 from hvlaunch.agent.wire.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
@@ -16,11 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-    from hvlaunch.agent.binding import Binder
-    from hvlaunch.agent.local_ranks import LocalRanks
-    from hvlaunch.agent.preload import Preload
     from hvlaunch.agent.wire.rejoin import Spill
-    from hvlaunch.agent.worker import WorkerProcess
+    from hvlaunch.agent.workers import WorkerProcess
+    from hvlaunch.agent.workers.binding import Binder
+    from hvlaunch.agent.workers.local_ranks import LocalRanks
+    from hvlaunch.agent.workers.preload import Preload
 
     Step = Tuple[int, float]
 
@@ -260,11 +260,11 @@ class HostWorkers:
         # Before the orders, which name it.
         trouble = plan["cwd"] and process.enter(plan["cwd"])
         if "bind" in plan:
-            from hvlaunch.agent.binding import Binder  # noqa: PLC0415 (few jobs bind their workers)
+            from hvlaunch.agent.workers.binding import Binder  # noqa: PLC0415 (few jobs bind their workers)
 
             self._binder = Binder(plan["bind"], plan["env"])
         if "preload" in plan and self._preload is None:
-            from hvlaunch.agent.preload import Preload  # noqa: PLC0415 (few jobs preload modules)
+            from hvlaunch.agent.workers.preload import Preload  # noqa: PLC0415 (few jobs preload modules)
 
             self._preload = Preload(plan["preload"], self._selector, self._scratch, self._channel.send)
         # All orders go out first, so that the launcher's processes start their workers at the same time.
@@ -327,7 +327,7 @@ class HostWorkers:
             (reaper.kill_descendants if self._preload is None else self._preload.kill_others)(_CLEARING)
         else:
             gone = [slot for slot in self._slots if slot.end is not None and slot.worker.slot in numbers]
-            from hvlaunch.agent.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
+            from hvlaunch.agent.workers.family import kill_marked  # noqa: PLC0415 (few workers are replaced beside others)
 
             kill_marked([mark for slot in gone for mark in (slot.mark, *slot.worker.marks)], _CLEARING)
         # In place, because WorkerOutput has the same list.
@@ -438,7 +438,7 @@ class HostWorkers:
             and slot.is_first
             and slot.master_port is not None
         ):
-            from hvlaunch.agent.diagnosis import other_user_at  # noqa: PLC0415 (few workers fail)
+            from hvlaunch.agent.workers.diagnosis import other_user_at  # noqa: PLC0415 (few workers fail)
 
             holder = other_user_at(slot.master_port)
             if holder is not None:
@@ -532,7 +532,7 @@ def _library_if_alone(slot: WorkerSlot) -> Optional[str]:
     # Commands other than Python are spared the import below, which takes 2 ms on every host.
     if slot.may_be_alone is None or not _is_python(slot.may_be_alone):
         return None
-    from hvlaunch.agent import diagnosis  # noqa: PLC0415 (see above)
+    from hvlaunch.agent.workers import diagnosis  # noqa: PLC0415 (see above)
 
     library = diagnosis.library_of(slot.may_be_alone)
     if library is None or (slot.master_port is not None and diagnosis.was_used(slot.master_port)):

@@ -1,4 +1,4 @@
-"""A worker process on this host: its start, signals, and end."""
+"""Worker processes of this host: the start, signals and end of each; beside it what is done for all and for few of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WorkerProcess:
         if group and number in (signal.SIGKILL, signal.SIGINT):
             pids = [-self.pid]
         elif group:
-            from hvlaunch.agent.diagnosis import programs_of  # noqa: PLC0415 (most jobs end by themselves)
+            from hvlaunch.agent.workers.diagnosis import programs_of  # noqa: PLC0415 (most jobs end by themselves)
 
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:
@@ -116,7 +116,7 @@ def start(
     except (OSError, ValueError) as error:
         for fd in fds:
             os.close(fd)
-        from hvlaunch.agent.diagnosis import reason  # noqa: PLC0415 (most commands can be started)
+        from hvlaunch.agent.workers.diagnosis import reason  # noqa: PLC0415 (most commands can be started)
 
         raise CannotStart(*reason(error, program, argv, env)) from None
     for fd in theirs:

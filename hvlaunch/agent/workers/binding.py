@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 
 from hvlaunch.agent.quick import dumps
-from hvlaunch.agent.worker import CannotStart
+from hvlaunch.agent.workers import CannotStart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
-    from hvlaunch.agent.worker import WorkerProcess
+    from hvlaunch.agent.workers import WorkerProcess
 
     Device = Tuple[str, Optional["Gpu"]]
 

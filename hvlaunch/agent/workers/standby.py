@@ -1,6 +1,6 @@
 """Imports modules in a worker's Python before its script begins, and waits there until the agent needs the worker.
 
-The whole file travels as text and is the first `sitecustomize` of a worker (agent/preload.py): Python imports it before the
+The whole file travels as text and is the first `sitecustomize` of a worker (agent/workers/preload.py): Python imports it before the
 script, and runs the script itself once this import has ended. Everything about the script is therefore as in any
 other start. The file runs without hvlaunch, on any Python >= 3.8.
 """
