@@ -68,7 +68,7 @@ def remove(path: str) -> None:
             os.unlink(os.path.join(path, name))
         except OSError:  # noqa: PERF203 (there are two)
             pass  # no such file
-    # The commits' directory: see agent/commits.py.
+    # The commits' directory: see agent/commits/__init__.py.
     for directory in (path, "/dev/shm/%s.kept" % os.path.basename(path)):  # noqa: S108 (private)
         try:
             os.rmdir(directory)

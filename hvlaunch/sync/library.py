@@ -27,8 +27,7 @@ __all__ = ["WorkerImports", "library", "module_texts", "sources_of", "worker_mod
 _MODULES = (
     "__init__.py",
     "agent/__init__.py",
-    "agent/commits.py",
-    "agent/saves.py",
+    "agent/commits",
     "errors.py",
     "owners.py",
     "rendezvous",

@@ -1,4 +1,4 @@
-"""Commits of this worker in its host's memory, where they outlive the worker: agent/commits.py has their files."""
+"""Commits of this worker in its host's memory, where they outlive the worker: agent/commits/__init__.py has their files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
-from hvlaunch.agent.saves import Saved, versions
+from hvlaunch.agent.commits.saves import Saved, versions
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.round_messages import KEPT
 from hvlaunch.rendezvous.telling import new_teller

@@ -12,8 +12,8 @@ import queue
 import threading
 import time
 
-from hvlaunch.agent import commits, saves
-from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit, saves
 from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
 from hvlaunch.agent.quick import dumps, loads

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import commits, saves
-from hvlaunch.agent.commits import PAGE, KeptCommit
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import PAGE, KeptCommit, saves
 
 LENGTH = (1 << 22) + 99
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from hvlaunch.agent import commits, saves
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import saves
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.torch import checkpoint
 from hvlaunch.torch.kept import KeptState

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from hvlaunch.agent import commits, saves
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import saves
 from hvlaunch.torch.elastic import TorchState, run
 from hvlaunch.torch.kept import KeptState
 from tests.unit.torch.played_job import LONG, me
