@@ -1,4 +1,4 @@
-"""Worker processes of this host: the start, signals and end of each; beside it what is done for all and for few of them."""
+"""Worker processes of this host: start, signals and end of each."""
 
 from __future__ import annotations
 
