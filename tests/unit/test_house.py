@@ -14,6 +14,7 @@ from tests.house import (
     PRODUCT,
     big_classes,
     counts,
+    folder,
     modules,
     parsed,
     unexplained_pauses,
@@ -205,6 +206,8 @@ ALLOWED_ELSEWHERE: dict[str, set[str]] = {
 """For packages that are pure or that travel: the modules outside hvlaunch that they may import."""
 NEVER = {"torch"}
 """Imported by `hvlaunch.torch` alone, which only workers import."""
+FOLDERS = {"agent": (20, 64, 7), "driver": (19, 32, 5)}
+"""By folder: the most rooms (modules and subfolders), arrows (imports among rooms) and floors (longest chain of imports)."""
 
 
 def test_no_count_rises():
@@ -221,6 +224,13 @@ def test_classes_are_small_or_have_a_reason():
     assert sorted(big_classes()) == sorted(LARGER_CLASSES), (
         f"more than {MOST_METHODS} methods or {MOST_ATTRIBUTES} attributes, or a reason for a class that is small now"
     )
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_rooms_of_a_folder_stay_in_wings(name):
+    figures = folder(name)
+    shape = (len(figures.rooms), len(figures.arrows), figures.floors)
+    assert all(number <= most for number, most in zip(shape, FOLDERS[name], strict=True)), shape
 
 
 def imports_of(path: Path) -> set[str]:
