@@ -67,8 +67,9 @@ SAMPLE = record(
         "limited": number(0, 1),
         "pressure": mapping(of("cpu", "io", "memory"), number(0, 100), 3),
         "resent": number(0, 1),
+        "commits": _BYTES,
     },
-    optional=("clock", "stolen", "limited", "pressure", "resent"),
+    optional=("clock", "stolen", "limited", "pressure", "resent", "commits"),
 )
 """The form of a host's sample."""
 
@@ -157,6 +158,8 @@ class HostSample:
     """Percent of the time in which programs waited for `cpu`, `io` or `memory`, over 10 s."""
     resent: float = 0.0
     """Part of the TCP segments sent again."""
+    commits: int = 0
+    """Bytes of memory in use by commits of workers, and by copies of other hosts' commits."""
 
 
 class Energy:

@@ -31,6 +31,7 @@ from hvlaunch.torch.kept import (
     load_saved,
     saved_commits,
     versions,
+    warn_of_little_room,
 )
 from hvlaunch.torch.place import Place
 from hvlaunch.torch.sharing import join, split
@@ -50,7 +51,7 @@ class _Saver:
         self._sealing: threading.Thread | None = None
         self._costs: CommitCosts | None = None
 
-    def save(self, step: int, value: Any, name: str, round_number: int, size: int) -> bool:
+    def save(self, step: int, value: Any, name: str, round_number: int, size: int, states: int) -> bool:
         """Save the value; return False if it is not kept."""
         version = round_number, step
         if version <= self._last:
@@ -61,7 +62,7 @@ class _Saver:
             self._sealing.join()
         else:
             _announce()
-        complete = self._states.setdefault(name, KeptState(name)).write(version, size, split(value))
+        complete = self._states.setdefault(name, KeptState(name)).write(version, size, split(value), states)
         if complete is not None:
             # No daemon: the end of the program waits for the last commit.
             self._sealing = threading.Thread(target=complete, name="hvlaunch commits")
@@ -103,7 +104,8 @@ def save(step: int, value: Any, *, shared: bool = False) -> None:
         # The copies wait for the GPU anyway: unfinished steps are no cost of the commit.
         torch.cuda.current_stream().synchronize()
     begun = time.monotonic()
-    is_kept = _saver.save(step, value, name, place.round, 0 if shared else place.size)
+    size, states = (0, 1) if shared else (place.size, _local_size())
+    is_kept = _saver.save(step, value, name, place.round, size, states)
     if is_kept and place.rank == 0:
         _saver.note_cost(time.monotonic() - begun)
 
@@ -117,6 +119,8 @@ def load() -> tuple[int, Any] | None:
     place = _place()
     if place is None or "HVLAUNCH_RENDEZVOUS" not in os.environ:
         return None
+    if place.local_rank == 0:
+        warn_of_little_room(_local_size())
     # A script may call load() repeatedly: each call has its own keys.
     scope = f"commits.{_role()}.{place.round}"
     times = _loads[scope] = _loads.get(scope, 0) + 1
@@ -155,6 +159,12 @@ def _place() -> Place | None:
         return None
     place = current.world().place if current.is_initialized() else Place.from_environment()
     return place if place.launcher == "hvlaunch" else None
+
+
+def _local_size() -> int:
+    return (
+        current.local_size() if current.is_initialized() else int(os.environ.get("HVLAUNCH_LOCAL_SIZE", "1"))
+    )
 
 
 def _role() -> str:

@@ -36,6 +36,7 @@ __all__ = [
     "load_saved",
     "saved_commits",
     "versions",
+    "warn_of_little_room",
 ]
 
 _ALIGNED = 64
@@ -59,6 +60,30 @@ def kept_commits() -> list[KeptCommit]:
     return [] if directory is None else commits.held(directory)
 
 
+def warn_of_little_room(states: int) -> None:
+    """Warn before the training if this host has hardly room for the commits of so many states."""
+    # Static jobs end with their first failure, and then their commits too.
+    if "HVLAUNCH_SCRATCH" not in os.environ or os.environ.get("HVLAUNCH_ELASTIC") != "1":
+        return
+    try:
+        warning = commits.little_room(states)
+    except OSError:
+        return  # no /dev/shm: the first commit says so
+    if warning is not None:
+        _say("start", warning)
+
+
+def _say(topic: str, words: str) -> None:
+    """Print a message about this host, if no other worker of the host has printed one on the topic."""
+    scratch = os.environ["HVLAUNCH_SCRATCH"]
+    try:
+        is_first = commits.is_first_to_say(commits.make_directory(scratch), topic)
+    except OSError:
+        is_first = True
+    if is_first:
+        sys.stderr.write(f"hvlaunch: host {os.environ.get('HVLAUNCH_HOST', 'localhost')}: {words}\n")
+
+
 def saved_commits() -> dict[str, list[list[Saved]]]:
     """Return the complete versions in the directory of --save-to by family, newest first, each with the files of its ranks."""
     directory = os.environ.get("HVLAUNCH_SAVED_COMMITS")
@@ -74,11 +99,11 @@ class KeptState:
         """Mappings by inode. They stay: without their page tables a copy of 2 GB takes twice as long."""
         self._is_off = kept_directory() is None
 
-    def write(self, version: Version, size: int, parts: Parts) -> Callable[[], None] | None:
+    def write(self, version: Version, size: int, parts: Parts, states: int = 1) -> Callable[[], None] | None:
         """Copy a value into memory and return a function to complete the commit; None after stop().
 
         The function computes the checksums, in any thread, and then prepares the file of the next commit. `size` is the number of ranks
-        with such a state each; 0 for a common state.
+        with such a state each; 0 for a common state. `states`: number of these ranks on this host.
         """
         if self._is_off:
             return None
@@ -94,8 +119,15 @@ class KeptState:
         is_saved = "HVLAUNCH_SAVED_COMMITS" in os.environ
         try:
             directory = commits.make_directory(os.environ["HVLAUNCH_SCRATCH"])
-            descriptor = commits.begin(directory, commit, lambda: commits.pins(directory), is_saved=is_saved)
-        except (NoRoom, OSError) as error:
+            descriptor = commits.begin(
+                directory, commit, lambda: commits.pins(directory), is_saved=is_saved, states=states
+            )
+        except NoRoom as error:
+            # The ranks of a host lack the same memory.
+            self._is_off = True
+            _say("room", f"commits are not kept in memory: {error}")
+            return None
+        except OSError as error:
             self.stop(str(error))
             return None
         try:
@@ -235,6 +267,7 @@ class BackgroundKeeper:
     """Writes commits in a thread of its own. If they come faster than they are written, only the newest waits."""
 
     def __init__(self, name: str) -> None:
+        warn_of_little_room(1)
         self.state = KeptState(name)
         self._lock = threading.Lock()
         self._round = 0

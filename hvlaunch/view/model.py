@@ -112,6 +112,8 @@ class HostRow:
     ranks: tuple[RankRow, ...]
     slow: str = ""
     """Cause of its slowness in comparison with the others; empty without."""
+    commits: int | None = None
+    """Bytes of commits in memory."""
 
     @property
     def severity(self) -> tuple[int, int, bool]:
@@ -264,6 +266,7 @@ def _host_row(
         problems=tuple(sample.get("problems", ())),
         ranks=tuple(ranks),
         slow=slow,
+        commits=sample.get("commits"),
     )
 
 

@@ -57,7 +57,8 @@ def host_cells(row: HostRow) -> tuple[str, ...]:
     )
     slow = next((f"slowest: rank {rank_row.rank}" for rank_row in row.ranks if rank_row.is_slowest), "")
     slow_host = f"slow: {row.slow}" if row.slow else ""
-    note = "; ".join(filter(None, (slow_host, *row.problems, slow)))
+    kept = f"commits: {size(row.commits)}" if row.commits else ""
+    note = "; ".join(filter(None, (slow_host, *row.problems, slow, kept)))
     memory = (
         "-"
         if row.memory_used is None

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import stat
 import struct
@@ -40,10 +41,12 @@ __all__ = [
     "PAGE",
     "KeptCommit",
     "NoRoom",
+    "Room",
     "Version",
     "available",
     "begin",
     "buddies",
+    "cgroup_room",
     "choose",
     "copies",
     "directory_of",
@@ -52,7 +55,9 @@ __all__ = [
     "free_files",
     "header_of",
     "held",
+    "is_first_to_say",
     "is_whole",
+    "little_room",
     "lock_shared",
     "make_directory",
     "newest",
@@ -94,10 +99,22 @@ _HOLD = 5.0
 """Seconds for the driver to choose a version. A driver may be gone, and training must continue."""
 _PAUSE = 0.01
 _THREADS = 4
+_LEAST = 64 << 20
+"""Bytes of memory for the commits of a worker. Hardly a model fits into less."""
 
 
 class NoRoom(Exception):
-    """The host has too little memory for a commit; `args[0]` says how much."""
+    """The host has too little memory for a commit; `args[0]` says how much, and what to do."""
+
+
+class Room(NamedTuple):
+    """Free memory for commits."""
+
+    free: int
+    """Bytes."""
+    place: str
+    """The scarcest of the places that a commit takes memory from."""
+    remedy: str
 
 
 class KeptCommit(NamedTuple):
@@ -203,12 +220,13 @@ def begin(
     pinned: Callable[[], Tuple[Collection[Version], bool]] = lambda: ((), False),
     *,
     is_saved: bool = False,
+    states: int = 1,
 ) -> int:
     """Return the descriptor of a file for the commit, locked and without a valid header; the caller releases the descriptor.
 
     The newest whole version and pinned versions stay, for common states the newest alone. Waits for a reader of the only other
-    file. `pinned` returns the pins, as pins() does. `is_saved`: one more file, since a slow disk may read one for minutes. Raises
-    NoRoom, OSError.
+    file. `pinned` returns the pins, as pins() does. `is_saved`: one more file, since a slow disk may read one for minutes. `states`:
+    number of states of this size in the directory; there must be room for all their files. Raises NoRoom, OSError.
     """
     if len(commit.name.encode()) > _LONGEST_NAME or "/" in commit.name:
         raise ValueError("%r can't be the name of a state" % commit.name)
@@ -222,7 +240,10 @@ def begin(
         if not free:
             time.sleep(_PAUSE)
     size = size_of_file(commit.length)
-    _check_room(sum(max(0, size - _memory(path)) for path in paths))
+    missing = sum(max(0, size - _memory(path)) for path in paths)
+    # A state with all of its files needs nothing more, whatever the others need.
+    if missing:
+        _check_room(max(missing, states * len(paths) * size - _in_use(directory, commit)), states)
     descriptor = _locked(free)
     try:
         # The header first: nothing of the old version may count from here on.
@@ -248,13 +269,20 @@ def prepare(directory: str, commit: KeptCommit, *, is_saved: bool = False) -> Op
     new = [path for path in _paths(directory, commit, is_saved) if not os.path.exists(path)]
     if not new:
         return None
-    _check_room(size_of_file(commit.length))
+    _check_room(size_of_file(commit.length), 1)
     return _locked(new[:1])
 
 
 def _paths(directory: str, commit: KeptCommit, is_saved: bool) -> List[str]:
     count = (3 if commit.size else 2) + is_saved
     return [os.path.join(directory, "%s.%d" % (commit.name, number)) for number in range(count)]
+
+
+def _in_use(directory: str, commit: KeptCommit) -> int:
+    """Return the memory of the files of all states like this one."""
+    pattern = re.escape(family_of(commit)) + (r"\.\d+" if commit.size else "") + r"\.\d"
+    paths = [os.path.join(directory, name) for name in os.listdir(directory) if re.fullmatch(pattern, name)]
+    return sum(map(_memory, paths))
 
 
 def _memory(path: str) -> int:
@@ -264,13 +292,42 @@ def _memory(path: str) -> int:
         return 0
 
 
-def _check_room(missing: int) -> None:
+def _check_room(missing: int, states: int) -> None:
     """Raise NoRoom unless half of the free memory suffices: data loaders need /dev/shm too."""
+    # All files of all ranks: each rank alone would find room for its own, and together they would take more than there is.
     if missing > 0:
         room = available()
-        if missing > room // 2:
-            words = "commits need %.1f GB more, and half of %.1f GB free memory is less"
-            raise NoRoom(words % (missing / 1e9, room / 1e9))
+        if missing > room.free // 2:
+            words = "%s %s more, and half of the %s free in %s is less; try: %s"
+            need = "they need" if states == 1 else "those of %d workers need" % states
+            raise NoRoom(words % (need, _size(missing), _size(room.free), room.place, room.remedy))
+
+
+def little_room(states: int) -> Optional[str]:
+    """Return a warning if commits of so many states hardly have room, whatever their size; None with room."""
+    room = available()
+    if room.free // 2 >= states * _LEAST:
+        return None
+    words = "commits have room for %s, half of what is free in %s: hardly enough for %d %s; try: %s"
+    workers = "worker" if states == 1 else "workers"
+    return words % (_size(room.free // 2), room.place, states, workers, room.remedy)
+
+
+def is_first_to_say(directory: str, topic: str) -> bool:
+    """Return True for the first caller of the host's workers: each topic is worth one message."""
+    try:
+        os.close(
+            os.open(os.path.join(directory, ".said-" + topic), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        )
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # no room even for this file: the message matters more than its repetition
+    return True
+
+
+def _size(count: int) -> str:
+    return "%.1f GB" % (count / 1e9) if count >= 1e9 else "%.1f MB" % (count / 1e6)  # noqa: PLR2004 (a gigabyte)
 
 
 def _locked(paths: List[str]) -> int:
@@ -287,15 +344,65 @@ def _locked(paths: List[str]) -> int:
     raise OSError("no file for a commit")
 
 
-def available() -> int:
-    """Return the free bytes for commits: tmpfs has its own limit, and takes the memory of programs."""
+def available() -> Room:
+    """Return the free memory for commits. tmpfs has its own limit, takes the memory of programs, and counts for the job's cgroup."""
     file_system = os.statvfs(_SHM)
-    room = file_system.f_bavail * file_system.f_frsize
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return min(room, int(line.split()[1]) * 1024)
-    return room
+    larger = "docker run --shm-size=SIZE, or mount -o remount,size=SIZE /dev/shm"
+    rooms = [Room(file_system.f_bavail * file_system.f_frsize, _SHM, larger)]
+    fewer = "save(..., shared=True) if all ranks have equal values"
+    # Missing in some sandboxes, and then it bounds nothing.
+    memory = re.search(r"^MemAvailable:\s*(\d+)", _text("/proc/meminfo"), re.MULTILINE)
+    if memory is not None:
+        rooms.append(Room(int(memory[1]) * 1024, "the host's memory", fewer))
+    limited = cgroup_room()
+    if limited is not None:
+        rooms.append(
+            Room(
+                limited,
+                "the memory of the job's cgroup",
+                "a higher limit (docker run --memory), or %s" % fewer,
+            )
+        )
+    return min(rooms)
+
+
+def cgroup_room(root: str = "") -> Optional[int]:
+    """Return the bytes of memory that this process's cgroup and its ancestors still allow; None without a limit."""
+    # The check of hosts reads cgroups too (errands/check/machine.py); that module must not load this one, which takes longer.
+    rooms = []
+    for line in _text(root + "/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        place = root + "/sys/fs/cgroup" + ("/memory" if controllers else "")
+        names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
+        while True:
+            group = place + path.rstrip("/")
+            limit, used = [_text("%s/memory.%s" % (group, name)).strip() for name in names]
+            if limit.isdigit():
+                rooms.append(int(limit) - (int(used) - _cache(group) if used.isdigit() else 0))
+            if path in ("", "/"):
+                break
+            path = os.path.dirname(path)
+    return max(0, min(rooms)) if rooms else None
+
+
+def _cache(group: str) -> int:
+    """Return the bytes of files in memory, which go first when memory is short: they are not in use."""
+    words = _text(group + "/memory.stat").split()
+    for name in ("total_inactive_file", "inactive_file"):
+        if name in words:
+            return int(words[words.index(name) + 1])
+    return 0
+
+
+def _text(path: str) -> str:
+    """Return the text of the kernel's file; empty if it is unreadable."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _sums(content: memoryview) -> bytes:

@@ -141,20 +141,32 @@ def _obey(
     pinned = [(pair[0], pair[1]) for pair in order.get("pins", ())]
     if "pins" in order:
         commits.set_pins(directory, pinned, is_held=order["hold"])
-    for item in order.get("fetch", ()):
-        commit = KeptCommit(*item["commit"])
+    items = [(KeptCommit(*item["commit"]), item["addresses"]) for item in order.get("fetch", ())]
+    names = {commit.name for commit, _ in items} | {
+        commit.name for commit in commits.held(directory) if _is_copy(commit, directory)
+    }
+    for commit, addresses in items:
+        states = [name for name in names if name.rpartition(".")[0] == commit.name.rpartition(".")[0]]
         try:
-            _fetch(directory, commit, item["addresses"], peer, pinned, show_life)
+            _fetch(directory, commit, addresses, peer, pinned, show_life, len(states) if commit.size else 1)
             size += commit.length
-        except (OSError, EOFError, ValueError, commits.NoRoom) as error:
+        except commits.NoRoom as error:
+            # No part of the copies: it would take memory, and help nobody.
+            problems.append(str(error))
+            break
+        except (OSError, EOFError, ValueError) as error:
             problems.append("step %d: %s" % (commit.step, str(error) or type(error).__name__))
     seconds = time.monotonic() - begin
     if "first" in order:
         commits.forget(directory, order["first"])
     here = commits.held(directory)
-    ours = [list(commit[:-1]) for commit in here if os.path.dirname(commit.path) == directory]
-    copies = [list(commit[:-1]) for commit in here if os.path.dirname(commit.path) != directory]
+    ours = [list(commit[:-1]) for commit in here if not _is_copy(commit, directory)]
+    copies = [list(commit[:-1]) for commit in here if _is_copy(commit, directory)]
     return {"own": ours, "copies": copies, "problems": problems, "bytes": size, "seconds": seconds}
+
+
+def _is_copy(commit: KeptCommit, directory: str) -> bool:
+    return os.path.dirname(commit.path) != directory
 
 
 def _serve(directory: str, caller: ssl.SSLSocket) -> None:
@@ -185,6 +197,7 @@ def _fetch(
     peer: Dict[str, str],
     pinned: List[Any],
     show_life: Callable[[], None],
+    states: int,
 ) -> None:
     """Copy a commit from the first address with an answer. Raises OSError, EOFError, ValueError, NoRoom."""
     connection = dial(addresses, peer["secret"], peer["fingerprint"])
@@ -198,7 +211,8 @@ def _fetch(
         table = exactly(connection, int.from_bytes(exactly(connection, 4), "big"))
         if not table:
             raise ValueError("its host has a newer commit by now")
-        descriptor = commits.begin(os.path.join(directory, COPIES), commit, lambda: (pinned, False))
+        folder = os.path.join(directory, COPIES)
+        descriptor = commits.begin(folder, commit, lambda: (pinned, False), states=states)
         try:
             with mmap.mmap(descriptor, PAGE + commit.length) as mapped, memoryview(mapped) as view:
                 done, last = PAGE, time.monotonic()

@@ -205,6 +205,7 @@ FORMS: Mapping[str, JsonForm] = {
             "problems": "string[] reasons for missing figures",
             "ranks": "@rank[] the worst first",
             "slow": "string cause of its slowness; empty without",
+            "commits": "integer? bytes of commits in memory",
         },
     ),
     "rank": JsonForm(

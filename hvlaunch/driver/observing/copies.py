@@ -4,6 +4,7 @@ docs/internals/elastic-jobs.md has the reasons for the order of the steps.
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -152,10 +153,11 @@ class _Hosts:
             silent = "its copying process does not answer"
             self.complain(f"host {host}: {silent if error.reason == 'time' else error.detail}")
 
-    def complain(self, cause: str, problem: str = "commits are not copied") -> None:
-        """Say once that copies fail, and why."""
-        if cause not in self._complaints:
-            self._complaints.add(cause)
+    def complain(self, cause: str, problem: str = "commits are not copied", topic: str | None = None) -> None:
+        """Say once that copies fail, and why. `topic` is what a cause with numbers is about, if the numbers may differ."""
+        topic = topic or cause
+        if topic not in self._complaints:
+            self._complaints.add(topic)
             self._say(f"{problem}: {cause}")
 
     def send_orders(self, orders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -325,7 +327,9 @@ class Copies:
         answers = self._hosts.send_orders(orders)
         for host, answer in answers.items():
             for problem in answer["problems"]:
-                self._hosts.complain(f"host {host}: {problem}")
+                # Each attempt is another step, with another amount of free memory.
+                topic = f"host {host}: {re.sub('[0-9.]+', '', problem)}"
+                self._hosts.complain(f"host {host}: {problem}", topic=topic)
                 # Each attempt holds writers up for a moment.
                 self._not_before = time.monotonic() + _PAUSE
         if targets and not self._plan()[1] and answers.keys() >= orders.keys():

@@ -35,7 +35,8 @@ function states(host) {
 function notes(host, view) {
   const slow = host.ranks.find((row) => row.is_slowest);
   const last = host.state === "ready" ? null : view.moments.findLast((moment) => moment.kind === "failure" && moment.host === host.host);
-  return [...(last ? [last.text] : []), ...host.problems, ...(slow ? [`slowest: rank ${slow.rank}`] : [])].join("; ");
+  return [...(last ? [last.text] : []), ...host.problems, ...(slow ? [`slowest: rank ${slow.rank}`] : []),
+    ...(host.commits ? [`commits: ${size(host.commits)}`] : [])].join("; ");
 }
 
 function tile(view, host, isNumbered, chosen, onChoose) {

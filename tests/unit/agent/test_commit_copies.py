@@ -14,6 +14,7 @@ import pytest
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import PAGE, KeptCommit
+from hvlaunch.agent.errands import commits as errand
 from hvlaunch.agent.errands.commits import ANSWER
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.agent.wire.peers import dial, exactly
@@ -220,3 +221,24 @@ def test_directory_that_cannot_be_written_is_named_at_once(
         assert not Path("/nowhere").exists()
     finally:
         shutil.rmtree(host.folder)
+
+
+def test_copies_that_do_not_fit_together_are_not_begun(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = hosts
+    items = [a.write(1, f"default.{rank}") for rank in range(2)]
+    assert b.fetch(items[0], a) == []
+    others = [items[0]._replace(step=2), items[1]._replace(step=2)]
+    calls: list[int] = []
+
+    def fetch(*arguments: Any) -> None:
+        calls.append(arguments[-1])
+        raise commits.NoRoom("those of 3 workers need more")
+
+    monkeypatch.setattr(errand, "_fetch", fetch)
+    more = items[0]._replace(name="default.2", step=2)
+    wanted = [{"commit": list(item[:-1]), "addresses": []} for item in (others[1], more)]
+    answer = errand._obey(str(b.folder), {"fetch": wanted}, {}, lambda: None)
+    # The copy that is here already is one of the three.
+    assert (calls, answer["problems"]) == ([3], ["those of 3 workers need more"])

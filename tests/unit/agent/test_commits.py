@@ -8,11 +8,12 @@ import shutil
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hvlaunch.agent import commits, scratch
-from hvlaunch.agent.commits import CHUNK, PAGE, KeptCommit, NoRoom
+from hvlaunch.agent.commits import CHUNK, PAGE, KeptCommit, NoRoom, Room
 
 pytestmark = pytest.mark.no_cover
 LENGTH = 2 * CHUNK + 777
@@ -206,10 +207,67 @@ def test_only_files_that_are_missing_are_prepared(folder):
 
 def test_too_little_memory_is_named_before_anything_is_written(folder, monkeypatch):
     write(folder, 1, length=100)
-    monkeypatch.setattr(commits, "available", lambda: 1_000_000_000)
-    with pytest.raises(NoRoom, match=r"commits need 1\.5 GB more, and half of 1\.0 GB free memory is less"):
+    monkeypatch.setattr(commits, "available", lambda: Room(1_000_000_000, "/dev/shm", "a larger one"))
+    words = r"they need 1\.5 GB more, and half of the 1\.0 GB free in /dev/shm is less; try: a larger one"
+    with pytest.raises(NoRoom, match=words):
         write(folder, 2, length=500_000_000)
     assert steps(folder) == [1]
+
+
+def test_all_ranks_of_a_host_must_have_room_before_the_first_writes(folder, monkeypatch):
+    commit = KeptCommit("default.0", 0, 1, 4, 0, 500_000)
+    # A shared state of another name leaves its own files out of the sum, and so does a file of no commit.
+    write(folder, 1, name="default.shared", size=0, length=3_000_000)
+    (Path(folder) / "pins").write_text("0\n")
+    monkeypatch.setattr(commits, "available", lambda: Room(10_000_000, "/dev/shm", "a larger one"))
+    with pytest.raises(NoRoom, match=r"those of 4 workers need 6\.0 MB more"):
+        commits.begin(folder, commit, states=4)
+    assert not (Path(folder) / "default.0.0").exists()
+    # Memory that the ranks have already is no more to be found.
+    for rank in range(3):
+        write(folder, 1, name=f"default.{rank}", length=500_000)
+    commits.release(commits.begin(folder, commit._replace(name="default.3"), states=4))
+    # A state with all of its files goes on, however little is free.
+    for step in (2, 3):
+        write(folder, step, length=500_000)
+    monkeypatch.setattr(commits, "available", lambda: Room(0, "/dev/shm", "a larger one"))
+    commits.release(commits.begin(folder, commit._replace(step=4), states=4))
+
+
+@pytest.mark.parametrize(
+    ("shm", "memory", "limit", "room"),
+    [
+        (64 << 20, 8 << 30, None, (64 << 20, "/dev/shm")),
+        (16 << 30, 8 << 30, None, (8 << 30, "the host's memory")),
+        (16 << 30, 8 << 30, 1 << 30, (1 << 30, "the memory of the job's cgroup")),
+        (16 << 30, None, None, (16 << 30, "/dev/shm")),
+    ],
+)
+def test_room_is_that_of_the_scarcest_place(monkeypatch, shm, memory, limit, room):
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=shm >> 12, f_frsize=4096))
+    text = "" if memory is None else f"MemTotal: 99 kB\nMemAvailable: {memory >> 10} kB\n"
+    monkeypatch.setattr(commits, "_text", lambda _path: text)
+    monkeypatch.setattr(commits, "cgroup_room", lambda: limit)
+    assert commits.available()[:2] == room
+
+
+def test_little_room_is_a_warning_with_the_next_step(monkeypatch):
+    monkeypatch.setattr(commits, "available", lambda: Room(64 << 20, "/dev/shm", "a larger one"))
+    assert commits.little_room(2) == (
+        "commits have room for 33.6 MB, half of what is free in /dev/shm: hardly enough for 2 workers; try: a larger one"
+    )
+    monkeypatch.setattr(commits, "available", lambda: Room(256 << 20, "/dev/shm", "a larger one"))
+    assert commits.little_room(2) is None
+
+
+def test_each_topic_has_one_message_for_a_host(folder):
+    assert [commits.is_first_to_say(folder, topic) for topic in ("a", "b", "a", "b")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert commits.is_first_to_say("/nowhere", "a")
 
 
 def test_directory_goes_with_the_jobs_private_directory(tmp_path):

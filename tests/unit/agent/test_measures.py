@@ -2,11 +2,13 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.agent import commits
 from hvlaunch.agent.errands.observer.machine import Machine, Space
 from hvlaunch.agent.errands.observer.processes import Processes
+from hvlaunch.agent.errands.observer.samples import Samples
 from tests.unit.agent.harness import Hunt, python, until
 
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', sys.argv[1]]); print(1, flush=True); sys.stdin.read()"
@@ -179,6 +183,44 @@ def test_memory_is_the_cgroups_if_it_is_less(fake: Path) -> None:
         (group / f"memory.{name}").write_text(text)
     sampled = Machine(str(fake)).sample(1.0, 0.0, {})
     assert (sampled["memory_used"], sampled["memory_total"]) == (200_000, 500_000)
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "room"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max"}, None),
+        ("0::/a/b", {"a/b/memory.max": "900", "a/b/memory.current": "300"}, 600),
+        # The ancestor's limit is narrower, by what other groups of it use.
+        ("0::/a/b", {"a/b/memory.max": "900", "a/b/memory.current": "300", "a/memory.max": "1000", "a/memory.current": "950",
+                     "a/memory.stat": "anon 1\ninactive_file 100\n"}, 150),
+        ("0::/a/b", {"a/b/memory.max": "900", "a/b/memory.current": "1200"}, 0),
+        ("0::/", {"memory.max": "500"}, 500),
+        ("4:cpu:/x\n5:memory:/x", {"memory/x/memory.limit_in_bytes": "800", "memory/x/memory.usage_in_bytes": "700",
+                                   "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 50\n"}, 150),
+    ],
+)  # fmt: skip
+def test_room_in_cgroups_is_what_the_narrowest_leaves(
+    tmp_path: Path, groups: str, files: dict[str, str], room: int | None
+) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{groups}\n")
+    for name, text in files.items():
+        (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    assert commits.cgroup_room(str(tmp_path)) == room
+
+
+def test_a_sample_has_the_memory_of_commits_and_copies() -> None:
+    scratch = f"/tmp/hvlaunch-{uuid.uuid4().hex}"
+    assert Samples().take([], {"scratch": scratch})["commits"] == 0
+    folder = Path(commits.make_directory(scratch))
+    try:
+        (folder / commits.COPIES).mkdir()
+        for path in (folder / "default.0.0", folder / commits.COPIES / "default.1.0"):
+            path.write_bytes(bytes(1 << 20))
+        assert 2 << 20 <= Samples().take([], {"scratch": scratch})["commits"] < 3 << 20
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_file_system_that_hangs_is_a_problem_and_blocks_nobody() -> None:

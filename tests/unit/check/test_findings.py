@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from hvlaunch.check import Check, Finding, Flaw, findings_of, high, low, merged, same, same_if_any
+from hvlaunch.check.table import CHECKS
 
 
 def value(name: str, **more: Any) -> Check:
@@ -72,3 +75,23 @@ def test_a_part_that_could_not_be_read_is_a_finding() -> None:
         ("a", "error", "files"),
         ("b", "warning", "gpus"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shm", "memory", "slots", "room", "text"),
+    [
+        (64 << 20, 8 << 30, 2, "33.6 MB", "33.6 MB of memory for commits are hardly enough for 2 workers"),
+        (8 << 30, 100 << 20, 1, "52.4 MB", "52.4 MB of memory for commits are hardly enough for 1 worker"),
+        (8 << 30, 16 << 30, 8, "4.29 GB", None),
+        (None, 8 << 30, 1, "0 B", "0 B of memory for commits are hardly enough for 1 worker"),
+    ],
+)
+def test_room_for_commits_is_shown_and_judged(
+    shm: int | None, memory: int, slots: int, room: str, text: str | None
+) -> None:
+    check = next(check for check in CHECKS if check.name == "commits")
+    values = {"machine": {"shm_free": shm, "memory_available": memory}, "session": {"slots": slots}}
+    assert check.show(check.read(values)) == room
+    assert [finding.text for finding in findings_of([check], {"a": values})] == (
+        [] if text is None else [text]
+    )

@@ -242,3 +242,25 @@ def test_a_failed_save_has_no_time(begin: Callable[..., Words]) -> None:
     started = begin(a, save=("/disk", 0.01))
     wait_until(lambda: len([order for order in a.orders if order.get("save")]) > 2)
     assert not started.copies.save_times()
+
+
+def test_a_lack_of_memory_is_said_once_although_its_numbers_change(
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "_PAUSE", 0.01)
+    hosts = [Host("h1"), Host("h2")]
+    hosts[0].own = [COMMIT]
+    obey = hosts[1]._obey
+    attempts: list[int] = []
+
+    def refuse(order: Any) -> None:
+        if order.get("fetch"):
+            attempts.append(len(attempts))
+            hosts[1].more = {"problems": [f"they need 1.{len(attempts)} GB more"]}
+            order = {**order, "fetch": []}
+        obey(order)
+
+    hosts[1]._obey = refuse  # type: ignore[method-assign]
+    words = begin(*hosts)
+    wait_until(lambda: len(attempts) > 2)
+    assert words == ["commits are not copied: host h2: they need 1.1 GB more"]

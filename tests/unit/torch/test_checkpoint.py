@@ -18,7 +18,7 @@ from hvlaunch.agent import commits
 from hvlaunch.agent.commits import saves
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.torch import checkpoint
-from hvlaunch.torch.kept import KeptState
+from hvlaunch.torch.kept import KeptState, warn_of_little_room
 from tests.unit.torch.ranks import all_forked
 
 TOKEN = "of-this-job"
@@ -326,3 +326,33 @@ def test_commit_on_disk_becomes_a_checkpoint_of_torch(rounds, disk, tmp_path, sh
     assert last["note"] == [0 if shared else 1, {"step": 2}]
     with pytest.raises(FileNotFoundError, match="no whole commit"):
         checkpoint.to_dcp(str(tmp_path), out)
+
+
+def test_ranks_without_room_for_all_of_them_keep_nothing_and_say_so_once(rounds, monkeypatch, capfd):
+    monkeypatch.setenv("HVLAUNCH_LOCAL_SIZE", "2")
+    # Enough for one rank: without the other rank's need both would begin.
+    room = commits.Room(60_000, "/dev/shm", "a larger one")
+    monkeypatch.setattr(commits, "available", lambda: room)
+    rounds.run(saving(1, 2), "aa", 0)
+    words = "hvlaunch: host a: commits are not kept in memory: those of 2 workers need"
+    printed = capfd.readouterr().err
+    assert printed.count(words) == printed.count("hvlaunch: ") == 1
+    assert "half of the 0.1 MB free in /dev/shm is less; try: a larger one" in printed
+    assert commits.held(str(rounds.folder("a"))) == []
+    monkeypatch.setattr(commits, "available", lambda: room._replace(free=200_000))
+    rounds.run(saving(1, 2), "aa", 1)
+    assert len(commits.held(str(rounds.folder("a")))) == 4
+
+
+def test_little_room_is_said_before_the_training(rounds, monkeypatch, capfd):
+    monkeypatch.setattr(commits, "available", lambda: commits.Room(64 << 20, "/dev/shm", "a larger one"))
+    rounds.run(loading, "aa", 0)
+    # A static job ends with its first failure: commits would not help it.
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("HVLAUNCH_ELASTIC", "1")
+    rounds.run(loading, "aab", 0)
+    # The next life of the workers repeats no message.
+    rounds.run(lambda _rank: warn_of_little_room(2), "aab", 1)
+    printed = capfd.readouterr().err
+    for host in "ab":
+        assert printed.count(f"hvlaunch: host {host}: commits have room for 33.6 MB, half of") == 1

@@ -203,12 +203,12 @@ def test_commit_stands_without_memory_for_the_file_of_the_next(folder, monkeypat
     state = KeptState(NAME)
     complete = state.write((0, 1), 0, ({}, [torch.ones(1000)]))
     assert complete is not None
-    monkeypatch.setattr(commits, "available", lambda: 1000)
+    monkeypatch.setattr(commits, "available", lambda: commits.Room(1000, "/dev/shm", "a larger one"))
     complete()
     assert capfd.readouterr().err == ""
     assert restored(state) == 1.0
     assert state.write((0, 2), 0, ({}, [torch.ones(1000)])) is None
-    assert "commits are not kept in memory: commits need" in capfd.readouterr().err
+    assert "commits are not kept in memory: they need" in capfd.readouterr().err
     assert restored(state) == 1.0
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hvlaunch.console.stored import Stored
 from hvlaunch.view.model import Model, RankProgress, as_json, slowest_rank
-from hvlaunch.view.table import bar, plain, size, steps, strip
+from hvlaunch.view.table import bar, host_cells, plain, size, steps, strip
 
 
 def worker(rank, host="a", state="working", **more):
@@ -71,6 +71,14 @@ def test_a_host_has_its_ranks_with_what_they_use():
         2 << 30,
     )
     assert (second.pid, second.gpu) == (101, None)
+
+
+def test_commits_in_memory_are_noted():
+    samples = [{**sample("a", [worker_sample(0)]), "commits": 3 << 30}, {**sample("b"), "commits": 0}]
+    rows = {row.host: row for row in shown([worker(0)], [host("a"), host("b")], samples).hosts}
+    assert (rows["a"].commits, rows["b"].commits) == (3 << 30, 0)
+    assert host_cells(rows["a"])[-1] == "commits: 3.0G"
+    assert host_cells(rows["b"])[-1] == ""
 
 
 def test_states_are_shown_without_samples():
