@@ -85,9 +85,7 @@ class Copy:
         """Return what `statuses` has if these files have not changed. Raises OSError."""
         fields: List[int] = []
         look = os.stat
-        # A short path for each file: the kernel looks up every directory on the way.
-        tree = os.open(self.tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _Directory(self.tree) as tree:
             for path in files:
                 # In place, as fields_of(): calls would take as long as the kernel's answers.
                 status = look(path, dir_fd=tree, follow_symlinks=False)
@@ -98,29 +96,28 @@ class Copy:
                     status.st_ino,
                     status.st_mode,
                 )
-        finally:
-            os.close(tree)
         return _packed(fields)
 
     def _find_unchanged(self) -> Set[str]:
         """Return the files with the status of their installation."""
         unchanged = set()
-        lstat, tree = os.lstat, self.tree + "/"
-        for path, entry in self.index.items():
-            if entry[0] == "f":
-                # In place, as status_of(): calls would take as long as the kernel's answers.
-                try:
-                    status = lstat(tree + path)
-                except OSError:
-                    continue
-                if entry[2:] == [
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_ctime_ns,
-                    status.st_ino,
-                    status.st_mode,
-                ]:
-                    unchanged.add(path)
+        look = os.stat
+        with _Directory(self.tree) as tree:
+            for path, entry in self.index.items():
+                if entry[0] == "f":
+                    # In place, as above.
+                    try:
+                        status = look(path, dir_fd=tree, follow_symlinks=False)
+                    except OSError:
+                        continue
+                    if entry[2:] == [
+                        status.st_size,
+                        status.st_mtime_ns,
+                        status.st_ctime_ns,
+                        status.st_ino,
+                        status.st_mode,
+                    ]:
+                        unchanged.add(path)
         return unchanged
 
     def missing(self, manifest: Manifest) -> List[TreeFile]:
@@ -206,11 +203,12 @@ class Copy:
         self._index = index
         self._save("theirs.json", sorted(self._theirs & index.keys()))
         self._save("index.json", index)
-        files = {path: entry[2:] for path, entry in index.items() if entry[0] == "f"}
-        self._save(
-            "paths.json", [manifest.hash, manifest.directories, list(manifest.links.items()), list(files)]
-        )
-        _write(self.directory, "statuses", _packed([field for fields in files.values() for field in fields]))
+        files = [file.path for file in manifest.files]
+        self._save("paths.json", [manifest.hash, manifest.directories, list(manifest.links.items()), files])
+        fields: List[int] = []
+        for name in files:
+            fields += index[name][2:]
+        _write(self.directory, "statuses", _packed(fields))
         _write(self.directory, "complete", manifest.hash)
         os.unlink(os.path.join(self.directory, "changing.json"))
 
@@ -252,6 +250,19 @@ class Copy:
 
     def _save(self, name: str, value: Any) -> None:
         _write(self.directory, name, dumps(value))
+
+
+class _Directory:
+    """An open directory, for short paths of its files: the kernel looks up every directory of a path."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
 
 def _read(path: str) -> str:
