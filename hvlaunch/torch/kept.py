@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import pickle
@@ -41,8 +42,8 @@ __all__ = [
 
 _ALIGNED = 64
 """Bytes: each tensor begins at a multiple."""
-_PIECE = 64 << 20
-"""Bytes of a file to prepare at once. The end of the program waits for such a piece."""
+_PIECE = 16 << 20
+"""Bytes to copy, or to prepare, at once. The end of the program waits for a piece that is being prepared."""
 
 Parts = tuple[Any, Sequence[torch.Tensor]]
 """Skeleton and tensors of a value; see hvlaunch.torch.sharing."""
@@ -134,8 +135,7 @@ class KeptState:
             mapped = self._map(descriptor, commit)
             content = torch.frombuffer(mapped, dtype=torch.uint8, offset=PAGE, count=commit.length)
             content[: len(meta)] = torch.frombuffer(bytearray(meta), dtype=torch.uint8)
-            for tensor, offset in zip(tensors, offsets, strict=True):
-                _view(content, begin + offset, TensorSpec.of(tensor)).copy_(tensor.detach())
+            _copy(content, [begin + offset for offset in offsets], tensors)
         except BaseException:
             commits.release(descriptor)
             raise
@@ -261,6 +261,36 @@ class CommitCosts:
         self._delayed += delayed
         if self._teller is not None:
             self._teller.tell(self._count, None, {"delayed": self._delayed, "whole": self.whole})
+
+
+def _copy(content: torch.Tensor, offsets: list[int], tensors: Sequence[torch.Tensor]) -> None:
+    """Copy tensors into the content. Threads share all of the work: torch's threads would wait for each other at each tensor."""
+    pieces = []
+    for offset, tensor in zip(offsets, tensors, strict=True):
+        source = tensor.detach()
+        if _is_plain(source):
+            target, address, size = content.data_ptr() + offset, source.data_ptr(), source.nbytes
+            pieces += [(target + at, address + at, min(_PIECE, size - at)) for at in range(0, size, _PIECE)]
+        else:
+            _view(content, offset, TensorSpec.of(tensor)).copy_(source)
+    count = max(1, min(torch.get_num_threads(), len(pieces)))
+
+    def work(first: int) -> None:
+        for piece in pieces[first::count]:
+            ctypes.memmove(*piece)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(1, count)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return True if the tensor's values are its bytes in this process's memory, in order."""
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_contiguous() and not is_lazy
 
 
 class BackgroundKeeper:

@@ -212,6 +212,38 @@ def test_commit_stands_without_memory_for_the_file_of_the_next(folder, monkeypat
     assert restored(state) == 1.0
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_of_any_kind_return_as_they_were(folder, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chance = torch.Generator().manual_seed(1)
+    grid = torch.rand(7, 5, generator=chance)
+    tensors = [
+        grid,
+        grid.t(),
+        grid[1:, ::2],
+        grid[:1].expand(4, 5),
+        torch.complex(grid, -grid).conj(),
+        torch.complex(grid, -grid).conj().imag,
+        grid.bfloat16(),
+        grid > 0.5,
+        torch.tensor(3),
+        torch.empty(0, 3),
+        torch.nn.Parameter(grid),
+        torch.rand((40 << 20) // 4 + 3, generator=chance),
+    ]
+    state = KeptState(NAME)
+    for step in (1, 2, 3):
+        complete = state.write((0, step), 0, (step, tensors))
+        assert complete is not None
+        complete()
+    parts = state.load((0, 3))
+    assert parts is not None
+    assert parts[0] == 3
+    for before, after in zip(tensors, parts[1], strict=True):
+        assert before.dtype == after.dtype
+        assert torch.equal(before, after)
+
+
 def test_newcomers_take_the_state_of_survivors_and_not_an_old_commit(job, folder):
     """What is in memory may be another history's: it counts only if no worker has a state."""
 
