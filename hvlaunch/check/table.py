@@ -116,7 +116,7 @@ def _judge_shm(value: int, values: Values) -> Iterable[Flaw]:
 
 
 def _commits(values: Values) -> int:
-    """Return the room for commits, as agent/commits.py bounds them."""
+    """Return the room for commits, as agent/commits/__init__.py bounds them."""
     machine = values["machine"]
     return int(min(machine["shm_free"] or 0, machine["memory_available"])) // 2
 

@@ -75,7 +75,7 @@ class Samples:
 
 
 def _memory_of_commits(scratch: str) -> int:
-    """Return the bytes of the workers' commits and of copies; agent/commits.py has the places of their files."""
+    """Return the bytes of the workers' commits and of copies; agent/commits/__init__.py has the places of their files."""
     # Not imported: this errand runs in most jobs that are watched, and few of them have commits.
     directory = "/dev/shm/%s.kept" % os.path.basename(scratch)  # noqa: S108 (as there)
     size = 0
