@@ -143,11 +143,11 @@ def svg(screens: Iterable[Screen], title: str) -> str:
     height = len(screens[0].rows)
     end = screens[-1].second + LAST
     texts: list[str] = []
-    names: dict[tuple[float, float], str] = {}
+    classes: dict[tuple[float, float], str] = {}
     for row in range(height):
         for start, stop, ansi in intervals(screens, row, end):
             if content := cells(ansi):
-                name = names.setdefault((start, stop), f"t{len(names)}")
+                name = classes.setdefault((start, stop), f"t{len(classes)}")
                 # The clock stands in the title bar.
                 place = (
                     f'y="{(row + 1) * ROW}"'
@@ -156,7 +156,9 @@ def svg(screens: Iterable[Screen], title: str) -> str:
                 )
                 texts.append(f'<text class="{name}" {place}>{content}</text>')
     rules = []
-    for (start, stop), name in names.items():
+    # Without motion, the last screen stands.
+    still: dict[bool, list[str]] = {False: [], True: []}
+    for (start, stop), name in classes.items():
         if (start, stop) == (0, end):
             continue
         shown = f"{100 * start / end:.2f}%{{opacity:1}}"
@@ -165,9 +167,13 @@ def svg(screens: Iterable[Screen], title: str) -> str:
         rules.append(
             f"@keyframes {name}{{{first}{shown}{hidden}}}.{name}{{animation:{name} {end:.1f}s steps(1) infinite}}"
         )
-        rules.append(
-            f"@media(prefers-reduced-motion){{.{name}{{animation:none;opacity:{int(stop == end)}}}}}"
-        )
+        still[stop == end].append(f".{name}")
+    motionless = "".join(
+        f"{','.join(names)}{{animation:none;opacity:{int(is_last)}}}"
+        for is_last, names in still.items()
+        if names
+    )
+    rules.append(f"@media(prefers-reduced-motion){{{motionless}}}")
     wide, tall = WIDTH * COLUMN + 40, (height - 1) * ROW + 60
     dots = "".join(
         f'<circle cx="{22 + 20 * place}" cy="20" r="6" fill="{color}"/>'

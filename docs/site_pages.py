@@ -69,6 +69,8 @@ BOOSTS = {
     "internals": 0.05,
 }
 """How much a page of a folder counts in a search: readers look for what to do, and then for what it rests on. Any other page: 0.1."""
+NOT_SEARCHED = ("internals/records/", "internals/walks.md")
+"""Long lists of figures and files: every page loads the search's index, which they would make a tenth larger."""
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
 TERM = re.compile(r'^\| <a id="[\w-]+"></a>([\w ]+) \|', re.MULTILINE)
 AS_IT_IS = re.compile(
@@ -127,7 +129,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Lead its links to where their files are, link the words of the glossary, and say how much the page counts in a search."""
     here = page.file.src_uri
     section = here.partition("/")[0]
-    page.meta["search"] = {"boost": BOOSTS.get(section, 0.1)}
+    page.meta["search"] = {"boost": BOOSTS.get(section, 0.1), "exclude": here.startswith(NOT_SEARCHED)}
     if section in ("start.md", "guides", "from", "explain", "reference") and here != "reference/glossary.md":
         markdown = with_terms(markdown, relpath("reference/glossary.md", dirname(here) or "."))
     folder = dirname(SOURCES.get(here, f"docs/{here}"))
