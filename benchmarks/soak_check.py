@@ -157,7 +157,7 @@ def standstills(steps: Sequence[float], faults: Sequence[Fault]) -> dict[str, St
         gaps = list(itertools.pairwise(times[first:last])) or [(fault.began, fault.began)]
         stood = found.setdefault(fault.kind, Stood())
         stood.whole.append(max(end - begin for begin, end in gaps))
-        stood.beyond.append(max(end - begin - _shared(fault, begin, end) for begin, end in gaps))
+        stood.beyond.append(max(end - begin - _under_faults(faults, begin, end) for begin, end in gaps))
     return found
 
 
@@ -173,6 +173,10 @@ def longest(steps: Sequence[float], faults: Sequence[Fault], most: int) -> Itera
         yield f"{end - begin:.1f} s from {begin:.0f} on: {names}"
 
 
-def _shared(fault: Fault, begin: float, end: float) -> float:
-    """Seconds of this time in which the fault was there."""
-    return max(0.0, min(end, fault.over) - max(begin, fault.began))
+def _under_faults(faults: Sequence[Fault], begin: float, end: float) -> float:
+    """Seconds of this time in which any fault was there."""
+    total, until = 0.0, begin
+    for fault in sorted(faults, key=lambda fault: fault.began):
+        total += max(0.0, min(end, fault.over) - max(until, fault.began))
+        until = max(until, fault.over)
+    return total

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.agent import commits, saves
+from hvlaunch.agent import commits
+from hvlaunch.agent.commits import saves
 from tests.cluster.elastic_jobs import LIMIT
 from tests.cluster.jobs import LIGHT, PROGRAMS, Job
 from tests.testhosts.hosts import TestHosts, wait_until
@@ -119,3 +120,14 @@ def test_full_disk_of_a_host_is_named_and_older_versions_stay(cluster: TestHosts
     job.finish()
     assert f"commits are not saved to {disk}: host b: no space left on device" in job.stderr.lower()
     assert are_right(disk)
+
+
+def test_directory_of_each_host_alone_is_named(cluster: TestHosts, shared: Path) -> None:
+    disk = shared / "disk"
+    disk.mkdir()
+    for name in "abc":
+        cluster[name].run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], check=True)
+    job = SavingJob(cluster, shared, disk, "keep_bytes.py")
+    job.until(lambda: "is another directory on host" in job.stderr, "the directories are told apart")
+    job.finish()
+    assert f"commits are not saved: {disk} is another directory on host b than on host a" in job.stderr

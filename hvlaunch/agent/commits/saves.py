@@ -21,6 +21,8 @@ KEEP = 2
 """Complete versions that stay: the newest may prove corrupt."""
 SavedVersion = Tuple[int, int, int]
 """Generation, round and step. A job that is started again counts its rounds from 0 again, and has a later generation."""
+_ID = 32
+"""Length of a directory's id."""
 _NAME = re.compile(r"(?P<part>\.)?.+\.(\d+)-(\d+)-(\d+)(?(part)\.part)")
 _SYNC_EVERY = 256 << 20
 """Bytes between two waits for the disk: more unwritten memory would press the workers."""
@@ -83,8 +85,11 @@ def versions(directory: str) -> Dict[str, List[List[Saved]]]:
     }
 
 
-def prepare(directory: str) -> None:
-    """Make the last part of the directory if it is missing, and write a file as a test. Raises OSError."""
+def prepare(directory: str) -> str:
+    """Make the last part of the directory if it is missing, and write a file as a test. Raises OSError.
+
+    Returns the directory's id, the same for all hosts that share it; empty if it can't be known.
+    """
     try:
         # Not its parents: an absent mount must not become a directory on the host's own disk.
         os.mkdir(directory, 0o700)
@@ -93,10 +98,30 @@ def prepare(directory: str) -> None:
     probe = os.path.join(directory, ".hvlaunch-%s-%d" % (os.uname().nodename, os.getpid()))
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, b"?")
+        os.write(descriptor, os.urandom(_ID // 2).hex().encode("ascii"))
+        return _identity(directory, probe)
     finally:
         os.close(descriptor)
         os.unlink(probe)
+
+
+def _identity(directory: str, proposal: str) -> str:
+    path = os.path.join(directory, ".hvlaunch-directory")
+    try:
+        try:
+            # Whole or not at all; a file server decides which host is the first.
+            os.link(proposal, path)
+        except FileExistsError:
+            pass
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            words = os.read(descriptor, _ID + 1).decode("ascii", "replace")
+        finally:
+            os.close(descriptor)
+    except OSError:
+        # No hard links there, or another user's file.
+        return ""
+    return words if len(words) == _ID and words.isalnum() else ""
 
 
 def save(directory: str, generation: int, commit: KeptCommit, source: int) -> None:

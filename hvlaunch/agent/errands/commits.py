@@ -55,6 +55,7 @@ ANSWER = record(
         "is_saving": lambda value: isinstance(value, bool),
         "save_seconds": number(0, 1e9),
         "trouble": text(1000),
+        "directory": text(100),
     }
 )
 _PIECE = 1 << 20
@@ -77,7 +78,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
             saver.begin(directory, KeptCommit(*fields), order["generation"])
         answer = _obey(directory, order, peer, lambda: write_line(stream, {}))
         saving = {"is_saving": saver.unfinished > 0, "save_seconds": saver.seconds}
-        return {**answer, **saving, "trouble": saver.trouble}
+        return {**answer, **saving, "trouble": saver.trouble, "directory": saver.directory}
 
     answer_lines(stream, obey)
     return {}
@@ -90,6 +91,8 @@ class _Saver:
         self._save_to = save_to
         self._orders: queue.SimpleQueue[Optional[Tuple[KeptCommit, int, int]]] = queue.SimpleQueue()
         self.unfinished = 0
+        self.directory = ""
+        """Id of the directory, if it has one."""
         self.trouble = ""
         """Cause of a failed save among the last ones; empty without one."""
         self.seconds = 0.0
@@ -118,7 +121,7 @@ class _Saver:
             order = self._orders.get()
             try:
                 if order is None:
-                    saves.prepare(self._save_to)
+                    self.directory = saves.prepare(self._save_to)
                 else:
                     commit, generation, descriptor = order
                     try:

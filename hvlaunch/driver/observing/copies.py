@@ -65,6 +65,8 @@ class _Store:
         self.is_saving = True
         self.save_seconds = 0.0
         self.trouble = ""
+        self.directory = ""
+        """Id of the directory of --save-to on the host, if it has one."""
         self._answers = Answers(errand, host)
         self._begun = time.monotonic()
 
@@ -83,7 +85,7 @@ class _Store:
         self.own = [KeptCommit(*fields) for fields in answer["own"]]
         self.copied = [KeptCommit(*fields) for fields in answer["copies"]]
         self.is_saving, self.trouble = answer["is_saving"], answer["trouble"]
-        self.save_seconds = answer["save_seconds"]
+        self.save_seconds, self.directory = answer["save_seconds"], answer["directory"]
         return answer
 
 
@@ -214,6 +216,7 @@ class _Saves:
             if busy and now > self._next_at:
                 self._complain_of_disk(f"host {busy[0]}: still writing after {self._every:.0f} s")
             self._is_busy = bool(busy)
+            self._compare_directories()
             if not busy and self._saved and self._losses == self._hosts.losses:
                 # The slowest host counts: a version needs the files of all hosts.
                 self.times.append(max(store.save_seconds for store in self._hosts.stores.values()))
@@ -239,6 +242,18 @@ class _Saves:
         self._hosts.send_orders(orders)
         self._saved = {version for version, _ in targets}
         self._is_busy = True
+
+    def _compare_directories(self) -> None:
+        """Name two hosts with different directories under the name: no version would have the files of all ranks."""
+        known = [(store.directory, host) for host, store in self._hosts.stores.items() if store.directory]
+        for directory, host in known:
+            if directory != known[0][0]:
+                self._hosts.complain(
+                    f"{self._directory} is another directory on host {host} than on host {known[0][1]}; "
+                    "try: a directory that all hosts share",
+                    "commits are not saved",
+                    topic="directories",
+                )
 
     def _complain_of_disk(self, cause: str) -> None:
         self._hosts.complain(cause, f"commits are not saved to {self._directory}")

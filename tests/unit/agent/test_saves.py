@@ -120,3 +120,30 @@ def test_kill_in_the_middle_leaves_the_version_before(disk: Path) -> None:
         for item in items:
             with Path(item.commit.path).open("rb") as file:
                 assert commits.is_whole(file.fileno(), item.commit)
+
+
+def test_directory_has_one_id_for_all_hosts(disk: Path) -> None:
+    first = saves.prepare(str(disk))
+    assert first
+    assert saves.prepare(str(disk)) == first
+    assert names(disk) == [".hvlaunch-directory"]
+    assert saves.prepare(str(disk.parent / "other")) not in ("", first)
+
+
+@pytest.mark.parametrize("content", [None, "", "x" * 31, "x" * 33, "../" * 11])
+def test_directory_with_a_strange_file_has_no_id(disk: Path, content: str | None) -> None:
+    path = disk / ".hvlaunch-directory"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    assert saves.prepare(str(disk)) == ""
+
+
+def test_directory_without_hard_links_has_no_id(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_paths: str) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    assert saves.prepare(str(disk)) == ""
+    assert names(disk) == []

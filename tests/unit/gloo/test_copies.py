@@ -62,7 +62,7 @@ class Host:
             return
         self.copies += [item["commit"] for item in order.get("fetch", ())]
         answer = {"own": self.own, "copies": self.copies, "problems": [], "bytes": 0, "seconds": 0.0}
-        answer |= {"is_saving": False, "save_seconds": 0.0, "trouble": ""}
+        answer |= {"is_saving": False, "save_seconds": 0.0, "trouble": "", "directory": ""}
         self.starts[-1][0].take_data(json.dumps({**answer, **self.more}).encode() + b"\n")
 
 
@@ -180,6 +180,17 @@ def test_trouble_is_said_once_and_another_save_follows(begin: Callable[..., Word
     words = begin(a, save=("/disk", 0.01))
     wait_until(lambda: len([order for order in a.orders if order.get("save")]) > 2)
     assert words == ["commits are not saved to /disk: host a: No space left on device"]
+
+
+def test_different_directories_of_one_name_are_told_once(begin: Callable[..., Words]) -> None:
+    a, b, c = Host("a"), Host("b"), Host("c")
+    a.own = [COMMIT]
+    a.more, b.more = {"directory": "1" * 32}, {"directory": "2" * 32}
+    words = begin(a, b, c, count=0, save=("/disk", 0.01))
+    wait_until(lambda: words and [order for order in a.orders if order.get("save")])
+    assert words == [
+        "commits are not saved: /disk is another directory on host b than on host a; try: a directory that all hosts share"
+    ]
 
 
 def test_a_disk_that_does_not_answer_is_named(begin: Callable[..., Words]) -> None:
