@@ -32,6 +32,8 @@ _SLOW_PART, _SLOW = 0.25, 6e6
 _LOSSY = 0.005
 _ENOUGH = 0.8
 """Least part of bad pairs for a host to be their cause."""
+_ENOUGH_LOSSY = 0.6
+"""The same for losses: a short stream over a lossy link may lose nothing."""
 _KINDS: tuple[Kind, ...] = ("reach", "ports", "mtu", "loss", "latency", "rate")
 """In this order: a pair with an earlier fault is not judged by the later ones."""
 _ENDS: tuple[tuple[Scope, tuple[int, ...]], ...] = (("host", (0, 1)), ("to", (1,)), ("from", (0,)))
@@ -88,7 +90,7 @@ def find_faults(
     left = dict(measures)
     for kind in _KINDS:
         bad = set(_bad(kind, left, lossy))
-        for scope, names, pairs in attribute(bad, left, hosts):
+        for scope, names, pairs in attribute(bad, left, hosts, _ENOUGH_LOSSY if kind == "loss" else _ENOUGH):
             # Busy hosts make the rates of single pairs differ by a factor of ten.
             ends = {"host": (0, 1), "to": (1,), "from": (0,)}.get(scope, ())
             is_whole = all(pair in bad for pair in left if any(pair[end] == names[0] for end in ends))
@@ -139,11 +141,11 @@ def _quarter(values: Sequence[float]) -> float | None:
 
 
 def attribute(
-    bad: Collection[Pair], measured: Collection[Pair], hosts: Sequence[str]
+    bad: Collection[Pair], measured: Collection[Pair], hosts: Sequence[str], enough: float = _ENOUGH
 ) -> Iterator[tuple[Scope, tuple[str, ...], list[Pair]]]:
     """Yield causes of bad pairs: scope and hosts, as in NetworkFault, and the pairs.
 
-    A host is a cause if nearly all its pairs in a direction are bad, with two partners or more. The host with most bad
+    A host is a cause if the part `enough` of its pairs in a direction is bad, with two partners or more. The host with most bad
     pairs comes first, and its pairs count for no other host. Remaining pairs are faults of links.
     """
     left, remaining = set(bad), set(measured)
@@ -159,7 +161,7 @@ def attribute(
                 pairs = {pair for pair in remaining if any(pair[end] == host for end in ends)}
                 faulty = pairs & left
                 others = {name for pair in faulty for name in pair} - {host}
-                if len(others) < 2 or len(faulty) < _ENOUGH * len(pairs):  # noqa: PLR2004 (as above)
+                if len(others) < 2 or len(faulty) < enough * len(pairs):  # noqa: PLR2004 (as above)
                     continue
                 if best is None or len(faulty) > best[0]:
                     best = len(faulty), scope, host, pairs

@@ -349,6 +349,7 @@ def test_random_histories() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_many_random_histories() -> None:
     for seed in range(SHORT_RUN, LONG_RUN):
         play(seed)

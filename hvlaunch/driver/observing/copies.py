@@ -245,11 +245,12 @@ class _Saves:
 
     def _compare_directories(self) -> None:
         """Name two hosts with different directories under the name: no version would have the files of all ranks."""
-        known = [(store.directory, host) for host, store in self._hosts.stores.items() if store.directory]
-        for directory, host in known:
-            if directory != known[0][0]:
+        hosts = {host: store.directory for host, store in self._hosts.stores.items() if store.directory}
+        first = next(iter(hosts), "")
+        for host, directory in hosts.items():
+            if directory != hosts[first]:
                 self._hosts.complain(
-                    f"{self._directory} is another directory on host {host} than on host {known[0][1]}; "
+                    f"{self._directory} is another directory on host {host} than on host {first}; "
                     "try: a directory that all hosts share",
                     "commits are not saved",
                     topic="directories",

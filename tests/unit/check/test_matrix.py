@@ -131,3 +131,13 @@ def test_graver_fault_hides_its_consequences() -> None:
     measures["h2", "h1"] = measures["h2", "h1"]._replace(rate=2e6)
     [fault] = find_faults(measures, hosts)
     assert (fault.kind, fault.scope, fault.hosts) == ("loss", "to", ("h2",))
+
+
+def test_two_of_three_lossy_streams_name_the_host() -> None:
+    hosts, measures = matrix(4)
+    to_host = [pair for pair in measures if pair[1] == "h2"]
+    for pair in to_host[:2]:
+        measures[pair] = measures[pair]._replace(loss=0.05)
+    assert len(to_host) == 3
+    [fault] = find_faults(measures, hosts)
+    assert (fault.kind, fault.scope, fault.hosts) == ("loss", "to", ("h2",))

@@ -105,7 +105,8 @@ class QueueSite(Site):
         directory, servers = str(self.queue.directory), []
         for process in self.processes(directory):
             with suppress(psutil.Error):
-                servers += [process] if process.cmdline()[-1] == directory else []
+                # A process that was just killed has no words.
+                servers += [process] if process.cmdline()[-1:] == [directory] else []
         return servers
 
     def kill(self) -> None:

@@ -385,6 +385,7 @@ def test_random_schedules_give_no_unit_twice_and_leak_no_lock(place: Path, seed:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_thousand_random_schedules(place: Path) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(1000, 2000):
