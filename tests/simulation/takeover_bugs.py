@@ -123,6 +123,6 @@ TAKEOVER_BUGS: Sequence[Bug] = (
     Bug(messages_of_workers_are_lost, "there were enough slots", 534),
     Bug(frames_are_counted_anew, "", 0),
     Bug(an_agent_ends_before_its_output_is_acked, "output of agent", 0),
-    Bug(nothing_is_prolonged, "has no fault, and is named", 500),
+    Bug(nothing_is_prolonged, "has no fault, and is named", 1300),
     Bug(frames_behind_a_gap_are_forgotten, "is heard after", 0),
 )

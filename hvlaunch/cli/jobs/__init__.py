@@ -421,12 +421,12 @@ def _late(name: str) -> Callable[..., int]:
 _COMMANDS: Mapping[str, str] = {
     "pool": "jobs.pool_commands.run_pool_command",
     "queue": "jobs.queue_commands.run_queue_command",
-    "doctor": "doctor.run_doctor_command",
+    "doctor": "hosts.doctor.run_doctor_command",
     "hosts": "hosts.hosts.run_hosts_command",
     "cp": "jobs.cp.run_cp_command",
     "check": "hosts.check.run_check_command",
     "bisect": "hosts.bisect.run_bisect_command",
-    "sbatch": "slurm.run_sbatch_command",
+    "sbatch": "jobs.slurm.run_sbatch_command",
 }
 """Functions by word that parse the words behind it."""
 _LATE_ACTS: Mapping[str, str] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli import doctor
 from hvlaunch.cli.check_build import package_version
-from hvlaunch.cli.doctor import ReportLine, exit_code_of, report
+from hvlaunch.cli.hosts import doctor
+from hvlaunch.cli.hosts.doctor import ReportLine, exit_code_of, report
 from hvlaunch.cli.main import main
 from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.pages.completion import after
@@ -74,7 +74,7 @@ def test_all_that_is_not_well_has_a_next_step(capsys, monkeypatch):
 
 def test_a_missing_package_stops_jobs(capsys, monkeypatch):
     monkeypatch.setattr(
-        "hvlaunch.cli.doctor.package_version",
+        "hvlaunch.cli.hosts.doctor.package_version",
         lambda name: None if name == "paramiko" else package_version(name),
     )
     code, findings = examine(capsys)

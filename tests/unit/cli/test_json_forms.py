@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from docs.options_pages import json_page
-from hvlaunch.cli.doctor import run_doctor_command
+from hvlaunch.cli.hosts.doctor import run_doctor_command
 from hvlaunch.cli.jobs.pool_commands import _record
 from hvlaunch.cli.jobs.queue_commands import queue_rows
 from hvlaunch.cli.options.general import JOB_WORDS

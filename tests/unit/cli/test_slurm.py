@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from hvlaunch.cli.jobs import queue_commands
-from hvlaunch.cli.slurm import run_sbatch_command, submission
-from hvlaunch.cli.slurm.directives import batch_options, expanded, read_options, read_script
-from hvlaunch.cli.slurm.steps import exported, job_variables, scontrol, step_of, task_variables
-from hvlaunch.cli.slurm.submission import allocation, read_submission, submission_of, submit
+from hvlaunch.cli.jobs.slurm import run_sbatch_command, submission
+from hvlaunch.cli.jobs.slurm.directives import batch_options, expanded, read_options, read_script
+from hvlaunch.cli.jobs.slurm.steps import exported, job_variables, scontrol, step_of, task_variables
+from hvlaunch.cli.jobs.slurm.submission import allocation, read_submission, submission_of, submit
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.batch import Allocated
 from hvlaunch.outside.queue import Queue

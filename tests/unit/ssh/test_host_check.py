@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvlaunch.cli import doctor
+from hvlaunch.cli.hosts import doctor
 from hvlaunch.gloo import host_check
 from hvlaunch.gloo.host_check import ask_hosts
 from hvlaunch.job import Host, JobSpec

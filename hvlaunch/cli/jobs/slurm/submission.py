@@ -10,11 +10,7 @@ from typing import NamedTuple
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.jobs.queue_commands import enqueue, queued_job
-from hvlaunch.cli.options import by_name, words_of
-from hvlaunch.cli.options.settings import unknown_option
-from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.process import complain
-from hvlaunch.cli.slurm.directives import (
+from hvlaunch.cli.jobs.slurm.directives import (
     BatchOptions,
     GivenOption,
     batch_options,
@@ -22,6 +18,10 @@ from hvlaunch.cli.slurm.directives import (
     read_options,
     read_script,
 )
+from hvlaunch.cli.options import by_name, words_of
+from hvlaunch.cli.options.settings import unknown_option
+from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.process import complain
 from hvlaunch.cli.spec import current_directory, job_spec
 from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import BadUsage

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hvlaunch.cli.environment import SET_BY_HVLAUNCH
-from hvlaunch.cli.slurm.directives import BatchOptions, GivenOption, expanded, read_number, read_options
+from hvlaunch.cli.jobs.slurm.directives import BatchOptions, GivenOption, expanded, read_number, read_options
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.batch import Allocated
 from hvlaunch.hosts.parse import host_set, parse_hosts

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from hvlaunch.agent.quick import prctl
-from hvlaunch.cli.process import complain
-from hvlaunch.cli.slurm.directives import expanded
-from hvlaunch.cli.slurm.steps import (
+from hvlaunch.cli.jobs.slurm.directives import expanded
+from hvlaunch.cli.jobs.slurm.steps import (
     exported,
     job_variables,
     patterns_of,
@@ -24,7 +23,8 @@ from hvlaunch.cli.slurm.steps import (
     step_of,
     task_variables,
 )
-from hvlaunch.cli.slurm.submission import read_submission
+from hvlaunch.cli.jobs.slurm.submission import read_submission
+from hvlaunch.cli.process import complain
 from hvlaunch.console.status import duration
 from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, LeasesTaken

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvlaunch.cli.arguments import Answered
+from hvlaunch.cli.jobs.slurm.submission import allocation, submission_of, submit
 from hvlaunch.cli.process import complain, print_answer
-from hvlaunch.cli.slurm.submission import allocation, submission_of, submit
 from hvlaunch.outside.queue import Queue, queue_directory
 from hvlaunch.outside.queue_server import ensure_server
 
@@ -37,11 +37,11 @@ def run_sbatch_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `sbatch`; return the exit code. Raises HvlaunchError."""
     match [*argv]:
         case ["--run", directory, number]:
-            from hvlaunch.cli.slurm.run import BatchRun  # noqa: PLC0415 (it connects to hosts)
+            from hvlaunch.cli.jobs.slurm.run import BatchRun  # noqa: PLC0415 (it connects to hosts)
 
             return BatchRun(Queue(Path(directory)), number).run()
         case ["--step", path]:
-            from hvlaunch.cli.slurm.run import run_step  # noqa: PLC0415 (it connects to hosts)
+            from hvlaunch.cli.jobs.slurm.run import run_step  # noqa: PLC0415 (it connects to hosts)
 
             return run_step(Path(path))
         case ["-h" | "--help", *_]:

@@ -153,7 +153,7 @@ def _clean(listed: Iterator[ReportLine], environ: Mapping[str, str]) -> Iterator
 
 def _installation(_environ: Mapping[str, str]) -> Iterator[ReportLine]:
     section = "installation"
-    yield ReportLine(section, "hvlaunch", "ok", f"{__version__}, {Path(__file__).parents[1]}")
+    yield ReportLine(section, "hvlaunch", "ok", f"{__version__}, {Path(__file__).parents[2]}")
     yield ReportLine(section, "Python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield ReportLine(section, "system", "ok", platform.platform())
     if lacking := " ".join(_lacking()):
