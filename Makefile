@@ -38,7 +38,7 @@ VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hvlaunch/__init__.py)
 WHEEL := dist/hvlaunch-$(VERSION)-py3-none-any.whl
 
 # Tests wait much of their time, those on real hosts most of all, so more of them run at once than there are processors.
-TEST_JOBS ?= 4
+TEST_JOBS ?= 3
 HOST_TEST_JOBS ?= 5
 UNIT_TESTS ?= tests/unit tests/simulation
 # COVERAGE=1 measures what the unit tests run, and shows it: for one who asks, since it is a tenth of their time.
@@ -57,7 +57,7 @@ READY := pythons compiled-tests
 CHECKS := lint unit-tests host-tests
 AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
-# Nine processes of pytest load the same tests: compiling them takes longer than all that loading else does.
+# Eight processes of pytest load the same tests: compiling them takes longer than all that loading else does.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -93,7 +93,7 @@ lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spe
 	$(BIN)/vermin -t=3.8- --no-tips --violations hvlaunch/agent
 	$(BIN)/codespell
 
-# Else each of the nine processes would do that, at the same time.
+# Else each of the eight processes would do that, at the same time.
 compiled-tests: $(VENV)/.extras-dev $(VENV)/.wheel
 	@$(PYTEST) --collect-only -qq $(UNIT_TESTS) $(HOST_TESTS) >$(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
