@@ -85,14 +85,14 @@ def are_right(disk: Path) -> bool:
 
 def test_new_job_continues_from_disk_after_all_hosts_lost_power(cluster: TestHosts, shared: Path) -> None:
     disk = shared / "disk"
-    job = SavingJob(cluster, shared, disk, "keep_steps.py")
+    job = SavingJob(cluster, shared, disk, "keep_steps.py", "together")
     job.until(lambda: len(versions(disk)) >= 2, "two versions are on disk")
     job.power_off()
     newest, older = versions(disk)[:2]
     with (disk / "default.1.{}-{}-{}".format(*newest)).open("r+b") as file:
         file.seek(commits.PAGE + 500)
         file.write(b"corrupt")
-    job = SavingJob(cluster, shared, disk, "keep_steps.py")
+    job = SavingJob(cluster, shared, disk, "keep_steps.py", "together")
     job.until(lambda: len(job.starts()) == SIZE, "the new job starts")
     job.finish()
     assert job.starts() == [(str(older[2]), "right")] * SIZE

@@ -14,6 +14,9 @@ from hvlaunch.agent.commits import KeptCommit
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.round_messages import KEPT
 
+sys.path.append(str(Path(__file__).parent))
+from steps_together import wait_for_others
+
 
 def main() -> None:
     end, *die = map(Path, sys.argv[1:])
@@ -24,6 +27,7 @@ def main() -> None:
     step = 0
     while not end.exists():
         step += 1
+        wait_for_others(end, step)
         content = f"{rank}.{step} ".encode() * 30_000
         commit = KeptCommit(f"default.{rank}", number, step, size, 0, len(content))
         descriptor = commits.begin(directory, commit, lambda: commits.pins(directory), is_saved=True)
