@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Dict, List, Optional, Tuple
 
-__all__ = ["adopt_descendants", "children", "kill_descendants", "stop_and_kill"]
+__all__ = ["adopt_descendants", "children", "kill_descendants", "send_signal", "stop_and_kill"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _FIRST_PAUSE = 0.0005
@@ -124,17 +124,17 @@ def stop_and_kill(deadline: float, is_chosen: Callable[[int], bool] = lambda _: 
             if pid not in family:
                 family[pid] = is_heir or is_chosen(pid)
                 if family[pid]:
-                    _kill(pid, signal.SIGSTOP)
+                    send_signal(pid, signal.SIGSTOP)
             if sees_families:
                 queue.extend((child, family[pid]) for child in _children_of(pid))
         stopped = [pid for pid, chosen in family.items() if chosen]
         for pid in stopped:
-            _kill(pid, signal.SIGSTOP)  # another process may have sent SIGCONT
+            send_signal(pid, signal.SIGSTOP)  # another process may have sent SIGCONT
         if time.monotonic() > deadline:
             break
     # Children before parents: when a parent ends, the kernel may wake its stopped children.
     for pid in reversed(stopped):
-        _kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
     if policy is not None:
         os.sched_setscheduler(0, *policy)
     return stopped
@@ -161,7 +161,8 @@ def _parent_of(pid: str) -> Optional[int]:
         return None
 
 
-def _kill(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal; a process that is gone, or another user's, gets none. Raises OSError."""
     try:
         os.kill(pid, number)
     except OSError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 
 from hvlaunch.agent.quick import signal
+from hvlaunch.agent.reaper import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class WorkerProcess:
 
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:
-            _kill(pid, number)
+            send_signal(pid, number)
 
     def error_text(self) -> str:
         """Return the text of its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty without such a file."""
@@ -84,14 +84,6 @@ def enter(path: str) -> Optional[str]:
     # Shells and programs show PWD rather than the resolved path; it must not be the login shell's.
     os.environ["PWD"] = path
     return None
-
-
-def _kill(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError as error:
-        if error.errno not in (errno.ESRCH, errno.EPERM):
-            raise
 
 
 def start(

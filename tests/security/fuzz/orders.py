@@ -157,7 +157,7 @@ class _Host:
         return _NO_PROCESS + len(self.theirs)
 
     def kill(self, pid: int, number: int) -> None:
-        """As hvlaunch.agent.workers._kill."""
+        """As hvlaunch.agent.reaper.send_signal."""
         assert abs(pid) > _NO_PROCESS
         assert 1 <= number <= 64
 
@@ -220,7 +220,7 @@ def _on(host: _Host) -> ExitStack:
     known = _facts()
     for where, name, what in (
         (os, "posix_spawn", host.spawn),
-        (workers, "_kill", host.kill),
+        (workers, "send_signal", host.kill),
         (facts, "host_facts", lambda: {**known}),
         (probe, "reach", host.reach),
         (_thread, "start_new_thread", _run),

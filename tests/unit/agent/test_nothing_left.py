@@ -291,7 +291,7 @@ def test_unkillable_process_is_named() -> None:
         import subprocess
         from hvlaunch.agent import reaper
         child = subprocess.Popen(["sleep", "1000"])
-        reaper._kill = lambda pid, number: None
+        reaper.send_signal = lambda pid, number: None
         assert reaper.kill_descendants(0.1) == [child.pid]
         child.kill()
         assert reaper.kill_descendants(10.0) == []
