@@ -49,7 +49,7 @@ class Notifier:
                 self._post(
                     f"recovered-{action.round}",
                     "recovered",
-                    f"goes on with {action.workers} workers",
+                    f"goes on with {action.workers} {'worker' if action.workers == 1 else 'workers'}",
                     partial(sentence, action),
                 )
 

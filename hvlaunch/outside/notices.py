@@ -1,16 +1,20 @@
 """Notices: word of a job's failure, hang, recovery or end, for a command, a web address or a mailbox of the user.
 
 A notice is a file, named by job and event: it is made once, by whichever driver of the job comes first. A process of its own
-delivers it and outlives the driver. The file of a delivered notice stays, empty, so that no successor makes it again.
+delivers it and outlives the driver. The file of a delivered notice stays, empty, so no successor makes another. A target
+whose answer is lost, or whose process is killed before the answer, may get a notice twice, with the same `id`.
 """
 
+import base64
 import fcntl
 import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +22,10 @@ from email.message import EmailMessage
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO
+from queue import Empty, SimpleQueue
+from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from hvlaunch.outside.minder import start_process
@@ -33,13 +38,20 @@ _FORMS = Path(__file__).with_name("notices.json")
 _WEB = ("http", "https")
 _KEPT = 7 * 86400.0
 """Seconds for which the file of a delivered notice stays: longer than a successor may come."""
+_ABANDONED = 3600.0
+"""Seconds after which an open notice has no process: a delivery takes minutes."""
+_ORDER = 10.0
+"""Seconds for the delivery of the job's earlier notices: another target may be down."""
+_LOOK = 0.05
 _PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds before each further try at a server that can't be reached or is busy."""
-_ANSWER, _COMMAND = 10.0, 60.0
-"""Seconds for a server's answer, and for a command."""
+_ANSWER, _EXCHANGE, _COMMAND = 10.0, 20.0, 60.0
+"""Seconds for a server's next byte, for a whole exchange, and for a command."""
 _TOO_MANY, _SERVERS = 429, 500
 _LONGEST = 300
 _AGENT = {"User-Agent": "hvlaunch"}
+_SAFE = "%/:=&?~+!$,;'@()*[]"
+"""Signs of an address that need no escape."""
 
 
 class NotDelivered(Exception):
@@ -71,7 +83,10 @@ class Notices:
                     file.unlink()
                 elif status.st_size:
                     self._tell_failures(file)
-                    if file.name.startswith(f"{self._job_id}."):
+                    is_abandoned = status.st_mtime < time.time() - _ABANDONED
+                    is_ours = file.name.startswith(f"{self._job_id}.")
+                    # A killed driver may have left a part; its successor made the whole file.
+                    if (is_ours or (is_abandoned and file.suffix != ".part")) and _is_open(file):
                         start_process("hvlaunch.outside.notices", file)
 
     def post(self, key: str, make: Callable[[], Mapping[str, Any]]) -> None:
@@ -80,7 +95,9 @@ class Notices:
         with self._warning():
             if path.exists():
                 return
-            body = json.dumps({"targets": self._targets, "notice": make()}).encode()
+            notice = {"id": path.name, **make()}
+            earlier = [str(file) for file in self._directory.glob(f"{self._job_id}.*") if _is_open(file)]
+            body = json.dumps({"targets": self._targets, "after": earlier, "notice": notice}).encode()
             part, descriptor = part_of(path)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(body)
@@ -109,7 +126,7 @@ class Notices:
 
 
 def target_error(target: str) -> str | None:
-    """Return the fault of a target; None if it is a command, an address of the web, or `mail:` with a mailbox."""
+    """Return the fault of a target; None for a command, an address of the web, or `mail:` with a mailbox."""
     if target.startswith("mail:"):
         name, at, domain = target[len("mail:") :].partition("@")
         is_mailbox = (
@@ -125,9 +142,12 @@ def target_error(target: str) -> str | None:
             f", {name}+https://" for name in _forms()
         )
     try:
-        return None if urlsplit(target).hostname else "it names no server"
+        parts = urlsplit(target)
+        # A wrong port raises ValueError.
+        is_server = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
         return str(error)
+    return None if is_server else "it names no server"
 
 
 def shown(target: str) -> str:
@@ -174,11 +194,16 @@ def _forms() -> dict[str, Any]:
 def _request(target: str, notice: Mapping[str, Any]) -> Request:
     scheme, _, address = target.partition("://")
     name, _, plain = scheme.rpartition("+")
-    url = f"{plain}://{address}"
-    host = urlsplit(url).hostname or ""
+    parts = urlsplit(f"{plain}://{address}")
+    user, _, server = parts.netloc.rpartition("@")
+    url = urlunsplit((plain, server, quote(parts.path, _SAFE), quote(parts.query, _SAFE), ""))
+    common = dict(_AGENT)
+    if user:
+        common["Authorization"] = f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
+    host = parts.hostname or ""
     form = _forms().get(name) or next((form for form in _forms().values() if host in form["hosts"]), None)
     if form is None:
-        return Request(url, json.dumps(notice).encode(), {"Content-Type": "application/json"} | _AGENT)  # noqa: S310 (target_error)
+        return Request(url, json.dumps(notice).encode(), {"Content-Type": "application/json"} | common)  # noqa: S310 (target_error)
     texts = {"title": notice["title"], "text": notice["text"], "event": notice["event"]}
     headers = {
         key: _line(_filled(value, texts)).encode("ascii", "replace").decode()
@@ -190,7 +215,7 @@ def _request(target: str, notice: Mapping[str, Any]) -> Request:
         if isinstance(body, str)
         else json.dumps({key: _filled(value, texts) for key, value in body.items()})
     )
-    return Request(url, data.encode(), headers | _AGENT)  # noqa: S310 (as above)
+    return Request(url, data.encode(), headers | common)  # noqa: S310 (as above)
 
 
 def _filled(pattern: str, texts: Mapping[str, str]) -> str:
@@ -210,30 +235,61 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def _send(request: Request) -> None:
+    """Send the request, within the time of an exchange. Raises NotDelivered."""
+    results: SimpleQueue[NotDelivered | None] = SimpleQueue()
+    # A server may answer byte by byte, and must not keep other targets from the notice.
+    threading.Thread(target=lambda: results.put(_exchange(request)), daemon=True).start()
     try:
-        with build_opener(_NoRedirect).open(request, timeout=_ANSWER) as answer:
-            answer.read(1)
+        problem = results.get(timeout=_EXCHANGE)
+    except Empty:
+        problem = NotDelivered(f"no answer within {_EXCHANGE:g} s", is_final=False)
+    if problem is not None:
+        raise problem
+
+
+def _exchange(request: Request) -> NotDelivered | None:
+    try:
+        # The answer's first line counts: its content may break off, or have no end.
+        build_opener(_NoRedirect).open(request, timeout=_ANSWER).close()
     except HTTPError as error:
+        error.close()
         is_final = error.code != _TOO_MANY and error.code < _SERVERS
-        raise NotDelivered(f"the server answered {error.code}", is_final=is_final) from None
-    except URLError as error:
-        cause = reason(error.reason) if isinstance(error.reason, OSError) else str(error.reason)
-        raise NotDelivered(cause, is_final=False) from None
-    except (OSError, HTTPException, ValueError) as error:
-        raise NotDelivered(f"{type(error).__name__}", is_final=isinstance(error, ValueError)) from None
+        return NotDelivered(f"the server answered {error.code}", is_final=is_final)
+    except (OSError, HTTPException) as error:
+        return NotDelivered(_cause(error), is_final=False)
+    except ValueError as error:
+        return NotDelivered(str(error), is_final=True)
+    return None
+
+
+def _cause(error: OSError | HTTPException) -> str:
+    if isinstance(error, URLError) and isinstance(error.reason, OSError):
+        error = error.reason
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_ANSWER:g} s"
+    if isinstance(error, ConnectionError) and error.errno is None:
+        return "the server closed the connection without an answer"
+    if isinstance(error, OSError):
+        return reason(error) if error.errno is not None else str(error)
+    return "its answer is not HTTP"
 
 
 def deliver_file(path: Path, pauses: Sequence[float] = _PAUSES) -> None:
     """Deliver the notice of a file to all of its targets, unless another process does. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "r+b") as file:
+    with os.fdopen(descriptor, "rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         content = json.loads(file.read() or b"{}")
         left: list[str] = list(content.get("targets", ()))
         failures: list[tuple[str, str]] = []
+        deadline = time.monotonic() + _ORDER
+        while any(_is_open(Path(name)) for name in content.get("after", ())) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
         for pause in (0.0, *pauses):
             if not left:
                 break
@@ -248,19 +304,27 @@ def deliver_file(path: Path, pauses: Sequence[float] = _PAUSES) -> None:
                         continue
                 left.remove(target)
                 # At once: a process after a killed one must not repeat what was delivered.
-                _rewrite(file, {**content, "targets": left})
+                _rewrite(descriptor, {**content, "targets": left})
         # The address of a target may be a secret, and is needed no more.
-        if content:
-            failures += late if left else ()
-            _rewrite(file, {"failures": failures} if failures else None)
+        if left or failures:
+            _rewrite(descriptor, {"failures": failures + (late if left else [])})
+        elif content:
+            os.ftruncate(descriptor, 0)
 
 
-def _rewrite(file: BinaryIO, content: Mapping[str, Any] | None) -> None:
-    file.seek(0)
-    file.truncate()
-    if content is not None:
-        file.write(json.dumps(content).encode())
-    file.flush()
+def _is_open(path: Path) -> bool:
+    """Return True for a notice with targets left to reach."""
+    try:
+        return bool(json.loads(path.read_bytes())["targets"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _rewrite(descriptor: int, content: Mapping[str, Any]) -> None:
+    # In place, in one write, and only then shorter: the process may be killed at any moment, and the disk be full.
+    data = json.dumps(content).encode()
+    os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
+    os.ftruncate(descriptor, len(data))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,20 @@
 import json
 import os
 import signal
+import socket
+import ssl
 import stat
+import struct
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,9 +30,11 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.gloo.notifier import Notifier
 from hvlaunch.gloo.reporting import Reporting
 from hvlaunch.job import JobSpec
-from hvlaunch.outside import notices
+from hvlaunch.outside import known_jobs, notices
 from hvlaunch.outside.notices import NotDelivered, Notices, deliver, deliver_file, shown, target_error
+from hvlaunch.rendezvous.serving.certificate import new_peer
 from tests.testhosts.hosts import wait_until
+from tests.unit.cli.job_site import Site
 
 NOTICE = {
     "event": "failed",
@@ -49,12 +57,14 @@ class Server:
     def __init__(self) -> None:
         self.posted: list[Posted] = []
         self.answers: list[int] = []
+        self.before_answer: Callable[[], object] = lambda: None
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.posted.append(Posted(self.path, dict(self.headers), body))
+                outer.before_answer()
                 code = outer.answers.pop(0) if outer.answers else 200
                 self.send_response(code)
                 if 300 <= code < 400:
@@ -68,6 +78,10 @@ class Server:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def ids(self) -> list[str]:
+        return [json.loads(posted.body)["id"] for posted in self.posted]
 
     def close(self) -> None:
         self._server.shutdown()
@@ -112,6 +126,8 @@ def test_targets_are_addresses_mailboxes_and_commands() -> None:
         "teams+https://x/y",
         "https://",
         "http://[x/",
+        "https://x:99999/",
+        "https://x:y/",
     ):
         assert target_error(bad), bad
         with pytest.raises(BadValue):
@@ -125,8 +141,17 @@ def test_a_web_address_gets_the_whole_notice(server: Server) -> None:
     deliver(f"{server.url}/hook?key=1", NOTICE)
     ((path, headers, body),) = server.posted
     assert path == "/hook?key=1"
+    assert "Authorization" not in headers
     assert headers["Content-Type"] == "application/json"
     assert json.loads(body) == NOTICE
+
+
+def test_an_address_may_have_a_user_and_any_signs(server: Server) -> None:
+    deliver(server.url.replace("://", "://me:a%40b@") + "/ü b?key=%20ä", NOTICE)
+    ((path, headers, _),) = server.posted
+    assert path == "/%C3%BC%20b?key=%20%C3%A4"
+    assert headers["Authorization"] == "Basic bWU6YUBi"
+    assert headers["Host"] == server.url.partition("://")[2]
 
 
 def test_slack_discord_and_ntfy_get_their_forms(server: Server) -> None:
@@ -179,6 +204,84 @@ def test_no_redirection_is_followed(tmp_path: Path, server: Server) -> None:
     assert [posted.path for posted in server.posted] == ["/hook"]
 
 
+class Peer(NamedTuple):
+    """A server of any kind: sends `parts` after a request, the last part for ever if `goes_on`."""
+
+    parts: tuple[bytes, ...]
+    cause: str | None
+    """None: the notice is delivered."""
+    goes_on: bool = False
+    resets: bool = False
+
+    def answer(self, connection: socket.socket, over: threading.Event) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(60.0)
+            connection.recv(1 << 16)
+            for part in self.parts:
+                connection.sendall(part)
+            while self.goes_on and not over.is_set():
+                # A peer with nothing to send waits until the other side is gone.
+                if self.parts[-1]:
+                    connection.sendall(self.parts[-1])
+                elif not connection.recv(1):
+                    break
+            if self.resets:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+PEERS = {
+    "hangs": Peer((b"",), "no answer within 0.5 s", goes_on=True),
+    "closes": Peer((), "the server closed the connection without an answer"),
+    "resets": Peer((), "connection reset by peer", resets=True),
+    "no HTTP": Peer((b"hello\r\n\r\n",), "its answer is not HTTP"),
+    "endless header": Peer((OK, b"a: b\r\n"), "its answer is not HTTP", goes_on=True),
+    "endless prelude": Peer((b"HTTP/1.1 100 Continue\r\n\r\n",), "no answer within 1 s", goes_on=True),
+    "endless answer": Peer((OK, b"\r\n", b"x" * 4096), None, goes_on=True),
+    "endless refusal": Peer((b"HTTP/1.1 500 No\r\n\r\n", b"x"), "the server answered 500", goes_on=True),
+    "answer breaks off": Peer((OK, b"Content-Length: 5\r\n\r\n"), None, resets=True),
+    "content hangs": Peer((OK, b"Content-Length: 5\r\n\r\n", b""), None, goes_on=True),
+}
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS)
+def test_a_hostile_server_costs_a_moment(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_ANSWER", 0.5)
+    monkeypatch.setattr(notices, "_EXCHANGE", 1.0 if "100" in str(peer.parts) else 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        over = threading.Event()
+        thread = threading.Thread(target=lambda: peer.answer(listener.accept()[0], over))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        if peer.cause is None:
+            deliver(url, NOTICE)
+        else:
+            with pytest.raises(NotDelivered) as caught:
+                deliver(url, NOTICE)
+            assert (str(caught.value), caught.value.is_final) == (peer.cause, False)
+        over.set()
+        thread.join(60.0)
+
+
+def test_a_server_with_a_wrong_certificate_gets_nothing(tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (tmp_path / "pem").write_text(new_peer()["pem"])
+    context.load_cert_chain(tmp_path / "pem")
+    got: list[bytes] = []
+
+    def serve() -> None:
+        with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            got.append(connection.recv(1))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(NotDelivered, match=r"^its certificate is not valid: self-signed certificate"):
+            deliver(f"https://127.0.0.1:{listener.getsockname()[1]}/secret", NOTICE)
+        thread.join(60.0)
+    assert not got
+
+
 def test_one_bad_target_does_not_keep_another_from_its_notice_or_repeat_it(
     tmp_path: Path, server: Server
 ) -> None:
@@ -206,6 +309,90 @@ def test_a_killed_delivery_continues_with_its_other_targets(tmp_path: Path, serv
     deliver_file(path, QUICK)
     assert path.read_bytes() == b""
     assert len(server.posted) == 1
+
+
+def test_a_delivery_killed_before_the_answer_is_repeated_with_the_same_id(
+    tmp_path: Path, server: Server
+) -> None:
+    """Only the receiver can know if a notice arrived twice."""
+    maker = Notices(tmp_path / "notices", "0123", [server.url], print)
+    server.before_answer = lambda: os.kill(process.pid, signal.SIGKILL)
+    path = tmp_path / "notices" / "0123.failed"
+    maker.begin()
+    path.write_text(json.dumps({"targets": [server.url], "notice": {**NOTICE, "id": path.name}}))
+    with subprocess.Popen([sys.executable, "-m", "hvlaunch.outside.notices", str(path)]) as process:
+        assert process.wait(60.0) == -signal.SIGKILL
+    server.before_answer = lambda: None
+    maker.begin()
+    wait_until(lambda: not path.stat().st_size, "the successor's process delivers it", 60.0)
+    assert server.ids == ["0123.failed"] * 2
+
+
+def test_a_delivery_waits_for_earlier_notices_of_the_job_but_not_for_long(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, begun = tmp_path / "notices", []
+    monkeypatch.setattr(notices, "start_process", lambda _, path: begun.append(path))
+    maker = Notices(directory, "0123", [server.url], print)
+    maker.begin()
+    for key in ("recovered-1", "recovered-2", "done"):
+        maker.post(key, lambda: NOTICE)
+    first, second, third = begun
+    threads = [threading.Thread(target=deliver_file, args=(path, QUICK)) for path in (third, second)]
+    for thread, path in zip(threads, (third, second), strict=True):
+        thread.start()
+        wait_until(partial(_is_locked, path), "the file is locked", 60.0)
+    assert not server.posted
+    deliver_file(first, QUICK)
+    for thread in threads:
+        thread.join(60.0)
+    assert server.ids == ["0123.recovered-1", "0123.recovered-2", "0123.done"]
+    monkeypatch.setattr(notices, "_ORDER", 0.1)
+    server.answers = [500] * 3
+    for key in ("hung-1", "hung-2"):
+        maker.post(key, lambda: NOTICE)
+    deliver_file(begun[-1], ())
+    assert server.ids[3:] == ["0123.hung-2"], "an earlier notice without a process holds nothing up for long"
+
+
+@pytest.mark.parametrize("jobs", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_each_notice_reaches_a_server_once_and_in_order_whenever_drivers_are_killed(
+    tmp_path: Path, server: Server, jobs: int
+) -> None:
+    site = Site(tmp_path / "state")
+    line = [sys.executable, "-m", "hvlaunch", "--detach", "-np", "1", "--min-np", "1", "--lease", "60"]
+    expected, killed = [], 0
+    for number in range(jobs):
+        # Each job recovers twice, and fails or is done.
+        tries = tmp_path / f"tries-{number}"
+        script = f"sleep 0.3; echo >> {tries}; [ $(wc -l < {tries}) -gt 2 ]"
+        limit = ("--max-restarts", "2" if number % 2 else "9")
+        if number % 2:
+            script = f"sleep 0.3; exit 7; : {tries}"
+        done = subprocess.run(
+            [*line, *limit, "--notify", server.url, "sh", "-c", script],
+            env=site.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        job = done.stdout.strip()
+        # The moments are random: any are right.
+        for _ in range(2):
+            time.sleep(Random(number).random() * 0.9)
+            with suppress(ProcessLookupError):
+                known = next(known for known in known_jobs(site.root) if known.id == job)
+                if known.has_driver:
+                    os.kill(known.about["pid"], signal.SIGKILL)
+                    killed += 1
+        site.do("wait", job)
+        end = f"{job}.{'failed' if number % 2 else 'done'}"
+        wait_until(partial(lambda end: end in server.ids, end), "the end is known", 60.0)
+        expected += [f"{job}.recovered-1", f"{job}.recovered-2", end]
+    directory = site.root.with_name("notices")
+    wait_until(lambda: not any(file.stat().st_size for file in directory.iterdir()), "all are recorded", 60.0)
+    assert killed
+    assert server.ids == expected
 
 
 def test_two_processes_deliver_a_notice_once(tmp_path: Path, server: Server) -> None:
@@ -263,6 +450,34 @@ def test_a_successor_delivers_what_a_killed_driver_has_left(tmp_path: Path, serv
     wait_until(lambda: not (directory / "0123.hung-1").stat().st_size, "it is delivered", 60.0)
     assert len(server.posted) == 1
     assert (directory / "other.hung-1").stat().st_size, "another job's is its own driver's"
+    # After a restart of the machine, no driver of that job comes any more.
+    (directory / ".hvlaunch-00.part").write_text(body)
+    for file in directory.iterdir():
+        os.utime(file, (0, time.time() - 2 * 3600))
+    Notices(directory, "4567", [server.url], print).begin()
+    wait_until(lambda: not (directory / "other.hung-1").stat().st_size, "it is delivered", 60.0)
+    assert len(server.posted) == 2
+    assert (directory / ".hvlaunch-00.part").stat().st_size, "half made by a killed driver, and made anew"
+
+
+def test_a_record_of_a_delivery_is_whole_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may be killed, and the disk be full."""
+    path = file_of(tmp_path, "true", "exit 1", "true")
+    sizes, seen = [path.stat().st_size], []
+    truncate = os.ftruncate
+
+    def look(descriptor: int, length: int) -> None:
+        assert path.stat().st_size == sizes[-1], "a record takes no more room"
+        seen.append(json.loads(path.read_bytes()))
+        truncate(descriptor, length)
+        sizes.append(length)
+
+    monkeypatch.setattr(os, "ftruncate", look)
+    deliver_file(path, QUICK)
+    assert [len(content.get("targets", ())) for content in seen] == [2, 1, 0, 0]
+    assert seen[-1] == {"failures": [["exit 1", "exit code 1"]]}
 
 
 def test_the_next_job_tells_of_a_notice_that_was_given_up_and_old_files_go(tmp_path: Path) -> None:
