@@ -2,11 +2,13 @@
 
 import hashlib
 import os
+import queue
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,7 +58,7 @@ class Serving:
             fingerprint or self.certificate.fingerprint,
             ranges,
             take,
-            lambda: taken.append(b""),
+            lambda data: taken.append(b"") if not data else None,
         )
         return taken
 
@@ -83,6 +85,62 @@ def test_a_part_is_passed_on_when_it_has_come(tmp_path: Path) -> None:
     timer.start()
     assert host.fetch("0-2") == host.content
     timer.join()
+
+
+def fetching(host: Serving, pieces: "queue.Queue[int]") -> "Future[list[bytes]]":
+    """Fetch the last part in a thread; its size so far goes to the queue."""
+    got: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        got.append(data)
+        return False
+
+    def fetch_it() -> list[bytes]:
+        address = ("127.0.0.1", host.offer.port)
+        more: Callable[[bytearray], None] = lambda data: pieces.put(len(data))  # noqa: E731
+        fetch([address], SECRET, host.certificate.fingerprint, "2-2", take, more)
+        return got
+
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(fetch_it)
+    pool.shutdown(wait=False)
+    return future
+
+
+def test_a_part_is_passed_on_while_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 4)
+    monkeypatch.setattr(module, "_COMING", 30.0)
+    host, pieces = Serving(tmp_path, parts=2), queue.Queue[int]()
+    coming = bytearray()
+    future = fetching(host, pieces)
+    for size in (4, 8):
+        coming += host.content[2][size - 4 : size]
+        host.offer.comes(2, coming)
+        assert pieces.get(timeout=30) == size
+    host.file.write_bytes(b"".join(host.content))
+    host.offer.has_more()
+    assert future.result(30) == host.content[2:]
+    assert pieces.get(timeout=30) == len(host.content[2])
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_damage_on_the_way_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_again: bool
+) -> None:
+    """The next host keeps its source, which is innocent: each host would else ask the driver for the damage of one."""
+    monkeypatch.setattr(module, "PIECE", 4)
+    monkeypatch.setattr(module, "_COMING", 30.0)
+    host, pieces = Serving(tmp_path, parts=2), queue.Queue[int]()
+    future = fetching(host, pieces)
+    host.offer.comes(2, bytearray(b"?" * 10))
+    while pieces.get(timeout=30) != 8:
+        pass
+    if comes_again:
+        host.offer.comes(2, bytearray(host.content[2][:5]))
+        assert [pieces.get(timeout=30) for _ in range(2)] == [0, 4]
+    host.file.write_bytes(b"".join(host.content))
+    host.offer.has_more()
+    assert future.result(30) == host.content[2:]
 
 
 def test_a_part_that_does_not_come_ends_the_answer(tmp_path: Path) -> None:
@@ -173,7 +231,7 @@ class Hostile:
             taken.append(data)
             return True
 
-        fetch([address], SECRET, self.certificate.fingerprint, "0-2", take, lambda: None)
+        fetch([address], SECRET, self.certificate.fingerprint, "0-2", take, lambda _data: None)
         return taken
 
 
@@ -190,13 +248,19 @@ def pretend(peer: ssl.SSLSocket) -> None:
         time.sleep(0.01)  # a sign now and then
 
 
+def take_back(peer: ssl.SSLSocket) -> None:
+    while True:
+        peer.sendall((3).to_bytes(4, "big") + b"abc" + module._AGAIN.to_bytes(4, "big"))
+        time.sleep(0.01)  # each piece is damaged
+
+
 def claim(peer: ssl.SSLSocket) -> None:
-    peer.sendall(b"\xff" * 4)
+    peer.sendall(b"\x7f" + b"\xff" * 3)
     peer.recv(1)  # the connection stays until the other end closes it
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("attack", [trickle, pretend, claim])
+@pytest.mark.parametrize("attack", [trickle, pretend, take_back, claim])
 def test_a_hostile_peer_holds_a_host_up_no_longer_than_one_part_may_take(
     tmp_path: Path, attack: Callable[[ssl.SSLSocket], None]
 ) -> None:

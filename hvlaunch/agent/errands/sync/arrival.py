@@ -9,7 +9,7 @@ import os
 import time
 import zlib
 
-from hvlaunch.agent.errands.sync.content import LARGE, PART, Manifest, ranges_of
+from hvlaunch.agent.errands.sync.content import LARGE, PART, PIECE, Manifest, ranges_of
 from hvlaunch.agent.quick import loads
 
 TYPE_CHECKING = False
@@ -69,18 +69,27 @@ def receive_all(
 
     `hashes` are those of all parts, and `places_of` yields possible places of a part. `folder` is this user's own.
     """
+    comes: Optional[Callable[[int, bytearray], None]] = None
     if peer is not None and size >= LARGE:
         from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
 
         server = PartServer(peer["secret"], peer["pem"], folder, hashes, PART, places_of)
-        writer.on_part = server.has_more
+        writer.on_part, comes = server.has_more, server.comes
         stream.write(b"offer %d\n" % server.port)
     while writer.needed:
-        _receive_parts(stream, peer, writer)
+        _receive_parts(stream, peer, writer, comes)
 
 
-def _receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
-    """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
+def _receive_parts(
+    stream: ErrandStream,
+    peer: Optional[Dict[str, Any]],
+    writer: PartWriter,
+    comes: Optional[Callable[[int, bytearray], None]],
+) -> None:
+    """Ask for the needed parts, and take them from the driver, or from a host that the driver names.
+
+    `comes` gets the number of the part that comes, and its bytes so far.
+    """
     ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
     stream.write(b"parts " + ranges.encode("ascii") + b"\n")
     answer = loads(stream.read_line().decode("ascii").strip())
@@ -90,19 +99,22 @@ def _receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer:
         addresses = [(host, port) for host, port in answer["from"]]
         shown = time.monotonic()
 
-        def tell() -> None:
+        def tell(data: bytearray) -> None:
             nonlocal shown
+            if comes is not None:
+                comes(writer.next, data)
             if time.monotonic() >= shown + _PROGRESS:
                 shown = time.monotonic()
                 stream.write(b"progress %d\n" % writer.received)
 
-        def take(data: bytes) -> bool:
-            tell()
-            return writer.write_next(data)
-
-        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, take, tell)
+        fetch(addresses, peer["secret"], peer["fingerprint"], ranges, writer.write_next, tell)
         return
     while writer.needed:
         size = int.from_bytes(stream.read_exactly(4), "big")
-        if not writer.write_next(stream.read_exactly(size)) and writer.needed:
+        data = bytearray()
+        while len(data) < size:
+            data += stream.read_exactly(min(size - len(data), PIECE))
+            if comes is not None:
+                comes(writer.next, data)
+        if not writer.write_next(bytes(data)) and writer.needed:
             raise ValueError("a part of a file was damaged on its way")

@@ -19,6 +19,7 @@ __all__ = [
     "LARGE",
     "PART",
     "PEER",
+    "PIECE",
     "Manifest",
     "PartWriter",
     "TreeFile",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 PART = 4 << 20  # bytes: content travels, and is checked, in parts of this size
+# Bytes after which the next host gets them. Each piece wakes a thread: the records of TLS, of 16 KiB, would wake too many.
+PIECE = 1 << 18
 _MODES = {0: 0o644, 1: 0o755}
 LARGE = 8 << 20  # bytes from which on hosts ask each other
 # A secret and a certificate, for content from host to host; null for a single host.
@@ -137,10 +140,14 @@ class PartWriter:
         if not missing:
             os.rename(path + ".part", path)
 
+    @property
+    def next(self) -> int:
+        """The number of the next part."""
+        return self._order[-1]
+
     def write_next(self, data: bytes) -> bool:
         """Write the next needed part. Return False if the data is not this part, or if it was the last."""
-        number = self._order[-1]
-        part = self.needed[number]
+        part = self.needed[self.next]
         if _sha256(data) != part:
             return False
         for file, offset in self._places[part]:
