@@ -115,15 +115,9 @@ def _judge_shm(value: int, values: Values) -> Iterable[Flaw]:
         )
 
 
-def _commits(values: Values) -> int:
-    """Return the room for commits, as agent/commits/__init__.py bounds them."""
-    machine = values["machine"]
-    return int(min(machine["shm_free"] or 0, machine["memory_available"])) // 2
-
-
 def _judge_commits(value: int, values: Values) -> Iterable[Flaw]:
     slots = _slots(values)
-    if value < slots * 64 * _MIB:
+    if value < slots * values["machine"]["commit_least"]:
         workers = "worker" if slots == 1 else "workers"
         text = f"{_size(value)} of memory for commits are hardly enough for {slots} {workers}"
         yield Flaw("note", text, "a larger /dev/shm (docker run --shm-size=16g), or more memory")
@@ -426,7 +420,7 @@ CHECKS: tuple[Check, ...] = (
     Check("nofile", _at("machine", "nofile"), "limit of open files (ulimit -n)", _number, same, "note", judge=_judge_nofile),
     Check("memlock", _at("machine", "memlock"), "limit of locked memory in bytes (ulimit -l)", _size, same, "note", judge=_judge_memlock),
     Check("shm", _at("machine", "shm"), "size of /dev/shm in bytes", _size, low(0.5), remedy="docker run --shm-size=16g, or mount -o remount,size=16g /dev/shm", judge=_judge_shm),
-    Check("commits", _commits, "room for commits in bytes: half of what is free of memory and /dev/shm", _size, judge=_judge_commits),
+    Check("commits", _at("machine", "commit_room"), "room for commits in bytes: half of what is free of memory and /dev/shm", _size, judge=_judge_commits),
     Check("gpus", lambda values: len(values["gpus"]["gpus"]), "number of GPUs", _number, same, remedy="nvidia-smi there; look for a GPU that has fallen off the bus: dmesg", judge=_judge_count),
     Check("gpu", _model, "models of the GPUs", compare=same, remedy="hosts with the same GPUs"),
     Check("gpu-memory", _memory, "memory of the smallest GPU in bytes", _size, low(0.9), remedy="hosts with the same GPUs"),

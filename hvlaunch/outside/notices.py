@@ -79,14 +79,15 @@ class Notices:
             make_own_directory(str(self._directory))
             for file in self._directory.iterdir():
                 status = file.stat()
-                if status.st_mtime < time.time() - _KEPT:
+                is_abandoned = status.st_mtime < time.time() - _ABANDONED
+                # A killed driver may have left a part; its successor made the whole file.
+                is_part = file.suffix == ".part"
+                if status.st_mtime < time.time() - _KEPT or (is_part and is_abandoned):
                     file.unlink()
                 elif status.st_size:
                     self._tell_failures(file)
-                    is_abandoned = status.st_mtime < time.time() - _ABANDONED
                     is_ours = file.name.startswith(f"{self._job_id}.")
-                    # A killed driver may have left a part; its successor made the whole file.
-                    if (is_ours or (is_abandoned and file.suffix != ".part")) and _is_open(file):
+                    if (is_ours or is_abandoned) and not is_part and _is_open(file):
                         start_process("hvlaunch.outside.notices", file)
 
     def post(self, key: str, make: Callable[[], Mapping[str, Any]]) -> None:

@@ -28,6 +28,7 @@ _MODULES = (
     "__init__.py",
     "agent/__init__.py",
     "agent/commits",
+    "agent/proc.py",
     "errors.py",
     "owners.py",
     "rendezvous",

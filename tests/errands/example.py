@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from hvlaunch.agent.errands.observer.proc import command_of
+from hvlaunch.agent.proc import command_of
 from hvlaunch.agent.wire.shapes import of, record, text, whole
 
 TYPE_CHECKING = False

@@ -4,7 +4,7 @@ Files in /dev/shm outlive the workers; the guardian removes these files with the
 the newest whole version and a pinned version stand while the third file is written. A state common to the ranks has two files. The
 header comes last: a file without a valid header is no commit.
 
-Workers import this module too, hence its only imports are of the standard library.
+Workers import this module too, hence its only imports are of the standard library and of proc.py.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ from typing import (
     Tuple,
 )
 
+from hvlaunch.agent.proc import LEAST_ROOM, commit_room
+
 __all__ = [
     "CHUNK",
     "COPIES",
     "PAGE",
     "KeptCommit",
     "NoRoom",
-    "Room",
     "Version",
-    "available",
     "begin",
     "buddies",
-    "cgroup_room",
     "choose",
     "copies",
     "directory_of",
@@ -99,22 +98,10 @@ _HOLD = 5.0
 """Seconds for the driver to choose a version. A driver may be gone, and training must continue."""
 _PAUSE = 0.01
 _THREADS = 4
-_LEAST = 64 << 20
-"""Bytes of memory for the commits of a worker. Hardly a model fits into less."""
 
 
 class NoRoom(Exception):
     """The host has too little memory for a commit; `args[0]` says how much, and what to do."""
-
-
-class Room(NamedTuple):
-    """Free memory for commits."""
-
-    free: int
-    """Bytes."""
-    place: str
-    """The scarcest of the places that a commit takes memory from."""
-    remedy: str
 
 
 class KeptCommit(NamedTuple):
@@ -293,24 +280,24 @@ def _memory(path: str) -> int:
 
 
 def _check_room(missing: int, states: int) -> None:
-    """Raise NoRoom unless half of the free memory suffices: data loaders need /dev/shm too."""
+    """Raise NoRoom unless the room for commits suffices."""
     # All files of all ranks: each rank alone would find room for its own, and together they would take more than there is.
     if missing > 0:
-        room = available()
-        if missing > room.free // 2:
+        room = commit_room()
+        if missing > room.size:
             words = "%s %s more, and half of the %s free in %s is less; try: %s"
             need = "they need" if states == 1 else "those of %d workers need" % states
-            raise NoRoom(words % (need, _size(missing), _size(room.free), room.place, room.remedy))
+            raise NoRoom(words % (need, _size(missing), _size(2 * room.size), room.place, room.remedy))
 
 
 def little_room(states: int) -> Optional[str]:
     """Return a warning if commits of so many states hardly have room, whatever their size; None with room."""
-    room = available()
-    if room.free // 2 >= states * _LEAST:
+    room = commit_room()
+    if room.size >= states * LEAST_ROOM:
         return None
     words = "commits have room for %s, half of what is free in %s: hardly enough for %d %s; try: %s"
     workers = "worker" if states == 1 else "workers"
-    return words % (_size(room.free // 2), room.place, states, workers, room.remedy)
+    return words % (_size(room.size), room.place, states, workers, room.remedy)
 
 
 def is_first_to_say(directory: str, topic: str) -> bool:
@@ -342,67 +329,6 @@ def _locked(paths: List[str]) -> int:
                 continue
             return descriptor
     raise OSError("no file for a commit")
-
-
-def available() -> Room:
-    """Return the free memory for commits. tmpfs has its own limit, takes the memory of programs, and counts for the job's cgroup."""
-    file_system = os.statvfs(_SHM)
-    larger = "docker run --shm-size=SIZE, or mount -o remount,size=SIZE /dev/shm"
-    rooms = [Room(file_system.f_bavail * file_system.f_frsize, _SHM, larger)]
-    fewer = "save(..., shared=True) if all ranks have equal values"
-    # Missing in some sandboxes, and then it bounds nothing.
-    memory = re.search(r"^MemAvailable:\s*(\d+)", _text("/proc/meminfo"), re.MULTILINE)
-    if memory is not None:
-        rooms.append(Room(int(memory[1]) * 1024, "the host's memory", fewer))
-    limited = cgroup_room()
-    if limited is not None:
-        rooms.append(
-            Room(
-                limited,
-                "the memory of the job's cgroup",
-                "a higher limit (docker run --memory), or %s" % fewer,
-            )
-        )
-    return min(rooms)
-
-
-def cgroup_room(root: str = "") -> Optional[int]:
-    """Return the bytes of memory that this process's cgroup and its ancestors still allow; None without a limit."""
-    # The check of hosts reads cgroups too (errands/check/machine.py); that module must not load this one, which takes longer.
-    rooms = []
-    for line in _text(root + "/proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        place = root + "/sys/fs/cgroup" + ("/memory" if controllers else "")
-        names = ("limit_in_bytes", "usage_in_bytes") if controllers else ("max", "current")
-        while True:
-            group = place + path.rstrip("/")
-            limit, used = [_text("%s/memory.%s" % (group, name)).strip() for name in names]
-            if limit.isdigit():
-                rooms.append(int(limit) - (int(used) - _cache(group) if used.isdigit() else 0))
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)
-    return max(0, min(rooms)) if rooms else None
-
-
-def _cache(group: str) -> int:
-    """Return the bytes of files in memory, which go first when memory is short: they are not in use."""
-    words = _text(group + "/memory.stat").split()
-    for name in ("total_inactive_file", "inactive_file"):
-        if name in words:
-            return int(words[words.index(name) + 1])
-    return 0
-
-
-def _text(path: str) -> str:
-    """Return the text of the kernel's file; empty if it is unreadable."""
-    try:
-        with open(path, "rb") as file:
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _sums(content: memoryview) -> bytes:

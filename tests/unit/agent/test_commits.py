@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from hvlaunch.agent import commits, scratch
-from hvlaunch.agent.commits import CHUNK, PAGE, KeptCommit, NoRoom, Room
+from hvlaunch.agent.commits import CHUNK, PAGE, KeptCommit, NoRoom
+from hvlaunch.agent.proc import Room, commit_room
 
 pytestmark = pytest.mark.no_cover
 LENGTH = 2 * CHUNK + 777
@@ -207,7 +208,7 @@ def test_only_files_that_are_missing_are_prepared(folder):
 
 def test_too_little_memory_is_named_before_anything_is_written(folder, monkeypatch):
     write(folder, 1, length=100)
-    monkeypatch.setattr(commits, "available", lambda: Room(1_000_000_000, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(500_000_000, "/dev/shm", "a larger one"))
     words = r"they need 1\.5 GB more, and half of the 1\.0 GB free in /dev/shm is less; try: a larger one"
     with pytest.raises(NoRoom, match=words):
         write(folder, 2, length=500_000_000)
@@ -219,7 +220,7 @@ def test_all_ranks_of_a_host_must_have_room_before_the_first_writes(folder, monk
     # A shared state of another name leaves its own files out of the sum, and so does a file of no commit.
     write(folder, 1, name="default.shared", size=0, length=3_000_000)
     (Path(folder) / "pins").write_text("0\n")
-    monkeypatch.setattr(commits, "available", lambda: Room(10_000_000, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(5_000_000, "/dev/shm", "a larger one"))
     with pytest.raises(NoRoom, match=r"those of 4 workers need 6\.0 MB more"):
         commits.begin(folder, commit, states=4)
     assert not (Path(folder) / "default.0.0").exists()
@@ -230,7 +231,7 @@ def test_all_ranks_of_a_host_must_have_room_before_the_first_writes(folder, monk
     # A state with all of its files goes on, however little is free.
     for step in (2, 3):
         write(folder, step, length=500_000)
-    monkeypatch.setattr(commits, "available", lambda: Room(0, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(0, "/dev/shm", "a larger one"))
     commits.release(commits.begin(folder, commit._replace(step=4), states=4))
 
 
@@ -243,20 +244,24 @@ def test_all_ranks_of_a_host_must_have_room_before_the_first_writes(folder, monk
         (16 << 30, None, None, (16 << 30, "/dev/shm")),
     ],
 )
-def test_room_is_that_of_the_scarcest_place(monkeypatch, shm, memory, limit, room):
+def test_room_is_half_of_the_scarcest_place(tmp_path, monkeypatch, shm, memory, limit, room):
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=shm >> 12, f_frsize=4096))
-    text = "" if memory is None else f"MemTotal: 99 kB\nMemAvailable: {memory >> 10} kB\n"
-    monkeypatch.setattr(commits, "_text", lambda _path: text)
-    monkeypatch.setattr(commits, "cgroup_room", lambda: limit)
-    assert commits.available()[:2] == room
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    if memory is not None:
+        (tmp_path / "proc/meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {memory >> 10} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(str(limit or "max"))
+    found = commit_room(str(tmp_path))
+    assert (2 * found.size, found.place) == room
 
 
 def test_little_room_is_a_warning_with_the_next_step(monkeypatch):
-    monkeypatch.setattr(commits, "available", lambda: Room(64 << 20, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(32 << 20, "/dev/shm", "a larger one"))
     assert commits.little_room(2) == (
         "commits have room for 33.6 MB, half of what is free in /dev/shm: hardly enough for 2 workers; try: a larger one"
     )
-    monkeypatch.setattr(commits, "available", lambda: Room(256 << 20, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(128 << 20, "/dev/shm", "a larger one"))
     assert commits.little_room(2) is None
 
 

@@ -21,6 +21,7 @@ from hvlaunch.agent import commits
 from hvlaunch.agent.errands.observer.machine import Machine, Space
 from hvlaunch.agent.errands.observer.processes import Processes
 from hvlaunch.agent.errands.observer.samples import Samples
+from hvlaunch.agent.proc import cgroup_memory
 from tests.unit.agent.harness import Hunt, python, until
 
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', sys.argv[1]]); print(1, flush=True); sys.stdin.read()"
@@ -207,7 +208,8 @@ def test_room_in_cgroups_is_what_the_narrowest_leaves(
     for name, text in files.items():
         (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "sys/fs/cgroup" / name).write_text(text)
-    assert commits.cgroup_room(str(tmp_path)) == room
+    memory = cgroup_memory(str(tmp_path))
+    assert (None if memory is None else memory[1]) == room
 
 
 def test_a_sample_has_the_memory_of_commits_and_copies() -> None:

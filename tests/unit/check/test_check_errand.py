@@ -12,6 +12,7 @@ import pytest
 
 from hvlaunch.agent.errands import ErrandStream, check, pairs
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
+from hvlaunch.agent.proc import commit_room
 
 ARGUMENTS: dict[str, Any] = {
     "program": None,
@@ -188,6 +189,8 @@ def test_limits_of_cgroups_hold_from_the_root_on(
     assert part["memory"] == (8 << 30 if limit is None else limit)
     if "memory.stat" in tree:
         assert part["memory_available"] == (1 << 30) - 100_000_000
+    # The rule of commits, whatever /dev/shm of this machine has.
+    assert part["commit_room"] == commit_room(str(tmp_path)).size <= part["memory_available"] // 2
 
 
 def test_a_proxy_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

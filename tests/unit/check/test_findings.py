@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.agent.proc import LEAST_ROOM
 from hvlaunch.check import Check, Finding, Flaw, findings_of, high, low, merged, same, same_if_any
 from hvlaunch.check.table import CHECKS
 
@@ -78,19 +79,18 @@ def test_a_part_that_could_not_be_read_is_a_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shm", "memory", "slots", "room", "text"),
+    ("size", "slots", "room", "text"),
     [
-        (64 << 20, 8 << 30, 2, "33.6 MB", "33.6 MB of memory for commits are hardly enough for 2 workers"),
-        (8 << 30, 100 << 20, 1, "52.4 MB", "52.4 MB of memory for commits are hardly enough for 1 worker"),
-        (8 << 30, 16 << 30, 8, "4.29 GB", None),
-        (None, 8 << 30, 1, "0 B", "0 B of memory for commits are hardly enough for 1 worker"),
+        (32 << 20, 2, "33.6 MB", "33.6 MB of memory for commits are hardly enough for 2 workers"),
+        (50 << 20, 1, "52.4 MB", "52.4 MB of memory for commits are hardly enough for 1 worker"),
+        (4 << 30, 8, "4.29 GB", None),
+        (0, 1, "0 B", "0 B of memory for commits are hardly enough for 1 worker"),
     ],
 )
-def test_room_for_commits_is_shown_and_judged(
-    shm: int | None, memory: int, slots: int, room: str, text: str | None
-) -> None:
+def test_room_for_commits_is_shown_and_judged(size: int, slots: int, room: str, text: str | None) -> None:
     check = next(check for check in CHECKS if check.name == "commits")
-    values = {"machine": {"shm_free": shm, "memory_available": memory}, "session": {"slots": slots}}
+    machine = {"commit_room": size, "commit_least": LEAST_ROOM}
+    values = {"machine": machine, "session": {"slots": slots}}
     assert check.show(check.read(values)) == room
     assert [finding.text for finding in findings_of([check], {"a": values})] == (
         [] if text is None else [text]

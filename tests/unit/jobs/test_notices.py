@@ -216,7 +216,10 @@ class Peer(NamedTuple):
     def answer(self, connection: socket.socket, over: threading.Event) -> None:
         with connection, suppress(OSError):
             connection.settimeout(60.0)
-            connection.recv(1 << 16)
+            request = b""
+            # The whole request: a connection that is closed with unread bytes is reset.
+            while not request.endswith(b"}}"):
+                request += connection.recv(1 << 16)
             for part in self.parts:
                 connection.sendall(part)
             while self.goes_on and not over.is_set():
@@ -239,7 +242,7 @@ PEERS = {
     "endless prelude": Peer((b"HTTP/1.1 100 Continue\r\n\r\n",), "no answer within 1 s", goes_on=True),
     "endless answer": Peer((OK, b"\r\n", b"x" * 4096), None, goes_on=True),
     "endless refusal": Peer((b"HTTP/1.1 500 No\r\n\r\n", b"x"), "the server answered 500", goes_on=True),
-    "answer breaks off": Peer((OK, b"Content-Length: 5\r\n\r\n"), None, resets=True),
+    "answer breaks off": Peer((OK, b"Content-Length: 5\r\n\r\n"), None),
     "content hangs": Peer((OK, b"Content-Length: 5\r\n\r\n", b""), None, goes_on=True),
 }
 
@@ -390,7 +393,10 @@ def test_each_notice_reaches_a_server_once_and_in_order_whenever_drivers_are_kil
         wait_until(partial(lambda end: end in server.ids, end), "the end is known", 60.0)
         expected += [f"{job}.recovered-1", f"{job}.recovered-2", end]
     directory = site.root.with_name("notices")
-    wait_until(lambda: not any(file.stat().st_size for file in directory.iterdir()), "all are recorded", 60.0)
+    # A killed driver may leave a part of a file, which its successor makes anew.
+    wait_until(
+        lambda: not any(file.stat().st_size for file in directory.glob("[!.]*")), "all are recorded", 60.0
+    )
     assert killed
     assert server.ids == expected
 
@@ -457,7 +463,7 @@ def test_a_successor_delivers_what_a_killed_driver_has_left(tmp_path: Path, serv
     Notices(directory, "4567", [server.url], print).begin()
     wait_until(lambda: not (directory / "other.hung-1").stat().st_size, "it is delivered", 60.0)
     assert len(server.posted) == 2
-    assert (directory / ".hvlaunch-00.part").stat().st_size, "half made by a killed driver, and made anew"
+    assert not (directory / ".hvlaunch-00.part").exists(), "half made by a killed driver, and made anew"
 
 
 def test_a_record_of_a_delivery_is_whole_at_any_moment(

@@ -16,6 +16,7 @@ import torch
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import saves
+from hvlaunch.agent.proc import Room
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.torch import checkpoint
 from hvlaunch.torch.kept import KeptState, warn_of_little_room
@@ -331,21 +332,21 @@ def test_commit_on_disk_becomes_a_checkpoint_of_torch(rounds, disk, tmp_path, sh
 def test_ranks_without_room_for_all_of_them_keep_nothing_and_say_so_once(rounds, monkeypatch, capfd):
     monkeypatch.setenv("HVLAUNCH_LOCAL_SIZE", "2")
     # Enough for one rank: without the other rank's need both would begin.
-    room = commits.Room(60_000, "/dev/shm", "a larger one")
-    monkeypatch.setattr(commits, "available", lambda: room)
+    room = Room(30_000, "/dev/shm", "a larger one")
+    monkeypatch.setattr(commits, "commit_room", lambda: room)
     rounds.run(saving(1, 2), "aa", 0)
     words = "hvlaunch: host a: commits are not kept in memory: those of 2 workers need"
     printed = capfd.readouterr().err
     assert printed.count(words) == printed.count("hvlaunch: ") == 1
     assert "half of the 0.1 MB free in /dev/shm is less; try: a larger one" in printed
     assert commits.held(str(rounds.folder("a"))) == []
-    monkeypatch.setattr(commits, "available", lambda: room._replace(free=200_000))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(100_000, "/dev/shm", "a larger one"))
     rounds.run(saving(1, 2), "aa", 1)
     assert len(commits.held(str(rounds.folder("a")))) == 4
 
 
 def test_little_room_is_said_before_the_training(rounds, monkeypatch, capfd):
-    monkeypatch.setattr(commits, "available", lambda: commits.Room(64 << 20, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(32 << 20, "/dev/shm", "a larger one"))
     rounds.run(loading, "aa", 0)
     # A static job ends with its first failure: commits would not help it.
     assert capfd.readouterr().err == ""

@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import saves
+from hvlaunch.agent.proc import Room
 from hvlaunch.torch.elastic import TorchState, run
 from hvlaunch.torch.kept import KeptState
 from tests.unit.torch.played_job import LONG, me
@@ -203,7 +204,7 @@ def test_commit_stands_without_memory_for_the_file_of_the_next(folder, monkeypat
     state = KeptState(NAME)
     complete = state.write((0, 1), 0, ({}, [torch.ones(1000)]))
     assert complete is not None
-    monkeypatch.setattr(commits, "available", lambda: commits.Room(1000, "/dev/shm", "a larger one"))
+    monkeypatch.setattr(commits, "commit_room", lambda: Room(500, "/dev/shm", "a larger one"))
     complete()
     assert capfd.readouterr().err == ""
     assert restored(state) == 1.0

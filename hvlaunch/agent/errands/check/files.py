@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from hvlaunch.agent.errands.observer.proc import read_text
+from hvlaunch.agent.proc import read_text
 from hvlaunch.agent.quick import fingerprint
 from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.errands.observer.proc import command_of
+from hvlaunch.agent.proc import command_of
 from hvlaunch.agent.wire.shapes import flag, or_null, plain, record, several, text, whole
 
 TYPE_CHECKING = False

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import resource
 
-from hvlaunch.agent.errands.observer.proc import read_text
+from hvlaunch.agent.proc import (
+    LEAST_ROOM,
+    cgroup_memory,
+    cgroup_words,
+    commit_room,
+    memory_of_host,
+    read_text,
+)
 from hvlaunch.agent.wire.shapes import number, or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional
+    from typing import Any, Dict, Optional
 
 __all__ = ["SHAPE", "read"]
 
@@ -30,6 +37,8 @@ SHAPE = record(
         "memlock": _SIZE,
         "shm": or_null(_SIZE),
         "shm_free": or_null(_SIZE),
+        "commit_room": _SIZE,
+        "commit_least": _SIZE,  # for each worker
     }
 )
 _UNLIMITED = 1 << 62
@@ -38,21 +47,16 @@ _SHARED_MEMORY = "/dev/shm"  # noqa: S108 (it is measured, not written)
 
 def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:  # noqa: ARG001 (every part has them)
     """Return the part. `root` is the folder of /proc and /sys."""
-    meminfo = {}
-    for line in (read_text(root + "/proc/meminfo") or "").splitlines():
-        words = line.split()
-        if len(words) > 1 and words[1].isdigit():
-            meminfo[words[0]] = int(words[1]) * 1024
-    total = meminfo.get("MemTotal:", 0)
-    available = meminfo.get("MemAvailable:", meminfo.get("MemFree:", 0))
-    limit = _cgroup_limit("memory", "memory.max", "memory.limit_in_bytes", root)
-    if limit is not None and limit < total:
-        used = (_cgroup_limit("memory", "memory.current", "memory.usage_in_bytes", root) or 0) - _cache(root)
-        total, available = int(limit), int(min(available, max(0, limit - used)))
+    total, free = memory_of_host(root)
+    available = free or 0
+    limits = cgroup_memory(root)
+    if limits is not None and limits[0] < total:
+        total, available = limits[0], min(available, limits[1])
     try:
         shared = os.statvfs(_SHARED_MEMORY)
+        room = commit_room(root).size
     except OSError:
-        shared = None
+        shared, room = None, 0
     return {
         "processor": plain(_processor(root), 200),
         "architecture": plain(os.uname().machine, 200),
@@ -66,6 +70,8 @@ def read(arguments: Dict[str, Any], root: str = "") -> Dict[str, Any]:  # noqa: 
         "memlock": _limit(resource.RLIMIT_MEMLOCK),
         "shm": None if shared is None else shared.f_blocks * shared.f_frsize,
         "shm_free": None if shared is None else shared.f_bavail * shared.f_frsize,
+        "commit_room": room,
+        "commit_least": LEAST_ROOM,
     }
 
 
@@ -85,42 +91,10 @@ def _processor(root: str) -> str:
 
 def _cpu_quota(root: str) -> Optional[float]:
     """Return the processors that the narrowest cgroup may use; None without a limit."""
-    limits = [words for words in _cgroup_words("cpu", "cpu.max", root) if len(words) > 1]
+    limits = [words for words in cgroup_words("cpu", "cpu.max", root) if len(words) > 1]
     # Version 1 of cgroups has a file for each of both numbers.
-    quotas = _cgroup_words("cpu", "cpu.cfs_quota_us", root)
-    periods = _cgroup_words("cpu", "cpu.cfs_period_us", root)
-    limits += [[quota[0], period[0]] for quota, period in zip(quotas, periods)]  # noqa: B905 (Python 3.10)
+    quotas = cgroup_words("cpu", "cpu.cfs_quota_us", root)
+    periods = cgroup_words("cpu", "cpu.cfs_period_us", root)
+    limits += [quota + period for quota, period in zip(quotas, periods) if quota and period]  # noqa: B905 (Python 3.10)
     numbers = [int(quota) / int(period) for quota, period in limits if quota.isdigit() and int(period)]
     return round(min(numbers), 3) if numbers else None
-
-
-def _cgroup_limit(controller: str, new: str, old: str, root: str = "") -> Optional[float]:
-    """Return the lowest number in a file of this process's cgroup and its ancestors; None without a limit."""
-    files = [*_cgroup_words(controller, new, root), *_cgroup_words(controller, old, root)]
-    numbers = [int(words[0]) for words in files if words and words[0].isdigit()]
-    return min(numbers) if numbers else None
-
-
-def _cache(root: str) -> int:
-    """Return the bytes of files in memory, which go first when memory is short: they are not in use."""
-    words = next(_cgroup_words("memory", "memory.stat", root), [])
-    for name in ("total_inactive_file", "inactive_file"):
-        if name in words:
-            return int(words[words.index(name) + 1])
-    return 0
-
-
-def _cgroup_words(controller: str, name: str, root: str) -> Iterator[List[str]]:
-    """Yield the words of the file in this process's cgroup and its ancestors: all their limits hold."""
-    for line in (read_text(root + "/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        place = root + "/sys/fs/cgroup" + ("/" + controller if controllers else "")
-        while True:
-            words = (read_text("%s%s/%s" % (place, path.rstrip("/"), name)) or "").split()
-            if words:
-                yield words
-            if path in ("", "/"):
-                break
-            path = os.path.dirname(path)

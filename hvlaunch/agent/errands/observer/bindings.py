@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
+from hvlaunch.agent.proc import descendants, parents, read_text
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.agent.workers.binding import LEDGER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.errands.observer.proc import ProcFile
+from hvlaunch.agent.proc import ProcFile
 from hvlaunch.agent.quick import in_time
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 
-from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
+from hvlaunch.agent.proc import descendants, parents, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from hvlaunch.agent.errands.observer.proc import ProcFile
+from hvlaunch.agent.proc import ProcFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

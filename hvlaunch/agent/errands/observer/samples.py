@@ -8,8 +8,8 @@ import os
 import time
 
 from hvlaunch.agent.errands.observer.machine import Machine
-from hvlaunch.agent.errands.observer.proc import allow_many_files
 from hvlaunch.agent.errands.observer.processes import Processes
+from hvlaunch.agent.proc import allow_many_files
 from hvlaunch.agent.quick import has_own_proc
 
 TYPE_CHECKING = False

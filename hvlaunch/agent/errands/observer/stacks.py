@@ -17,7 +17,7 @@ import sys
 import time
 import zlib
 
-from hvlaunch.agent.errands.observer.proc import command_of, descendants, parents, read_text
+from hvlaunch.agent.proc import command_of, descendants, parents, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

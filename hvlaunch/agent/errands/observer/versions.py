@@ -9,7 +9,7 @@ import os
 import select
 import time
 
-from hvlaunch.agent.errands.observer.proc import descendants, parents, read_text
+from hvlaunch.agent.proc import descendants, parents, read_text
 from hvlaunch.agent.quick import signal
 from hvlaunch.agent.wire.shapes import plain
 
