@@ -1,9 +1,13 @@
 """Recorded topologies of hosts, as the files of /sys and /proc that hvlaunch and torch read."""
 
 import os
+from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.agent.workers.binding import parsed, ranges, read_topology
+
+_WRITTEN: dict[str, Path] = {}
+"""Directories with the processors of hosts, by what they show. Each has thousands of files, and no test changes one."""
 
 
 class Host(NamedTuple):
@@ -28,7 +32,26 @@ class Host(NamedTuple):
 
     def write(self, root):
         """Write the files below a directory, and return the directory as text."""
-        system = root / "sys/devices/system"
+        devices = root / "sys/devices"
+        shown = repr((self.nodes, self.cores, self.caches, self.sockets, self.has_numa))
+        if not _WRITTEN.get(shown, devices).exists():
+            _WRITTEN[shown] = devices
+            self._write_processors(devices / "system")
+        elif _WRITTEN[shown] != devices:
+            os.makedirs(devices.parent, exist_ok=True)  # noqa: PTH103 (a path of pytest's)
+            devices.unlink(missing_ok=True)
+            devices.symlink_to(_WRITTEN[shown])
+        for index, (address, node) in enumerate(self.gpus):
+            device = root / f"sys/bus/pci/devices/{address}"
+            put(device / "numa_node", str(node))
+            put(device / "local_cpulist", self.nodes.get(node, ranges(self.cpus)))
+            put(
+                root / f"proc/driver/nvidia/gpus/{address}/information",
+                f"Model:  \t X\nGPU UUID: \t GPU-{index}abc\n",
+            )
+        return str(root)
+
+    def _write_processors(self, system):
         for node, cpus in self.nodes.items() if self.has_numa else ():
             put(system / f"node/node{node}/cpulist", cpus)
         if self.has_numa:
@@ -52,15 +75,6 @@ class Host(NamedTuple):
                     put(cache / "level", str(level))
                     put(cache / "type", kind)
                     put(cache / "shared_cpu_list", shared)
-        for index, (address, node) in enumerate(self.gpus):
-            device = root / f"sys/bus/pci/devices/{address}"
-            put(device / "numa_node", str(node))
-            put(device / "local_cpulist", self.nodes.get(node, ranges(self.cpus)))
-            put(
-                root / f"proc/driver/nvidia/gpus/{address}/information",
-                f"Model:  \t X\nGPU UUID: \t GPU-{index}abc\n",
-            )
-        return str(root)
 
     def read(self, root, mode):
         return read_topology(mode, self.mask, self.write(root))
