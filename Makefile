@@ -51,10 +51,10 @@ PYTEST := $(BIN)/pytest -m 'not long and not timing'
 # What failed runs once more, alone: beside nine busy processes of tests, a process may wait for many seconds. What fails twice fails.
 ONCE_MORE = || { echo 'make test: these failed beside others, and run once more, alone:'; $(PYTEST) --last-failed --last-failed-no-failures none -x
 
-# `make test` does these at once, which need an environment,
-READY := pythons compiled-tests
-# and then lints and runs all tests at once; each of these shows its output when it is done.
+# `make test` lints and runs all tests at once; each of these shows its output when it is done.
 CHECKS := lint unit-tests host-tests
+# There tests begin when these are done, and lint, which needs neither, has a processor meanwhile.
+READY := pythons compiled-tests
 AT_ONCE := -j $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 # Eight processes of pytest load the same tests: compiling them takes longer than all that loading else does.
@@ -62,10 +62,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-ifneq ($(MAKECMDGOALS),$(CHECKS))
-ifneq ($(MAKECMDGOALS),$(READY))
+ifeq ($(MAKECMDGOALS),$(CHECKS))
+unit-tests host-tests: | $(READY)
+else
 .NOTPARALLEL:
-endif
 endif
 .PHONY: help demo test lint compiled-tests unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
@@ -80,7 +80,6 @@ demo: $(VENV)/.extras-examples $(VENV)/.wheel ## train the digits example with 2
 	@echo '  two machines          docs/start.md, from step 2 on'
 
 test: system-packages $(VENV)/.extras-dev $(VENV)/.wheel ## install what the tests need, then lint and run all tests
-	@$(MAKE) --no-print-directory $(AT_ONCE) $(READY)
 	@echo 'make test: $(CHECKS) run at once, and each shows its output when it is done'
 	@$(MAKE) --no-print-directory $(AT_ONCE) $(CHECKS)
 	@$(MAKE) --no-print-directory timing-tests
