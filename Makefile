@@ -64,6 +64,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 ifeq ($(MAKECMDGOALS),$(CHECKS))
 unit-tests host-tests: | $(READY)
+# The processes for tests on hosts would end two minutes before those for unit tests: the simulations are divided among them.
+HOST_TESTS := $(HOST_TESTS) $(filter tests/simulation,$(UNIT_TESTS))
+UNIT_TESTS := $(filter-out tests/simulation,$(UNIT_TESTS))
 else
 .NOTPARALLEL:
 endif

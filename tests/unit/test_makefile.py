@@ -88,6 +88,20 @@ def test_what_is_there_stays(make):
     assert (said, asked) == ([], [])
 
 
+def test_make_test_runs_each_folder_of_tests_once():
+    line = ["make", "-n", "-j", "-C", ROOT, "VENV=/no/venv", "lint", "unit-tests", "host-tests"]
+    env = {"PATH": os.environ["PATH"]}
+    plan = subprocess.run(line, env=env, capture_output=True, text=True, check=True).stdout
+    runs = [line for line in plan.splitlines() if re.search(r"/pytest .* -n \d", line)]
+    folders = sorted(re.findall(r" (tests/\w+)", " ".join(runs)))
+    # Those with GPUs have a target of their own.
+    having = {
+        f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in ROOT.glob("tests/*/**/test_*.py")
+    }
+    assert folders == sorted(having - {"tests/gpu"})
+    assert len(runs) == 2
+
+
 @pytest.fixture
 def locked(tmp_path):
     """Return the lines of lock.txt for an extra of this wheel, or for a package."""
