@@ -1,6 +1,6 @@
 """Programs other than torch's on real hosts, by presets: a stand-in for vLLM's server, and others where they are installed.
 
-HVLAUNCH_PROGRAMS names the `bin` directory of an environment with jax, ray, distributed and torch.
+HVLAUNCH_PROGRAMS names the `bin` directory of an environment with jax, ray, distributed, torch, tensorflow-cpu and mlx[cpu].
 """
 
 import os
@@ -141,6 +141,39 @@ print("sum", total.item())
 dist.destroy_process_group()
 """
 
+# MORE is "1" for a program that continues until it is stopped.
+MLX = """
+import itertools
+import mlx.core as mx
+group = mx.distributed.init()
+for step in itertools.count(1):
+    total = mx.distributed.all_sum(mx.array(1.0 + group.rank()))
+    mx.eval(total)
+    if step <= 1:
+        print("sum", total.item(), "of", group.size(), flush=True)
+    if not MORE:
+        break
+"""
+
+TENSORFLOW = """
+import itertools, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+rank = strategy.cluster_resolver.task_id
+@tf.function
+def total():
+    def add():
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0 + rank))
+    return strategy.run(add)
+for step in itertools.count(1):
+    value = float(strategy.experimental_local_results(total())[0])
+    if step <= 1:
+        print("sum", value, "of", strategy.num_replicas_in_sync, flush=True)
+    if not MORE:
+        break
+"""
+
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
@@ -151,13 +184,15 @@ dist.destroy_process_group()
         ("ray", RAY.replace("WAIT", "0"), "tasks on 3", 1),
         ("dask", DASK, "tasks on 3", 1),
         ("torchrun", TORCH, "sum 6.0", 6),
+        ("mlx", MLX.replace("MORE", "0"), "sum 6.0 of 3", 3),
+        ("tensorflow", TENSORFLOW.replace("MORE", "0"), "sum 6.0 of 3", 3),
     ],
-    ids=("jax", "ray", "dask", "torchrun"),
+    ids=("jax", "ray", "dask", "torchrun", "mlx", "tensorflow"),
 )
 def test_a_program_works_on_three_hosts(
-    cluster: TestHosts, tmp_path: Path, name: str, text: str, word: str, times: int
+    cluster: TestHosts, programs: Path, name: str, text: str, word: str, times: int
 ) -> None:
-    job = program(cluster, name, Path(f"/var/tmp/{tmp_path.name}.py"), text).saw(word, times, timeout=240)
+    job = program(cluster, name, programs / "program.py", text).saw(word, times, timeout=240)
     assert job.code(120) == 0, job.stderr
     for host in cluster:
         assert host.run(["sh", "-c", "ls -d /tmp/ray /tmp/hvlaunch-*"]).stdout == ""
@@ -170,10 +205,27 @@ def test_a_program_works_on_three_hosts(
     [("a", "gcs_server", FIRST_FAILED), ("b", "raylet/raylet", "of 3 on host b failed first")],
 )
 def test_a_killed_part_of_ray_ends_the_job(
-    cluster: TestHosts, tmp_path: Path, host: str, word: str, message: str
+    cluster: TestHosts, programs: Path, host: str, word: str, message: str
 ) -> None:
-    job = program(cluster, "ray", Path(f"/var/tmp/{tmp_path.name}.py"), RAY.replace("WAIT", "3600"))
+    job = program(cluster, "ray", programs / "program.py", RAY.replace("WAIT", "3600"))
     job.saw("tasks on 3", timeout=240)
     kill(cluster, host, word)
     assert job.code(60) == 1
     assert message in job.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "text"), [("mlx", MLX), ("tensorflow", TENSORFLOW)], ids=("mlx", "tensorflow")
+)
+@pytest.mark.parametrize(("rank", "host"), [(1, "b"), (2, "c")], ids=("b", "c"))
+def test_a_killed_worker_in_a_collective_ends_the_job(
+    cluster: TestHosts, programs: Path, name: str, text: str, rank: int, host: str
+) -> None:
+    script = programs / "program.py"
+    job = program(cluster, name, script, text.replace("MORE", "1")).saw("sum 6.0 of 3", 3, timeout=240)
+    kill(cluster, host, str(script))
+    # The others fail too, when their neighbor is gone: the report names the cause. Some need the whole grace period of 5 s.
+    assert job.code(30) == 137
+    assert f"rank {rank} of 3 on host {host} failed first" in job.stderr
