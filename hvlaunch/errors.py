@@ -164,11 +164,13 @@ class NotEnoughSlots(BadUsage):
     Try: a smaller `-np`, or more slots (`host:N`).
     """
 
-    def __init__(self, needed: int, available: int) -> None:
+    def __init__(self, needed: int, available: int, option: str = "") -> None:
+        """`option` is the user's limit on the slots of each host, if any."""
         noun = "slot" if available == 1 else "slots"
+        limited = f" ({option})" if option else ""
         super().__init__(
-            f"{needed} workers were asked for, but the hosts have only {available} {noun}",
-            hint=f"-np {available}, or more slots (host:N)",
+            f"{needed} workers were asked for, but the hosts have only {available} {noun}{limited}",
+            hint=f"-np {available}, or more {'hosts' if option else 'slots (host:N)'}",
         )
         self.needed = needed
         """Number of workers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from hvlaunch import __version__
 from hvlaunch.cli.options.settings import Options
-from hvlaunch.errors import BadUsage
+from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import with_slots
 from hvlaunch.hosts.selection import select
@@ -45,6 +45,14 @@ def workers_per_host(options: Options, hosts: Sequence[Host]) -> int | None:
     )
 
 
+def _limit(options: Options, per_host: int) -> str:
+    """Return what limits the workers of each host, as the user wrote it."""
+    setting = options.settings["nproc_per_node"][-1]
+    if setting.origin.startswith("preset "):
+        return f"--for {options.preset}: one on each host"
+    return setting.called if setting.option.value is None else f"--nproc-per-node {per_host}"
+
+
 def _processors() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
 
@@ -74,6 +82,9 @@ def with_familiar(spec: JobSpec, options: Options, per_host: int | None) -> JobS
         hosts = [host if host.name in is_chosen else replace(host, slots=None) for host in hosts]
     elif per_host is not None:
         hosts = with_slots(hosts, per_host, f"--nproc-per-node {per_host}")
+        room = per_host * len(hosts)
+        if spec.elastic is None and spec.np is not None and spec.np > room:
+            raise NotEnoughSlots(spec.np, room, _limit(options, per_host))
     if "map_by" in given:
         changed["map_by"], count = given["map_by"]
         hosts = hosts if count is None else with_slots(hosts, count, f"--map-by ppr:{count}:node")

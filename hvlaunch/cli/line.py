@@ -104,9 +104,17 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     if (first := _first_word(word)) and shutil.which(first) is not None:
         cause = f"{word!r} is one word, in quotes, and no program; the command has words of its own"
         raise BadUsage(cause, hint=paste([*before, *shlex.split(word), *behind]))
+    if options.preset is not None:
+        from hvlaunch.cli.presets import preset_of  # noqa: PLC0415 (few lines have it)
+
+        # Its program is on the hosts, and needs not be here.
+        if word in preset_of(options.preset, os.environ).example.split():
+            return
+    of_hosts = f", or {paste([*before, '--', word, *behind])} for a program of the hosts"
     if options.hosts is not None and _are_hosts(word, behind):
         all_hosts = whole_line(shlex.join(["-H", f"{options.hosts},{word}"]), [*before, *behind])
-        raise BadUsage(f"{word} is no program: hosts are separated by commas", hint=all_hosts)
+        other = "" if ":" in word else of_hosts
+        raise BadUsage(f"{word} is no program: hosts are separated by commas", hint=f"{all_hosts}{other}")
     if word in _NEEDLESS:
         line = [*before, *behind] if behind else ["-np", "2", "python", "train.py"]
         raise BadUsage(f"hvlaunch needs no {word!r} before the command", hint=paste(line))
@@ -114,7 +122,7 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     if meant is None:
         return
     elsewhere = options.given.keys() & {"hosts", "hostfile", "host_discovery_script", "pool"}
-    other = f", or {paste([*before, '--', word, *behind])} for a program of the hosts" if elsewhere else ""
+    other = of_hosts if elsewhere else ""
     arguments = [] if word in _MEANT else behind
     raise BadUsage(
         f"{word} is neither a program on this machine nor a word of hvlaunch"

@@ -451,6 +451,9 @@ def launcher_plan(
     Secrets are masked unless `show_secrets`. Raises HvlaunchError if the launcher is missing or can't do the job.
     """
     launcher = find(options)
+    if spec.templates is not None:
+        # Only hvlaunch's agents fill in the places of each worker.
+        return ""
     # Rank 0 is on the first host; a pasted command has no agent to look for a free port.
     first, _ = counted(spec)[0]
     master = {"MASTER_ADDR": "127.0.0.1" if first == "localhost" else first, "MASTER_PORT": _MASTER_PORT}

@@ -217,6 +217,7 @@ def _templates(
         # The user's own value is stronger.
         stronger = {name for name, equals, _ in (word.partition("=") for word in options.x) if equals}
         env = {name: text for name, text in preset.environment.items() if name not in stronger}
+        preset.check_workers(options, (*command, *env.values()))
     slots = {host.name: host.slots or options.slots_per_host for host in hosts} if per_host == 1 else {}
     given = {name: count for name, count in slots.items() if count}
     return templates_of(command, env, given, is_per_host=per_host == 1)

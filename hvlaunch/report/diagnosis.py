@@ -103,6 +103,10 @@ def role(worker: WorkerExit, cause: WorkerExit | None, evidence: Evidence | None
     return "consequence" if has_lost or worker.look == "consequence" else "failed"
 
 
+_SERVICE = re.compile(
+    r"^hvlaunch: ([\w.+-]+)(?:: No such file or directory$| .*has ended before the command$)"
+)
+"""What agent/services says about a program that its host lacks."""
 _NO_FILE = "FileNotFoundError|can't open file|No such file or directory"
 _ITS_PATH = re.compile(r"(?<= )'([^']+)'|([^\s:']+): No such file or directory")
 
@@ -262,6 +266,9 @@ def _advice(worker: WorkerExit, evidence: Evidence, exists: Callable[[str], bool
         )
     # Exit codes come before texts: stderr may quote an older error.
     if worker.exit_code == _NOT_FOUND:
+        # A preset's service has no place in the user's command where its path could be.
+        if services := [name for line in evidence.lines for name in _SERVICE.findall(line)]:
+            return f"install {services[0]} on {{host}}, or a PATH that has it (-x PATH=…)"
         return "the command's full path, or a PATH that has it on {host} (-x PATH=…)"
     if worker.exit_code == _NOT_EXECUTABLE:
         return "chmod +x on {host}, or put the interpreter before it (python train.py)"

@@ -43,7 +43,9 @@ class Narrator:
         self._quiet = spec.console.quiet
         self._shown = spec.console.ranks
         self._command = spec.command
+        # With places, a launcher on each host is meant: --for torchrun.
         self._has_places = spec.templates is not None
+        self._most_hosts = len(spec.hosts)
         self._ends_if_it_hangs = spec.on_hang == "stop" or (
             spec.on_hang == "restart" and spec.elastic is None
         )
@@ -104,7 +106,7 @@ class Narrator:
         # The table of launchers is not loaded for commands that can't be in it.
         if (
             size > 1
-            and not self._has_places
+            and (not self._has_places or size > self._most_hosts)
             and (self._command[0].endswith(_LAUNCHERS) or self._command[1:2] == ("-m",))
         ):
             from hvlaunch.watch.sentences import launcher_advice  # noqa: PLC0415 (few commands are launchers)

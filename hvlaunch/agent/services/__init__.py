@@ -18,7 +18,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, List, Sequence, Tuple
+    from typing import Any, Dict, List, NoReturn, Sequence, Tuple
 
     from hvlaunch.agent.services.tunnel import Entrance, Exit  # noqa: TC004 (as above)
 
@@ -53,8 +53,9 @@ class Services:
         if self._plan["address"] and not self._is_first:
             self._wait_for(self._plan["address"])
         for words in (self._plan["first" if self._is_first else "others"], self._plan["all"]):
-            self._start("service", words)
-        if self._plan["tunnel"]:
+            if not self._is_stopping:
+                self._start("service", words)
+        if self._plan["tunnel"] and not self._is_stopping:
             self._open_tunnel(**self._plan["tunnel"])
         if self._is_first and not self._is_stopping:
             self._start("until", self._plan["until"]) or self._start("command", self._command)
@@ -67,9 +68,10 @@ class Services:
                 self._start("command", self._command)
             elif kind and not (self._is_stopping and self._has("command")):
                 if not self._is_stopping:
-                    self._complain("%s has ended before the command" % " ".join(words[:3]))
+                    _complain("%s has ended before the command" % _name(words))
                 return status or 1 << 8
-        return 1 << 8
+        # Stopped before anything ran.
+        return signal.SIGTERM if self._is_stopping else 1 << 8
 
     def _has(self, kind: str) -> bool:
         return any(other == kind for other, _ in self._running.values())
@@ -82,11 +84,13 @@ class Services:
         try:
             process = subprocess.Popen(words, **streams)  # type: ignore[call-overload]
         except OSError as error:
-            self._complain("%s: %s" % (words[0], error.strerror))
-            sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+            _end_without(words[0], error)
         # wait() below reaps it, and not Popen's own, which would miss the other children.
         process.returncode = 0
         self._running[process.pid] = kind, list(words)
+        if self._is_stopping:
+            # The signal may have come too early for this child.
+            os.kill(process.pid, signal.SIGTERM)
         return True
 
     def _wait_for(self, address: str) -> None:
@@ -109,17 +113,27 @@ class Services:
             begin = time.monotonic()
             while not self._is_stopping and not entrance.is_open():
                 if time.monotonic() - begin > _LONG:
-                    self._complain(
-                        "no answer from the service at %s; is the port open between hosts?" % address
-                    )
+                    _complain("no answer from the service at %s; is the port open between hosts?" % address)
                     begin = float("inf")
                 time.sleep(_PAUSE)
             ports.append("127.0.0.1:%d" % entrance.port)
         if ports and option not in self._command:
             self._command = [*self._command, option, ",".join(ports)]
 
-    def _complain(self, text: str) -> None:
-        sys.stderr.write("hvlaunch: %s\n" % text)
+
+def _complain(text: str) -> None:
+    sys.stderr.write("hvlaunch: %s\n" % text)
+
+
+def _end_without(program: str, error: OSError) -> NoReturn:
+    """End as a shell does that can't start a program."""
+    _complain("%s: %s" % (program, error.strerror))
+    sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _name(words: Sequence[str]) -> str:
+    """Return the beginning of a service's command; a shell's text is too long, and the word behind it is the program."""
+    return " ".join((words[3:] if words[:2] == ["sh", "-c"] else words)[:3])
 
 
 def _listens(host: str, port: int) -> bool:
@@ -148,7 +162,7 @@ def main() -> None:
         try:
             os.execvp(command[0], command)
         except OSError as error:
-            sys.exit("hvlaunch: %s: %s" % (command[0], error.strerror))
+            _end_without(command[0], error)
     status = Services(plan, command).run()
     if os.WIFSIGNALED(status):
         # The report names the signal that ended the command.

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -11,10 +11,10 @@ from hvlaunch import agent
 from hvlaunch.cli.config import config_directory
 from hvlaunch.cli.config.files import read_tree, toml_tree
 from hvlaunch.cli.config.read import ConfigFile, Tree, config_settings
-from hvlaunch.cli.options.settings import Options, Setting, merged
+from hvlaunch.cli.options.settings import Options, Setting, merged, place_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.templates import escaped
+from hvlaunch.hosts.templates import escaped, names_in
 
 __all__ = ["Preset", "preset_list", "preset_of", "with_preset"]
 
@@ -24,6 +24,8 @@ _SERVICES = "services/__init__.py"
 _WITH_TUNNEL = ("wire/peers.py", "services/tunnel.py", _SERVICES)
 """Files of the agent for `[services.tunnel]`, each behind the files that it imports."""
 _TUNNEL = "tunnel"
+_ONE_PER_HOST = frozenset(["node_rank", "own_port", "slots", "slots_before", "slot_list"])
+"""Places whose values are the same for all workers of a host."""
 _BETWEEN = re.compile(r"^from (?:__future__|hvlaunch\.agent\.[\w.]+) import .*\n", re.MULTILINE)
 """Imports that are not needed where the modules are one text."""
 
@@ -50,7 +52,8 @@ class Preset(NamedTuple):
 
     def command(self, words: Sequence[str], escape: Callable[[str], str]) -> tuple[str, ...]:
         """Return the whole command with its places; `escape` makes a user's word a text with places. Raises BadUsage."""
-        present = {word.partition("=")[0] for word in words}
+        # Many parsers take --node_rank for --node-rank.
+        present = {word.partition("=")[0].replace("_", "-") for word in words}
         more = [word for text in self.words for word in self._split(text) if self._flag(text) not in present]
         index = len(words)
         if self.after:
@@ -71,6 +74,21 @@ class Preset(NamedTuple):
         plan = json.dumps({"rank": "{rank}", **self.services})
         return ("python3", "-c", escaped(text + "\nmain()\n"), plan, *command)
 
+    def check_workers(self, options: Options, texts: Iterable[str]) -> None:
+        """Raise BadUsage if the preset's places need one worker on each host, and the options ask for others."""
+        name = "nproc_per_node"
+        wants_one = any(setting.option.name == name for setting in self.settings)
+        if not wants_one or options.given[name] == 1:
+            return
+        if _ONE_PER_HOST.isdisjoint(place for text in texts for place in names_in(text)):
+            return
+        setting = options.settings[name][-1]
+        asked = " ".join([setting.called, *setting.texts])
+        raise BadUsage(
+            f"{place_of(setting.origin, setting.table)}{asked}, but --for {self.name} starts one worker on each host",
+            hint="--per-host; options of the program go behind its name",
+        )
+
     def keys(self) -> Mapping[str, str]:
         """Return variables with new keys for the preset's tunnel; none without one."""
         if not self.services.get(_TUNNEL):
@@ -85,7 +103,7 @@ class Preset(NamedTuple):
 
     def _flag(self, text: str) -> str:
         words = re.sub(r"^\{(?:first|others):", "", text).split() or [text]
-        return words[0].partition("=")[0].rstrip("}")
+        return words[0].partition("=")[0].rstrip("}").replace("_", "-")
 
 
 def preset_of(name: str, environ: Mapping[str, str]) -> Preset:

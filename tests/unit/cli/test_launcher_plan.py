@@ -8,6 +8,7 @@ import pytest
 
 from hvlaunch.cli.plan import launcher_plan
 from hvlaunch.errors import BadUsage
+from hvlaunch.hosts.templates import templates_of
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, MPIOptions
 
 
@@ -54,6 +55,12 @@ def test_it_is_the_launchers_command_with_a_shell_for_each_rank(options):
     ]
     assert words[-6:-4] == ["sh", "-c"]
     assert words[-3:] == ["sh", "train", "x y"]
+
+
+def test_a_command_with_places_is_nothing_to_paste(options):
+    """mpirun alone would give all workers the same words."""
+    places = templates_of(["train", "{rank}"], {}, {}, is_per_host=False)
+    assert launcher_plan(spec(Host("a", slots=2), templates=places), options, {}) == ""
 
 
 def test_variables_missing_in_this_shell_are_shown_and_secrets_masked(options):

@@ -61,7 +61,10 @@ ANSWERS = [
     ("-v jobs", "hvlaunch jobs"),
     ("-H a:2 jbos", "hvlaunch jobs, or hvlaunch -H a:2 -- jbos for a program of the hosts"),
     ("-H h1:2 h2:2 python train.py", "hvlaunch -H h1:2,h2:2 python train.py"),
-    ("-H h1 -np 2 h2 python train.py", "hvlaunch -np 2 -H h1,h2 python train.py"),
+    (
+        "-H h1 -np 2 h2 python train.py",
+        "hvlaunch -np 2 -H h1,h2 python train.py, or hvlaunch -H h1 -np 2 -- h2 python train.py for a program of the hosts",
+    ),
 ]
 
 
@@ -84,6 +87,18 @@ def test_other_words_are_commands(line):
     jobs = Jobs()
     assert main(shlex.split(line), run=jobs) == 0
     assert len(jobs.specs) == 1
+
+
+def test_the_program_of_a_preset_is_no_host(bin_directory, capsys):
+    make_program(bin_directory / "serve")  # as Ray and npm have it
+    line = "-H h1 vllm serve M"
+    jobs = Jobs()
+    assert main(["--for", "vllm", *line.split()], run=jobs) == 0
+    assert jobs.specs[0].command == ("vllm", "serve", "M")
+    assert main(line.split(), run=jobs) == 2
+    assert "or hvlaunch -H h1 -- vllm serve M for a program of the hosts" in capsys.readouterr().err
+    assert main(["--for", "vllm", "-H", "h1", "h2", "python", "x.py"], run=jobs) == 2
+    assert "h2 is no program: hosts are separated by commas" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["run", "status", "jbos", "help", "version"])

@@ -1,9 +1,12 @@
 """Presets: what each makes of a command, users' own, and mistakes in their files."""
 
+import contextlib
+import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +18,10 @@ from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.presets import preset_list, preset_of
 from hvlaunch.cli.spec import job_spec
-from hvlaunch.errors import BadUsage
+from hvlaunch.errors import BadUsage, NotEnoughSlots
 from hvlaunch.hosts import templates
 from hvlaunch.job import JobSpec
+from tests.testhosts.places import wait_until
 
 NAMES = tuple(line.split()[0] for line in preset_list({}).splitlines())
 
@@ -51,6 +55,7 @@ def test_vllm_gets_its_place_and_options_that_the_user_gives_stay() -> None:
     assert commands(line) == [first, f"{second} --headless"]
     assert spec_of(line).end_with_rank == 0
     assert commands(f"{line} --master-port=7 --headless")[0].count("--master-port") == 1
+    assert "--master-port" not in commands(f"{line} --master_port 7")[0]
     assert commands(f"{line} --headless")[1].count("--headless") == 1
     assert "serve --x=1 " in commands("--templates --for vllm -H a,b vllm serve --x={rank}")[1]
 
@@ -76,7 +81,7 @@ def test_the_users_variables_and_options_are_stronger() -> None:
     assert "OMPI_VERSION" not in spec_templates.env
     assert spec_templates.env["JAX_COORDINATOR_ADDRESS"] == "{master_addr}:{port:jax}"
     assert spec_of("--for vllm --end-with-rank 1 -H a,b vllm serve M").end_with_rank == 1
-    assert [host.slots for host in spec_of("--for vllm --nproc-per-node 2 -H a,b vllm serve M").hosts] == [
+    assert [host.slots for host in spec_of("--for dask --nproc-per-node 2 -H a,b python t.py").hosts] == [
         2,
         2,
     ]
@@ -110,8 +115,33 @@ def test_tensorflow_names_a_port_of_each_host() -> None:
         '"worker": ["{host_ip}:{port:tf}","{host_ip}:{port:tf}"]}, "task": {"type": "worker", "index": 1}}'
         in commands("--for tensorflow -H a,b python t.py")[1]
     )
-    with pytest.raises(BadUsage, match="try: --per-host"):
-        spec_of("--for tensorflow --nproc-per-node 2 -H a:2 python t.py")
+
+
+def test_a_place_for_each_host_has_one_worker() -> None:
+    """Two workers of a host would have the same --node-rank, and the same port."""
+    for words in ("vllm", "torchrun", "tensorflow", "mlx", "sglang", "accelerate"):
+        line = f"--for {words} --nproc-per-node 2 -H a,b {words} launch"
+        problem = f"--nproc-per-node 2, but --for {words} starts one worker on each host; try: --per-host"
+        with pytest.raises(BadUsage, match=f"^{problem}"):
+            spec_of(line)
+    line = "--for vllm -H a,b vllm serve M"
+    with pytest.raises(BadUsage, match=r"^environment: HVLAUNCH_NPROC_PER_NODE 2, but --for vllm"):
+        job_spec(parse(shlex.split(line), environ={"HVLAUNCH_NPROC_PER_NODE": "2"}), {})
+
+
+@pytest.mark.parametrize(
+    ("options", "option", "room"),
+    [
+        ("--for tensorflow -np 4", "--for tensorflow: one on each host", 2),
+        ("--per-host -np 3", "--per-host", 2),
+        ("--nproc-per-node 2 -np 5", "--nproc-per-node 2", 4),
+    ],
+)
+def test_more_workers_than_a_worker_on_each_host_allows(options: str, option: str, room: int) -> None:
+    """More slots, `a:4`, would be no remedy."""
+    with pytest.raises(NotEnoughSlots) as caught:
+        spec_of(f"{options} -H a:2,b:2 python t.py")
+    assert f"only {room} slots ({option}); try: -np {room}, or more hosts" in str(caught.value)
 
 
 OWN = """
@@ -214,6 +244,10 @@ def run_cluster(
 ) -> subprocess.CompletedProcess[str]:
     text = CLUSTER.replace("HEAD_LIFE", head).replace("NODE_LIFE", node)
     (config / "cluster.toml").write_text(text)
+    return run_hvlaunch(config, *command)
+
+
+def run_hvlaunch(config: Path, *command: str) -> subprocess.CompletedProcess[str]:
     words = ["--for", "cluster", "-H", "localhost,127.0.0.1", "--quiet", "--grace", "5", *command]
     return subprocess.run(
         [sys.executable, "-m", "hvlaunch", *words],
@@ -333,6 +367,92 @@ def test_a_missing_service_is_an_error(config: Path) -> None:
     )
     assert job.returncode == 127
     assert "hvlaunch: no-such-program: No such file or directory" in job.stderr
+
+
+@pytest.mark.parametrize("first", [["no-such-service"], ["sh", "-c", 'exec "$0"', "no-such-service"]])
+def test_a_service_that_one_host_lacks_is_named_with_its_host(config: Path, first: list[str]) -> None:
+    text = CLUSTER.replace("NODE_LIFE", "999")
+    head = next(line for line in text.splitlines() if line.startswith("first = "))
+    (config / "cluster.toml").write_text(text.replace(head, f"first = {json.dumps(first)}"))
+    job = run_hvlaunch(config, "sleep", "1000")
+    assert job.returncode == 127
+    assert "rank 0 of 2 on host localhost failed first" in job.stderr
+    assert "Try: install no-such-service on localhost, or a PATH that has it (-x PATH=…)" in job.stderr
+
+
+def test_a_program_of_a_preset_with_files_is_missing() -> None:
+    job = subprocess.run(
+        [sys.executable, "-m", "hvlaunch", "--for", "mlx", "-np", "1", "no-such-program"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert job.returncode == 127
+    assert "Try: install no-such-program on localhost, or a PATH that has it (-x PATH=…)" in job.stderr
+
+
+PLAN = {"rank": "1", "address": "", "files": {}, "first": [], "others": [], "all": [], "until": []}
+
+
+def start_services(plan: dict[str, object], before: str = "") -> subprocess.Popen[bytes]:
+    """Start another rank's services with the plan; `before` changes the program that starts them."""
+    code = f"import os, signal, subprocess; from hvlaunch.agent import services; {before}\nservices.main()"
+    plan = {**PLAN, "tunnel": None, **plan}
+    return subprocess.Popen([sys.executable, "-c", code, json.dumps(plan), "true"], start_new_session=True)
+
+
+def test_no_service_starts_once_its_job_is_stopped(tmp_path: Path) -> None:
+    """It waits for the first host's service, which never listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with start_services({"others": ["touch", str(tmp_path / "started")], "address": address}) as waiting:
+            wait_until(lambda: _catches(waiting.pid, signal.SIGTERM), "it is ready for signals")
+            waiting.terminate()
+            assert waiting.wait(30) == -signal.SIGTERM
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_signal_during_the_start_of_a_service_reaches_it() -> None:
+    stopped_at_once = """
+def popen(*words, start=subprocess.Popen, **streams):
+    process = start(*words, **streams)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return process
+subprocess.Popen = popen"""
+    with start_services({"others": ["sleep", "1000"]}, stopped_at_once) as services:
+        try:
+            assert services.wait(30) == -signal.SIGTERM
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(services.pid, signal.SIGKILL)
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << (number - 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("ggml-rpc-server", "rpc-server"), "ggml-rpc-server --port 1 --host 127.0.0.1"),
+        (("rpc-server",), "rpc-server --port 1 --host 127.0.0.1"),
+        ((), "ggml-rpc-server: not found"),
+    ],
+)
+def test_llama_cpps_server_has_two_names(tmp_path: Path, names: tuple[str, ...], expected: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text('#!/bin/sh\necho "${0##*/}" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    others = preset_of("llama-cpp", {}).services["others"]
+    assert isinstance(others, list | tuple)
+    words = [word.replace("{own_port:rpc}", "1") for word in others]
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr).strip().endswith(expected)
+    assert done.returncode == (0 if names else 127)
 
 
 def test_the_page_has_each_preset_and_one_of_the_users_own(config: Path) -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hvlaunch.engine import events as on
-from hvlaunch.job import ConsoleOptions
+from hvlaunch.hosts.templates import templates_of
+from hvlaunch.job import ConsoleOptions, Templates
 from hvlaunch.watch.narrator import Narrator
 from hvlaunch.watch.sentences import launcher_advice
 from tests.unit.gloo.history import History, spec
@@ -47,11 +48,26 @@ def test_other_commands_and_launchers_per_host_get_no_advice(command: str) -> No
     assert launcher_advice(tuple(command.split())) is None
 
 
+PLACES = templates_of(["torchrun", "x.py"], {"PET_NODE_RANK": "{node_rank}"}, {}, is_per_host=True)
+
+
 @pytest.mark.parametrize(
-    ("hosts", "quiet", "is_told"), [("a:2", False, 1), ("a:1", False, 0), ("a:2", True, 0)]
+    ("hosts", "quiet", "templates", "is_told"),
+    [
+        ("a:2", False, None, 1),
+        ("a:1", False, None, 0),
+        ("a:2", True, None, 0),
+        # A preset of one launcher for each host, and one of a worker for each GPU.
+        ("a:1,b:1", False, PLACES, 0),
+        ("a:2,b:2", False, PLACES, 1),
+    ],
 )
-def test_advice_is_said_once_for_several_workers(hosts: str, quiet: bool, is_told: int) -> None:
-    job = replace(spec(hosts, console=ConsoleOptions(quiet=quiet)), command=("torchrun", "x.py"))
+def test_advice_is_said_once_for_several_workers(
+    hosts: str, quiet: bool, templates: Templates | None, is_told: int
+) -> None:
+    job = replace(
+        spec(hosts, console=ConsoleOptions(quiet=quiet)), command=("torchrun", "x.py"), templates=templates
+    )
     said: list[str] = []
     narrator = Narrator(job, said.append, lambda _: None)
     for action in History(job).start().actions:
