@@ -46,7 +46,7 @@ def workers_per_host(options: Options, hosts: Sequence[Host]) -> int | None:
 
 
 def _limit(options: Options, per_host: int) -> str:
-    """Return what limits the workers of each host, as the user wrote it."""
+    """Return the user's limit on the workers of each host."""
     setting = options.settings["nproc_per_node"][-1]
     if setting.origin.startswith("preset "):
         return f"--for {options.preset}: one on each host"

@@ -106,7 +106,7 @@ def role(worker: WorkerExit, cause: WorkerExit | None, evidence: Evidence | None
 _SERVICE = re.compile(
     r"^hvlaunch: ([\w.+-]+)(?:: No such file or directory$| .*has ended before the command$)"
 )
-"""What agent/services says about a program that its host lacks."""
+"""Messages of agent/services about a program missing on its host."""
 _NO_FILE = "FileNotFoundError|can't open file|No such file or directory"
 _ITS_PATH = re.compile(r"(?<= )'([^']+)'|([^\s:']+): No such file or directory")
 

@@ -126,7 +126,7 @@ def _complain(text: str) -> None:
 
 
 def _end_without(program: str, error: OSError) -> NoReturn:
-    """End as a shell does that can't start a program."""
+    """End with a shell's exit code for a missing program."""
     _complain("%s: %s" % (program, error.strerror))
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 

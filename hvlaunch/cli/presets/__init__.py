@@ -25,7 +25,7 @@ _WITH_TUNNEL = ("wire/peers.py", "services/tunnel.py", _SERVICES)
 """Files of the agent for `[services.tunnel]`, each behind the files that it imports."""
 _TUNNEL = "tunnel"
 _ONE_PER_HOST = frozenset(["node_rank", "own_port", "slots", "slots_before", "slot_list"])
-"""Places whose values are the same for all workers of a host."""
+"""Places with the same value for every worker of a host."""
 _BETWEEN = re.compile(r"^from (?:__future__|hvlaunch\.agent\.[\w.]+) import .*\n", re.MULTILINE)
 """Imports that are not needed where the modules are one text."""
 
@@ -75,7 +75,7 @@ class Preset(NamedTuple):
         return ("python3", "-c", escaped(text + "\nmain()\n"), plan, *command)
 
     def check_workers(self, options: Options, texts: Iterable[str]) -> None:
-        """Raise BadUsage if the preset's places need one worker on each host, and the options ask for others."""
+        """Raise BadUsage for several workers of a host if the preset's places need a single worker."""
         name = "nproc_per_node"
         wants_one = any(setting.option.name == name for setting in self.settings)
         if not wants_one or options.given[name] == 1:

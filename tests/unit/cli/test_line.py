@@ -89,7 +89,7 @@ def test_other_words_are_commands(line):
     assert len(jobs.specs) == 1
 
 
-def test_the_program_of_a_preset_is_no_host(bin_directory, capsys):
+def test_the_program_of_a_preset_is_not_taken_for_a_host(bin_directory, capsys):
     make_program(bin_directory / "serve")  # as Ray and npm have it
     line = "-H h1 vllm serve M"
     jobs = Jobs()
