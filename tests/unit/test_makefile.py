@@ -89,7 +89,7 @@ def test_what_is_there_stays(make):
 
 
 def test_make_test_runs_each_folder_of_tests_once():
-    line = ["make", "-n", "-j", "-C", ROOT, "VENV=/no/venv", "lint", "unit-tests", "host-tests"]
+    line = ["make", "-n", "-j", "-C", str(ROOT), "VENV=/no/venv", "lint", "unit-tests", "host-tests"]
     env = {"PATH": os.environ["PATH"]}
     plan = subprocess.run(line, env=env, capture_output=True, text=True, check=True).stdout
     runs = [line for line in plan.splitlines() if re.search(r"/pytest .* -n \d", line)]
