@@ -114,7 +114,7 @@ def command_of(pid: int) -> str:
 
 
 def cgroup_words(controller: str, name: str, root: str = "") -> Iterator[List[str]]:
-    """Yield the words of the file in this process's cgroup and its ancestors, some of them empty: all their limits hold.
+    """Yield the words of the file in this process's cgroup and in each ancestor, whose limits hold too. A missing file has no words.
 
     `name` is that of version 2 and version 1, separated by `|`. `root` is the folder of /proc and /sys.
     """
@@ -133,7 +133,7 @@ def cgroup_words(controller: str, name: str, root: str = "") -> Iterator[List[st
 
 
 def cgroup_memory(root: str = "") -> Optional[Tuple[int, int]]:
-    """Return the bytes that this process's cgroup and its ancestors allow, and the bytes that they leave; None without a limit."""
+    """Return the allowed and the free bytes of this process's cgroup and its ancestors; None without a limit."""
     limits, rooms = [], []
     files = [
         cgroup_words("memory", name, root)
@@ -160,7 +160,7 @@ def _cache(words: List[str]) -> int:
 
 
 def memory_of_host(root: str = "") -> Tuple[int, Optional[int]]:
-    """Return the host's memory and its free part in bytes. Some sandboxes have no figures: 0, and None."""
+    """Return the host's memory and its free part in bytes. Sandboxes may lack either: 0, and None."""
     sizes = {}
     for line in (read_text(root + "/proc/meminfo") or "").splitlines():
         words = line.split()

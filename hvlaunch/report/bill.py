@@ -56,6 +56,8 @@ class Bill(NamedTuple):
     """Mean duration of a write to the directory of --save-to; None without any."""
     save_every: float | None = None
     """Best interval of writes to the directory; None without writes or failures."""
+    save_trouble: str | None = None
+    """Cause of missing writes at the end, if the ranks are the cause."""
 
 
 def make_bill(
@@ -110,6 +112,7 @@ def _intervals(costs: Mapping[str, Any], trained: float, failures: int) -> dict[
         "commit_every": commit_every,
         "save_seconds": None if save_seconds is None else round(save_seconds, 3),
         "save_every": save_every,
+        "save_trouble": costs["trouble"],
     }
 
 
@@ -160,11 +163,13 @@ def _gpus(bill: Bill) -> Iterator[str]:
 def commit_words(bill: Bill | None) -> str:
     """Return `commits: 132, 0.40 s each; a failure every 41 min 0 s; saving every 44.4 s would cost least (Young/Daly); ...`.
 
-    Empty for a short job, and without commits or failures.
+    Empty for a short job, and without commits or failures. A cause of missing writes stands alone.
     """
-    if bill is None or bill.wall_seconds < _LEAST_SECONDS:
+    if bill is None:
         return ""
-    if bill.commit_seconds is None or bill.commit_every is None:
+    if bill.save_trouble is not None:
+        return f"commits were not saved to --save-to: {bill.save_trouble}"
+    if bill.wall_seconds < _LEAST_SECONDS or bill.commit_seconds is None or bill.commit_every is None:
         return ""
     trained = bill.training_seconds + bill.lost_seconds
     words = [

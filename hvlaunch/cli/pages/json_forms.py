@@ -90,6 +90,7 @@ FORMS: Mapping[str, JsonForm] = {
             "commit_every": "number? seconds between commits that would cost least (Young/Daly)",
             "save_seconds": "number? of a write to the directory of `--save-to`, on average",
             "save_every": "number? the best `--save-every`",
+            "save_trouble": "string? why commits were not saved at the end, if the ranks are the cause",
         },
     ),
     "report": JsonForm(

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,9 @@ _PAUSE = 10.0
 _PATIENCE = 60.0
 """Seconds for an answer, or a sign of life during a long order. An errand can hang with its host's kernel, or be stopped."""
 _FIRST = 60.0
-"""Seconds for the first commit, beyond the time of the first save."""
+"""Seconds for the first commit, beyond the time of the first save, and for ranks to reach a common step."""
+_FEW = 3
+"""Ranks that a message names at either end."""
 _RETRY = 60.0
 """Seconds before another errand on a host whose errand has hung."""
 _WANT = record(
@@ -179,6 +181,33 @@ class _Hosts:
         self.send_orders(dict.fromkeys(self.stores, order))
 
 
+def _drift(commits: Mapping[str, Iterable[KeptCommit]]) -> str | None:
+    """Return the newest steps of ranks out of step, in words. `commits` are by host."""
+    steps: dict[tuple[str, int, int], dict[int, int]] = {}
+    for items in commits.values():
+        for commit in items:
+            if commit.size:
+                # Ranks of an earlier round have ended.
+                ranks = steps.setdefault((commit.name.rpartition(".")[0], commit.round, commit.size), {})
+                rank = int(commit.name.rpartition(".")[2])
+                ranks[rank] = max(ranks.get(rank, -1), commit.step)
+    last = max((key[1] for key in steps), default=0)
+    for (_, number, size), ranks in steps.items():
+        if number == last and (len(ranks) < size or len(set(ranks.values())) > 1):
+            return _steps_in_words([(ranks.get(rank, -1), rank) for rank in range(size)])
+    return None
+
+
+def _steps_in_words(steps: Collection[tuple[int, int]]) -> str:
+    words = [
+        f"rank {rank} {f'step {step}' if step >= 0 else 'none'}"
+        for step, rank in sorted(steps, key=lambda pair: (-pair[0], pair[1]))
+    ]
+    if len(words) > 2 * _FEW:
+        words = [*words[:_FEW], "...", *words[-_FEW:]]
+    return ", ".join(words)
+
+
 class _Saves:
     """Has the newest complete version written to the directory of --save-to, each `every` seconds."""
 
@@ -194,6 +223,10 @@ class _Saves:
         self._saved: set[Version] = set()
         self._losses = 0
         """Number of ended errands at the last look."""
+        self._apart_since: float | None = None
+        """Time of the first look at ranks without a new common step."""
+        self.trouble: str | None = None
+        """Cause of missing saves at present."""
         self.times: list[float] = []
         """Durations of the successful saves."""
 
@@ -224,10 +257,11 @@ class _Saves:
         if now < self._next_at:
             return
         self._hosts.order_all({})
-        if {version for version, _ in newest(self._hosts.own)} == self._saved:
-            if not self._saved and now > self._next_at + _FIRST:
-                self._complain_of_disk("no worker has committed anything yet")
+        versions = {version for version, _ in newest(self._hosts.own)}
+        if not versions or versions == self._saved:
+            self._explain(now)
             return
+        self._apart_since = self.trouble = None
         # As for copies: fast writers would overwrite the chosen version.
         self._hosts.order_all({"pins": self._hosts.pinned, "hold": True})
         targets = newest(self._hosts.own)
@@ -243,6 +277,21 @@ class _Saves:
         self._saved = {version for version, _ in targets}
         self._is_busy = True
 
+    def _explain(self, now: float) -> None:
+        """Say why no version was complete for long."""
+        steps = _drift(self._hosts.own)
+        if steps is None:
+            self._apart_since = None
+            if not self._saved and now > self._next_at + _FIRST:
+                self._complain_of_disk("no worker has committed anything yet")
+            return
+        # Ranks of a step commit within moments of each other.
+        self._apart_since = self._apart_since or now
+        if now > self._apart_since + _FIRST:
+            self.trouble = f"ranks commit different steps: {steps}"
+            remedy = "commits at the same steps, or save(..., shared=True) if all ranks have equal values"
+            self._complain_of_disk(f"{self.trouble}; try: {remedy}", "apart")
+
     def _compare_directories(self) -> None:
         """Name two hosts with different directories under the name: no version would have the files of all ranks."""
         hosts = {host: store.directory for host, store in self._hosts.stores.items() if store.directory}
@@ -256,8 +305,8 @@ class _Saves:
                     topic="directories",
                 )
 
-    def _complain_of_disk(self, cause: str) -> None:
-        self._hosts.complain(cause, f"commits are not saved to {self._directory}")
+    def _complain_of_disk(self, cause: str, topic: str | None = None) -> None:
+        self._hosts.complain(cause, f"commits are not saved to {self._directory}", topic)
 
 
 class Copies:
@@ -289,6 +338,10 @@ class Copies:
     def save_times(self) -> Sequence[float]:
         """Return the durations of the writes to the directory of --save-to."""
         return () if self._saves is None else tuple(self._saves.times)
+
+    def save_trouble(self) -> str | None:
+        """Return the cause of missing saves at present, if the ranks are the cause."""
+        return None if self._saves is None else self._saves.trouble
 
     def receive(self, key: str, value: bytes) -> None:
         """Take a worker's message: `want.ID` asks for a commit of another host, `list.ID` for a list. Never blocks."""

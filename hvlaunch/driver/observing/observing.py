@@ -296,6 +296,7 @@ class _Kept:
             "delayed": sum(cost["metrics"]["delayed"] for cost in costs),
             "whole": max((cost["metrics"]["whole"] for cost in costs), default=0.0),
             "saves": () if self._copies is None else self._copies.save_times(),
+            "trouble": None if self._copies is None else self._copies.save_trouble(),
         }
 
     def _loaded_copies(self) -> "Copies":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hvlaunch.agent.commits import KeptCommit
 from hvlaunch.driver.links.errands import Errand
 from hvlaunch.driver.observing import copies
 from hvlaunch.driver.observing.copies import Copies
@@ -212,6 +213,68 @@ def test_a_job_without_commits_is_told_so(
     assert words == ["commits are not saved to /disk: no worker has committed anything yet"]
 
 
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_ranks_without_a_common_step_are_named_once_with_their_steps(
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch, has_saved: bool
+) -> None:
+    monkeypatch.setattr(copies, "_FIRST", 0.1)
+    a, b = Host("a"), Host("b")
+    if has_saved:
+        a.own, b.own = [["default.0", 1, 5, 2, 10, 100]], [["default.1", 1, 5, 2, 10, 100]]
+    words = begin(a, b, count=0, save=("/disk", 0.01))
+    if has_saved:
+        wait_until(lambda: any(order.get("save") for order in b.orders))
+    b.own = [["default.1", 1, step, 2, 10, 100] for step in (7, 8)]
+    a.own = [["default.0", 1, step, 2, 10, 100] for step in (119, 120, 118)]
+    # An earlier round's ranks have ended.
+    a.own.append(["default.2", 0, 500, 3, 10, 100])
+    wait_until(lambda: words)
+    seen = len(a.orders)
+    a.own = [["default.0", 1, 121, 2, 10, 100]]
+    wait_until(lambda: len(a.orders) > seen + 20)
+    assert len(words) == 1
+    assert words[0] == (
+        "commits are not saved to /disk: ranks commit different steps: rank 0 step 120, rank 1 step 8; "
+        "try: commits at the same steps, or save(..., shared=True) if all ranks have equal values"
+    )
+    assert words.copies.save_trouble() == "ranks commit different steps: rank 0 step 121, rank 1 step 8"
+    b.own.append(["default.1", 1, 121, 2, 10, 100])
+    wait_until(lambda: any(121 in item for order in a.orders for item in order.get("save") or ()))
+    assert words.copies.save_trouble() is None
+
+
+def test_ranks_that_never_commit_are_named_and_many_ranks_are_few_words() -> None:
+    commits = {"a": [KeptCommit(f"default.{rank}", 1, 10 * rank, 9, 1, 1) for rank in range(8)]}
+    assert copies._drift(commits) == (
+        "rank 7 step 70, rank 6 step 60, rank 5 step 50, ..., rank 1 step 10, rank 0 step 0, rank 8 none"
+    )
+    assert copies._drift({"a": [KeptCommit("elastic-1", 0, 5, 0, 1, 1)]}) is None
+    assert copies._drift({}) is None
+
+
+def test_ranks_in_step_are_not_called_apart(
+    begin: Callable[..., Words], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may be a moment behind at each look."""
+    monkeypatch.setattr(copies, "_FIRST", 0.1)
+    a = Host("a")
+    obey = a._obey
+
+    def commit(order: Any) -> None:
+        step = len(a.orders) + 2
+        a.own = [
+            [f"default.{rank}", 0, number, 2, 10, 100]
+            for rank in range(2)
+            for number in (step - rank, step - rank - 1)
+        ]
+        obey(order)
+
+    a._obey = commit  # type: ignore[method-assign]
+    words = begin(a, count=0, save=("/disk", 0.01))
+    wait_until(lambda: len([order for order in a.orders if order.get("save")]) > 20)
+    assert words == []
+
+
 def cost(step: Any, delayed: Any = 1.5, whole: Any = 0.5, **more: Any) -> bytes:
     report = {"step": step, "total": None, "metrics": {"delayed": delayed, "whole": whole}, **more}
     return json.dumps(report).encode()
@@ -233,7 +296,7 @@ def test_costs_need_a_known_worker_and_the_right_form() -> None:
             server.put(KEPT, name, cost(9))
         server.put(KEPT, "cost.b/1/2", cost(2, 0.5, 0.75))
         wait_until(lambda: kept.costs()["commits"] == 6)
-        assert kept.costs() == {"commits": 6, "delayed": 2.0, "whole": 0.75, "saves": ()}
+        assert kept.costs() == {"commits": 6, "delayed": 2.0, "whole": 0.75, "saves": (), "trouble": None}
 
 
 def test_a_save_has_the_time_of_its_slowest_host(begin: Callable[..., Words]) -> None:

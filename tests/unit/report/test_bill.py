@@ -26,7 +26,7 @@ TOTALS = {
     "recoveries": {"counts": [1, 1]},
     "failures": 3,
 }
-COSTS = {"commits": 132, "delayed": 52.8, "whole": 1.0, "saves": ()}
+COSTS = {"commits": 132, "delayed": 52.8, "whole": 1.0, "saves": (), "trouble": None}
 
 
 def bill_of(energy: tuple[float, float] = (0.0, 0.0), gpus: int | None = 8, **parts: float) -> Bill:
@@ -111,6 +111,12 @@ SUGGESTION = (
             ),
         ),
         (commits_of(COSTS, failures=0), ""),
+        (
+            commits_of(
+                {**COSTS, "trouble": "ranks commit different steps: rank 0 step 9, rank 1 step 3"}, failures=0
+            ),
+            "commits were not saved to --save-to: ranks commit different steps: rank 0 step 9, rank 1 step 3",
+        ),
         (commits_of(None), ""),
         (commits_of(COSTS, training=10.0, end=0.0, start=0.0), ""),
         (None, ""),
