@@ -17,8 +17,8 @@ from hvlaunch.agent.wire.frames import (
     LONGEST_TEXT,
     MOST_ERRANDS,
     BadFrame,
+    plain,
 )
-from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.agent.workers import spawn
 
 TYPE_CHECKING = False

@@ -10,9 +10,8 @@ from hvlaunch.agent import facts
 from hvlaunch.agent.quick import socket
 from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import DriverChannel
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, PROTOCOL, plain
 from hvlaunch.agent.wire.proof import Prover
-from hvlaunch.agent.wire.shapes import plain
 from hvlaunch.agent.workers import CannotStart, enter, find
 
 TYPE_CHECKING = False

@@ -14,8 +14,7 @@ from hvlaunch.agent import reaper, scratch
 from hvlaunch.agent.greeting import Greeting
 from hvlaunch.agent.quick import READ, WRITE, Selector, deque, has_own_proc, signal, signal_name
 from hvlaunch.agent.wire.channel import DriverChannel
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, LONGEST_TRACEBACK, BadFrame, plain
 from hvlaunch.agent.workers.host_workers import HostWorkers
 
 TYPE_CHECKING = False

@@ -14,9 +14,17 @@ import time
 
 from hvlaunch.agent import guardian, reaper
 from hvlaunch.agent.quick import READ, WRITE, Selector, deque, prctl, signal, socket
-from hvlaunch.agent.wire import shapes
-from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder, PieceWriter, encode
-from hvlaunch.agent.wire.shapes import Form, record, whole
+from hvlaunch.agent.wire import frames
+from hvlaunch.agent.wire.frames import (
+    PROTOCOL,
+    BadFrame,
+    Decoder,
+    Form,
+    PieceWriter,
+    encode,
+    record,
+    whole,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["LANE", "ORDERS", "main", "take_own_pages"]
 
 LANE = whole(1, 1 << 53)
-_SECONDS = shapes.number(0, 1 << 53)
+_SECONDS = frames.number(0, 1 << 53)
 _BYTES = whole(0, 1 << 53)
 _CONFIG = {"lease": _SECONDS, "grace": _SECONDS, "window": _BYTES, "reconnect": _SECONDS, "spill": _BYTES}
 ORDERS = {

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeAlias
 
-from hvlaunch.agent.wire.frames import LONGEST_TEXT
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, plain
 from hvlaunch.driver.process_events import loud
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.errands.check import RESULT
-from hvlaunch.agent.wire.shapes import number, or_null
+from hvlaunch.agent.wire.frames import number, or_null
 from hvlaunch.check import Finding, Values, findings_of, merged
 from hvlaunch.check.table import CHECKS
 from hvlaunch.console.lines import visible_line

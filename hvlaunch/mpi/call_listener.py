@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvlaunch.agent.wire.caller import LONGEST_ENTRY, WORD_SIZE, Sealed
-from hvlaunch.agent.wire.shapes import mapping, of, pair, plain, text
+from hvlaunch.agent.wire.frames import mapping, of, pair, plain, text
 from hvlaunch.mpi.process_ranks import ALL_NAMES
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners

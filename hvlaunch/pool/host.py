@@ -11,8 +11,7 @@ from random import random as any_random
 from typing import TYPE_CHECKING, Any, Literal
 
 from hvlaunch.agent.warm import LANE
-from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder
-from hvlaunch.agent.wire.shapes import Form, text, whole
+from hvlaunch.agent.wire.frames import PROTOCOL, BadFrame, Decoder, Form, text, whole
 from hvlaunch.driver.links import host_ends
 from hvlaunch.driver.links.agent_channel import CommandChannel, Garbled
 from hvlaunch.errors import AgentFailed, HostError, HvlaunchError, Problem

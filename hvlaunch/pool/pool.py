@@ -17,7 +17,7 @@ from typing import Any
 from hvlaunch import __version__
 from hvlaunch.agent.quick import loads
 from hvlaunch.agent.warm import ORDERS
-from hvlaunch.agent.wire.shapes import misfit
+from hvlaunch.agent.wire.frames import misfit
 from hvlaunch.console.status import OnStatus, Status, counted
 from hvlaunch.driver.program import agent_command, python_candidates, warm_bundle
 from hvlaunch.errors import Problem

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hvlaunch.agent.errands.offer import CONTROLS, Listing, leads_out, list_files
 from hvlaunch.agent.errands.sync.content import PART, Manifest, places_of_parts, ranges_of, read_part
 from hvlaunch.agent.quick import loads
-from hvlaunch.agent.wire.shapes import exactly, flag, record, several, text, whole
+from hvlaunch.agent.wire.frames import exactly, flag, record, several, text, whole
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, Limits
 from hvlaunch.errors import BadUsage
 from hvlaunch.owners import reason

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from hvlaunch.agent.wire import shapes
-from hvlaunch.agent.wire.shapes import mapping, or_null, pair, record, several, text, whole
+from hvlaunch.agent.wire.frames import address, mapping, or_null, pair, record, several, text, whole
 from hvlaunch.hosts.parse import fold_hosts
 
 __all__ = [
@@ -134,8 +133,8 @@ _MOST_COLLECTIVES = 3
 _PEERS = record(
     {
         "pids": several(pair(_RANK, whole(1, 1 << 22)), _MOST_PIDS),
-        "addresses": several(shapes.address, _MOST_ADDRESSES),
-        "unanswered": several(pair(_RANK, shapes.address), _MOST_ADDRESSES),
+        "addresses": several(address, _MOST_ADDRESSES),
+        "unanswered": several(pair(_RANK, address), _MOST_ADDRESSES),
         "collectives": several(pair(_RANK, text(_LONGEST_ANSWER, raw=True)), _MOST_PIDS),
         "nccl": or_null(text(1 << 24, raw=True)),
     }

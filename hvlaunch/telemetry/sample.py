@@ -4,8 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvlaunch.agent.wire.frames import MOST_GPUS
-from hvlaunch.agent.wire.shapes import exactly, mapping, number, of, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import (
+    MOST_GPUS,
+    exactly,
+    mapping,
+    number,
+    of,
+    or_null,
+    record,
+    several,
+    text,
+    whole,
+)
 
 __all__ = ["SAMPLE", "Energy", "GpuSample", "HostSample", "WorkerSample", "as_json", "host_sample"]
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from hvlaunch.agent.wire.shapes import exactly, flag, of, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import exactly, flag, of, or_null, record, several, text, whole
 from hvlaunch.hosts.parse import fold_ranks
 
 __all__ = [

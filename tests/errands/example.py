@@ -7,7 +7,7 @@ import sys
 import time
 
 from hvlaunch.agent.proc import command_of
-from hvlaunch.agent.wire.shapes import of, record, text, whole
+from hvlaunch.agent.wire.frames import of, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import plain
 from hvlaunch.driver.process_events import failures_as_events, loud
 from hvlaunch.engine import events as on
 from hvlaunch.mpi.builders import LauncherCommand

@@ -18,7 +18,7 @@ import sys
 import threading
 
 from hvlaunch.agent.errands import write_line
-from hvlaunch.agent.wire.shapes import record, several, text, whole
+from hvlaunch.agent.wire.frames import record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

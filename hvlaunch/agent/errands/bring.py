@@ -25,7 +25,7 @@ from hvlaunch.agent.errands.sync.content import (
     has_content,
     places_of_parts,
 )
-from hvlaunch.agent.wire.shapes import flag, record, text, whole
+from hvlaunch.agent.wire.frames import flag, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from hvlaunch.agent.commits import COPIES, PAGE, KeptCommit, saves
 from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.errands.sync.content import PEER
 from hvlaunch.agent.quick import dumps, loads
+from hvlaunch.agent.wire.frames import PORT, number, plain, record, several, text, whole
 from hvlaunch.agent.wire.peers import PeerServer, dial, exactly
-from hvlaunch.agent.wire.shapes import PORT, number, plain, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

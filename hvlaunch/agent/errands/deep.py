@@ -15,7 +15,7 @@ import time
 from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.quick import loads
-from hvlaunch.agent.wire.shapes import (
+from hvlaunch.agent.wire.frames import (
     PORT,
     exactly,
     flag,

@@ -20,7 +20,7 @@ from hvlaunch.agent.leases import (
     read_note,
     write_note,
 )
-from hvlaunch.agent.wire.shapes import flag, number, or_null, plain, record, several, text, whole
+from hvlaunch.agent.wire.frames import flag, number, or_null, plain, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

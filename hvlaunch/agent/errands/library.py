@@ -8,7 +8,7 @@ import stat
 import time
 
 from hvlaunch.agent.cache import own_directory
-from hvlaunch.agent.wire.shapes import record, text, whole
+from hvlaunch.agent.wire.frames import record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

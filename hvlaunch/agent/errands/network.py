@@ -8,7 +8,7 @@ import time
 
 from hvlaunch.agent.facts import interface_networks
 from hvlaunch.agent.facts.fabric import FABRIC, chosen_variables, read_fabric
-from hvlaunch.agent.wire.shapes import PORT, address, flag, mapping, number, or_null, record, several, text
+from hvlaunch.agent.wire.frames import PORT, address, flag, mapping, number, or_null, record, several, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

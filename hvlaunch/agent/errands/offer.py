@@ -28,7 +28,7 @@ from hvlaunch.agent.errands.sync.content import (
     read_at,
     read_part,
 )
-from hvlaunch.agent.wire.shapes import flag, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import flag, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

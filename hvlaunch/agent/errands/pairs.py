@@ -15,9 +15,9 @@ import time
 from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.quick import READ, Selector, socket, struct
+from hvlaunch.agent.wire.frames import PORT, address, number, or_null, record, several, text, whole
 from hvlaunch.agent.wire.probe import Beacon, reach
 from hvlaunch.agent.wire.proof import ANSWER_SIZE, Prover, Question
-from hvlaunch.agent.wire.shapes import PORT, address, number, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import sys
 import time
 
 from hvlaunch.agent.quick import socket, struct
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.wire.shapes import address, flag, number, of, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import address, flag, number, of, or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

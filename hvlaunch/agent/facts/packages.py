@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hvlaunch.agent.wire.shapes import or_null, record, several, text
+from hvlaunch.agent.wire.frames import or_null, record, several, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

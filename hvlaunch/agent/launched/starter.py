@@ -13,8 +13,7 @@ import sys
 from hvlaunch.agent import guardian, reaper
 from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import loads, signal, signal_name, socket
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, Decoder, encode
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, Decoder, encode, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

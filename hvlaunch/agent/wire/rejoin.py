@@ -12,8 +12,18 @@ import os
 import time
 
 from hvlaunch.agent.quick import READ, Selector, accept, deque, mac, peer_uid, same, socket
-from hvlaunch.agent.wire.frames import STREAMS, BadFrame, Decoder, PieceWriter, StaleEpoch, encode
-from hvlaunch.agent.wire.shapes import Form, exactly, text, whole
+from hvlaunch.agent.wire.frames import (
+    STREAMS,
+    BadFrame,
+    Decoder,
+    Form,
+    PieceWriter,
+    StaleEpoch,
+    encode,
+    exactly,
+    text,
+    whole,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

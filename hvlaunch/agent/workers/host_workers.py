@@ -9,8 +9,7 @@ from hvlaunch.agent import reaper
 from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import READ, WRITE, Selector, loads, signal
 from hvlaunch.agent.wire.channel import PLAN, DriverChannel
-from hvlaunch.agent.wire.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import FRAME_COST, LAST_OUTPUT, LONGEST_TEXT, OUTPUT_CHUNK, BadFrame, plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from hvlaunch.agent.quick import (
     signal,
     socket,
 )
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, BadFrame, Decoder, encode
-from hvlaunch.agent.wire.shapes import Form, text, whole
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, BadFrame, Decoder, Form, encode, text, whole
 from hvlaunch.agent.workers import CannotStart, WorkerProcess
 
 TYPE_CHECKING = False
@@ -36,7 +35,6 @@ __all__ = ["LocalRanks"]
 
 _STARTERS = (
     "quick",
-    "wire.shapes",
     "wire.frames",
     "reaper",
     "workers.family",

@@ -15,8 +15,7 @@ import time
 from hvlaunch.agent import reaper
 from hvlaunch.agent import workers as process
 from hvlaunch.agent.quick import READ, Selector, signal, signal_name, socket
-from hvlaunch.agent.wire.frames import LONGEST_TEXT
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, plain
 from hvlaunch.agent.workers.family import kill_others
 
 TYPE_CHECKING = False

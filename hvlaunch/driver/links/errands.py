@@ -12,8 +12,17 @@ from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.agent.wire.frames import ERRAND_CHUNK, ERRAND_WINDOW, LONGEST_ARGUMENTS, LONGEST_TEXT, BadFrame
-from hvlaunch.agent.wire.shapes import of, plain, record, text
+from hvlaunch.agent.wire.frames import (
+    ERRAND_CHUNK,
+    ERRAND_WINDOW,
+    LONGEST_ARGUMENTS,
+    LONGEST_TEXT,
+    BadFrame,
+    of,
+    plain,
+    record,
+    text,
+)
 from hvlaunch.driver.program.errand_program import errand_names, errand_program
 from hvlaunch.errors import HostError
 

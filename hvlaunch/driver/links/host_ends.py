@@ -1,8 +1,7 @@
 """The errors for the ends of hosts: each with its cause, and a hint what to try."""
 
 from hvlaunch.agent.container import CAUSE, HINT
-from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import BadFrame, plain
 from hvlaunch.driver.program import NO_PYTHON
 from hvlaunch.errors import (
     AgentFailed,

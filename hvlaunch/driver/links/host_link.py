@@ -7,8 +7,7 @@ from math import inf
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from hvlaunch.agent.wire.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame, plain
 from hvlaunch.console.lines import Stream
 from hvlaunch.driver.links.agent_channel import AgentConnection, Garbled
 from hvlaunch.driver.links.reports import Expected

@@ -22,16 +22,14 @@ from hvlaunch.agent.wire.frames import (
     MOST_PORTS,
     MOST_RELAYED,
     OUTPUT_CHUNK,
+    PORT,
     RELAY_CHUNK,
     RELAY_WINDOW,
     SELDOM,
     STREAMS,
     BadFrame,
-    Decoder,
-)
-from hvlaunch.agent.wire.shapes import (
-    PORT,
     Choice,
+    Decoder,
     Form,
     address,
     exactly,
@@ -48,7 +46,7 @@ from hvlaunch.agent.wire.shapes import (
 from hvlaunch.engine import events as on
 
 if TYPE_CHECKING:
-    from hvlaunch.agent.wire.shapes import Shape
+    from hvlaunch.agent.wire.frames import Shape
 
 __all__ = ["REPORTS", "Expected", "RelayRules", "report_decoder"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hvlaunch.agent.wire.shapes import exactly, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import exactly, or_null, record, several, text, whole
 from hvlaunch.console.lines import aligned
 from hvlaunch.engine import events as on
 from hvlaunch.hosts.parse import host_set

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies, newest
 from hvlaunch.agent.errands.commits import ANSWER, PORTS
-from hvlaunch.agent.wire.shapes import record, several, text
+from hvlaunch.agent.wire.frames import record, several, text
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
 from hvlaunch.engine.network import candidates
 from hvlaunch.rendezvous.round_messages import KEPT

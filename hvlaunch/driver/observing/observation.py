@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.agent.wire.shapes import flag, or_null, record, text
+from hvlaunch.agent.wire.frames import flag, or_null, record, text
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
 from hvlaunch.owners import write_whole
 from hvlaunch.telemetry.sample import Energy, HostSample, as_json, host_sample

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
+from hvlaunch.agent.wire.frames import or_null, plain, record, text, whole
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.errands import Errand

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hvlaunch.agent.wire.shapes import number, or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import number, or_null, record, several, text, whole
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
 from hvlaunch.driver.observing.hang_watch import HangWatch

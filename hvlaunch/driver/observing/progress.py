@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import exp
 from typing import Any, NamedTuple, TypeAlias
 
-from hvlaunch.agent.wire.shapes import mapping, number, or_null, record, text, whole
+from hvlaunch.agent.wire.frames import mapping, number, or_null, record, text, whole
 from hvlaunch.driver.process_events import loud
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.telling import LONGEST_NAME, MOST_METRICS, PROGRESS

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hvlaunch.agent.wire.shapes import flag, or_null, plain, record, text
+from hvlaunch.agent.wire.frames import flag, or_null, plain, record, text
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken

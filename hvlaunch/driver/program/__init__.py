@@ -160,7 +160,6 @@ _GUARDIAN = ("__init__", "quick", "reaper", "scratch", "guardian")
 _MODULES = (
     *_GUARDIAN,
     "wire/__init__",
-    "wire/shapes",
     "wire/frames",
     "wire/channel",
     "wire/proof",

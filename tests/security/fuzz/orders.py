@@ -19,9 +19,8 @@ from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import ORDERS, DriverChannel
-from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
+from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode, misfit
 from hvlaunch.agent.wire.proof import Question
-from hvlaunch.agent.wire.shapes import misfit
 from hvlaunch.agent.workers import diagnosis, family
 from hvlaunch.agent.workers.host_workers import _plan
 from hvlaunch.driver.links.reports import REPORTS

@@ -14,7 +14,7 @@ import time
 from hvlaunch.agent.errands import pairs, write_line
 from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 from hvlaunch.agent.quick import in_time
-from hvlaunch.agent.wire.shapes import flag, mapping, or_null, plain, record, text
+from hvlaunch.agent.wire.frames import flag, mapping, or_null, plain, record, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 
 from hvlaunch.agent.proc import read_text
 from hvlaunch.agent.quick import fingerprint
-from hvlaunch.agent.wire.shapes import or_null, plain, record, text, whole
+from hvlaunch.agent.wire.frames import or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hvlaunch.agent.proc import command_of
-from hvlaunch.agent.wire.shapes import flag, or_null, plain, record, several, text, whole
+from hvlaunch.agent.wire.frames import flag, or_null, plain, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

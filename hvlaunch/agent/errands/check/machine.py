@@ -13,7 +13,7 @@ from hvlaunch.agent.proc import (
     memory_of_host,
     read_text,
 )
-from hvlaunch.agent.wire.shapes import number, or_null, plain, record, text, whole
+from hvlaunch.agent.wire.frames import number, or_null, plain, record, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

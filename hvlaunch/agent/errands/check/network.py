@@ -6,7 +6,7 @@ import os
 
 from hvlaunch.agent.facts import interface_networks
 from hvlaunch.agent.facts.fabric import FABRIC, read_fabric
-from hvlaunch.agent.wire.shapes import mapping, or_null, plain, record, text
+from hvlaunch.agent.wire.frames import mapping, or_null, plain, record, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

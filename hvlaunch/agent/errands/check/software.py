@@ -6,7 +6,7 @@ import os
 
 from hvlaunch.agent.errands.observer.versions import driver_version, versions_of
 from hvlaunch.agent.proc import read_text
-from hvlaunch.agent.wire.shapes import or_null, plain, record, text
+from hvlaunch.agent.wire.frames import or_null, plain, record, text
 from hvlaunch.agent.workers import CannotStart, find
 
 TYPE_CHECKING = False

@@ -11,7 +11,7 @@ import _thread
 import os
 
 from hvlaunch.agent.quick import dumps, loads
-from hvlaunch.agent.wire.shapes import record, whole
+from hvlaunch.agent.wire.frames import record, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 
 from hvlaunch.agent.proc import descendants, parents, read_text
 from hvlaunch.agent.quick import loads
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import plain
 from hvlaunch.agent.workers.binding import LEDGER
 
 TYPE_CHECKING = False

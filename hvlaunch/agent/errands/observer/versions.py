@@ -11,7 +11,7 @@ import time
 
 from hvlaunch.agent.proc import descendants, parents, read_text
 from hvlaunch.agent.quick import signal
-from hvlaunch.agent.wire.shapes import plain
+from hvlaunch.agent.wire.frames import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from hvlaunch.agent.errands.sync.content import (
 )
 from hvlaunch.agent.errands.sync.copies import Copy, copies_of
 from hvlaunch.agent.quick import dumps
-from hvlaunch.agent.wire.shapes import or_null, record, several, text, whole
+from hvlaunch.agent.wire.frames import or_null, record, several, text, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

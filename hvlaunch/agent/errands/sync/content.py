@@ -9,7 +9,7 @@ import os
 import stat
 
 from hvlaunch.agent.quick import loads
-from hvlaunch.agent.wire.shapes import or_null, record, text
+from hvlaunch.agent.wire.frames import or_null, record, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
