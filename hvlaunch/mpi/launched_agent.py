@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.agent.wire.frames import encode
-from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection, Listener, PieceReader
-from hvlaunch.driver.links.reports import report_decoder
+from hvlaunch.driver.links.agent_channel import (
+    AgentChannel,
+    AgentConnection,
+    Listener,
+    PieceReader,
+    report_decoder,
+)
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host

@@ -12,8 +12,8 @@ A connection keeps the order of its frames, so frames carry no numbers: both end
 replaces it, each end reports its count, and gets the frames behind this count again.
 
 Driver and agent check each received frame against a table of forms: agent/wire/channel.py has the driver's frames, and
-driver/links/reports.py the agents'. A frame without a form is an error. A form has a shape for each field: a function
-from a JSON value to True or False.
+driver/links/agent_channel.py the agents'. A frame without a form is an error. A form has a shape for each field: a
+function from a JSON value to True or False.
 """
 
 from __future__ import annotations

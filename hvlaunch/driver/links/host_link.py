@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from hvlaunch.agent.wire.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame, plain
 from hvlaunch.console.lines import Stream
-from hvlaunch.driver.links.agent_channel import AgentConnection, Garbled
-from hvlaunch.driver.links.reports import Expected
+from hvlaunch.driver.links.agent_channel import AgentConnection, Expected, Garbled
 from hvlaunch.driver.links.session import AckedFrames, HostSession
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.driver.turn import Arrival

@@ -23,7 +23,7 @@ from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode, misfit
 from hvlaunch.agent.wire.proof import Question
 from hvlaunch.agent.workers import diagnosis, family
 from hvlaunch.agent.workers.host_workers import _plan
-from hvlaunch.driver.links.reports import REPORTS
+from hvlaunch.driver.links.agent_channel import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes, broken_frame
 from tests.security.fuzz.judge import check_line
 

@@ -12,7 +12,7 @@ from hvlaunch.agent.quick import READ, Selector
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
 from hvlaunch.agent.workers import CannotStart, exit_of
 from hvlaunch.agent.workers.local_ranks import _REPORTS, LocalRanks, _Rank
-from hvlaunch.driver.links.reports import REPORTS
+from hvlaunch.driver.links.agent_channel import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes
 from tests.security.fuzz.judge import check_line
 

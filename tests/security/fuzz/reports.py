@@ -14,8 +14,9 @@ from hvlaunch.driver.links.agent_channel import (
     Garbled,
     Listener,
     PieceReader,
+    RelayRules,
+    report_decoder,
 )
-from hvlaunch.driver.links.reports import RelayRules, report_decoder
 from hvlaunch.driver.program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host

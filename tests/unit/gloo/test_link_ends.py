@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.driver.links.reports import Expected
+from hvlaunch.driver.links.agent_channel import Expected
 from hvlaunch.driver.program import NO_PYTHON
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed
