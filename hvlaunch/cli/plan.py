@@ -29,7 +29,7 @@ from hvlaunch.mpi import Kind, find
 from hvlaunch.mpi.builders import build, rankfile
 from hvlaunch.mpi.process_ranks import shell_shim
 from hvlaunch.mpi.request import counted, request_of
-from hvlaunch.rendezvous.round_messages import worker_id
+from hvlaunch.rendezvous.messages import worker_id
 
 if TYPE_CHECKING:
     from hvlaunch.hosts.templates import Expansion

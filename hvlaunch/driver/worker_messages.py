@@ -12,7 +12,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Start
 from hvlaunch.hosts.placement import Placement
-from hvlaunch.rendezvous.round_messages import (
+from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
     PLACES,

@@ -22,8 +22,7 @@ from secrets import token_hex
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from hvlaunch.rendezvous import batch
-from hvlaunch.rendezvous.batch import Changes
+from hvlaunch.rendezvous import messages
 from hvlaunch.rendezvous.client_errors import (
     BadCertificate,
     NoRendezvous,
@@ -38,6 +37,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
+from hvlaunch.rendezvous.messages import Changes
 
 __all__ = [
     "Client",
@@ -444,13 +444,13 @@ class Client:
     def get_many(self, scope: str, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of one moment in the order of the keys; None for a key without a value."""
         reply = self._do("POST", f"/-/get-many{_path(scope)}", _list(keys))
-        sizes, data = batch.split(reply.body)
-        return batch.unpack(sizes, data)
+        sizes, data = messages.split(reply.body)
+        return messages.unpack(sizes, data)
 
     def put_many(self, scope: str, values: Mapping[str, bytes]) -> None:
         """Set all keys at once; if this raises, none is set."""
         head = [[key, len(value)] for key, value in values.items()]
-        self._do("POST", f"/-/put-many{_path(scope)}", batch.pack(head, values.values()))
+        self._do("POST", f"/-/put-many{_path(scope)}", messages.pack(head, values.values()))
 
     def check(self, scope: str, keys: Sequence[str]) -> bool:
         """True if all keys are set."""
@@ -458,7 +458,7 @@ class Client:
 
     def keys(self, scope: str) -> list[str]:
         """Return the scope's keys, sorted."""
-        return batch.read_keys(self._do("GET", f"/-/keys{_path(scope)}").body)
+        return messages.read_keys(self._do("GET", f"/-/keys{_path(scope)}").body)
 
     def count(self, scope: str) -> int:
         """The number of keys in the scope."""
@@ -495,9 +495,9 @@ class Client:
         reply = self._poll("GET", f"{path}?since={since:d}&", None, timeout)
         if reply.status != OK:
             return Changes(int(reply.etag or since), {})
-        head, data = batch.split(reply.body)
+        head, data = messages.split(reply.body)
         keys = [key for key, _ in head["keys"]]
-        values = batch.unpack([size for _, size in head["keys"]], data)
+        values = messages.unpack([size for _, size in head["keys"]], data)
         return Changes(head["version"], dict(zip(keys, values, strict=True)), head["complete"])
 
     # Asking:
@@ -594,7 +594,7 @@ def _once(verb: str, scope: str, key: str) -> str:
 def _list(keys: Sequence[str]) -> bytes:
     if "" in keys:
         raise ValueError("a key must not be empty")
-    return batch.pack(list(keys))
+    return messages.pack(list(keys))
 
 
 def _versioned(reply: Reply) -> Versioned:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from hvlaunch.rendezvous.client import Client, WrongCertificate
 from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, RendezvousUnreachable
-from hvlaunch.rendezvous.round_messages import (
+from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
     PLACES,

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from hvlaunch.rendezvous.batch import Changes
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.messages import Changes
 
 __all__ = ["Changes", "Entry", "Store", "StoreLimits", "Waiters", "until_all_set", "until_changed"]
 

@@ -18,7 +18,7 @@ import torch
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import patiently
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.torch import current
 from hvlaunch.torch.kept import (
     CommitCosts,

@@ -16,7 +16,7 @@ from hvlaunch.agent.errands.commits import ANSWER, PORTS
 from hvlaunch.agent.wire.frames import record, several, text
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
 from hvlaunch.engine.network import candidates
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import new_peer
 

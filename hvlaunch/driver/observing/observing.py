@@ -22,7 +22,7 @@ from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
 from hvlaunch.job import ElasticOptions, JobSpec
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
@@ -277,7 +277,7 @@ class _Kept:
 
     def _take_cost(self, name: str, value: bytes) -> None:
         """Take a report on costs. Nonsense is ignored: any worker may write to the rendezvous."""
-        from hvlaunch.rendezvous.round_messages import worker_of  # noqa: PLC0415 (few workers commit)
+        from hvlaunch.rendezvous.messages import worker_of  # noqa: PLC0415 (few workers commit)
 
         try:
             # Unknown names would fill memory.

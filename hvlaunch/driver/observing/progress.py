@@ -127,7 +127,7 @@ class Progress:
 
     def _heard(self, key: str, value: bytes | None, _version: int) -> None:
         """Take a report. Nonsense is ignored: any worker may write to the rendezvous."""
-        from hvlaunch.rendezvous.round_messages import worker_of  # noqa: PLC0415 (few workers tell anything)
+        from hvlaunch.rendezvous.messages import worker_of  # noqa: PLC0415 (few workers tell anything)
 
         try:
             worker = worker_of(key)

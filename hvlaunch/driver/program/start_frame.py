@@ -11,7 +11,7 @@ from hvlaunch.engine.network import LOOPBACK, SOCKETS
 from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Launch, Placement
 from hvlaunch.job import ElasticOptions, JobSpec, Role, Templates
-from hvlaunch.rendezvous.round_messages import worker_id
+from hvlaunch.rendezvous.messages import worker_id
 
 if TYPE_CHECKING:
     from hvlaunch.hosts.roles import RoleAddresses

@@ -12,9 +12,9 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from hvlaunch.rendezvous import batch
-from hvlaunch.rendezvous.batch import Changes
+from hvlaunch.rendezvous import messages
 from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous.messages import Changes
 from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 from hvlaunch.rendezvous.serving.store_record import Once
@@ -292,7 +292,7 @@ class Verbs:
     # Several keys:
 
     def _keys(self, scope: str, _key: str, _options: Options, _body: bytes) -> Answer:
-        return Answer(200, batch.pack(self._store.keys_of(scope)))
+        return Answer(200, messages.pack(self._store.keys_of(scope)))
 
     def _count(self, scope: str, _key: str, _options: Options, _body: bytes) -> Answer:
         return Answer(200, b"%d" % self._store.count(scope))
@@ -302,20 +302,20 @@ class Verbs:
         if len(body) > _MAX_KEYS_BODY:
             return _LONG_LIST
         # One moment: no other request runs between two keys.
-        values = [self._store.get(scope, key) for key in batch.read_keys(body)]
-        return _batch(batch.sizes(values), values)
+        values = [self._store.get(scope, key) for key in messages.read_keys(body)]
+        return _batch(messages.sizes(values), values)
 
     def _put_many(self, scope: str, _key: str, _options: Options, body: bytes) -> Answer:
         if len(body) > _MAX_KEYS_BODY and body.find(b"\n", 0, _MAX_KEYS_BODY) < 0:
             return _LONG_LIST
-        head, data = batch.split(body)
+        head, data = messages.split(body)
         try:
             keys = [key for key, _ in head]
             sizes = [size for _, size in head]
         except (TypeError, ValueError):
             return _BAD_HEAD
-        batch.check_keys(keys)
-        values = [value for value in batch.unpack(sizes, data) if value is not None]
+        messages.check_keys(keys)
+        values = [value for value in messages.unpack(sizes, data) if value is not None]
         # A missing size means None to unpack(), and nothing to a put.
         if len(values) < len(keys):
             return _BAD_HEAD
@@ -329,7 +329,7 @@ class Verbs:
     def _check(self, scope: str, _key: str, options: Options, body: bytes) -> Answer | Later:
         if len(body) > _MAX_KEYS_BODY:
             return _LONG_LIST
-        keys = batch.read_keys(body)
+        keys = messages.read_keys(body)
         missing = self._store.first_missing(scope, keys)
         if missing is None:
             return _OK
@@ -369,7 +369,7 @@ def _guarded(act: Act, scope: str, key: str, options: Options, body: bytes) -> A
         return act(scope, key, options, body)
     except (ValueTooLarge, StoreFull, NotANumber) as error:
         return _refusal(error)
-    except batch.MalformedBatch as error:
+    except messages.MalformedBatch as error:
         return Answer(400, f"{error}\n".encode())
 
 
@@ -396,7 +396,7 @@ def _etag(version: int) -> bytes:
 
 def _changes(changes: Changes) -> Answer:
     values = list(changes.values.values())
-    keys = list(zip(changes.values, batch.sizes(values), strict=True))
+    keys = list(zip(changes.values, messages.sizes(values), strict=True))
     return _batch({"version": changes.version, "complete": changes.complete, "keys": keys}, values)
 
 
@@ -404,7 +404,7 @@ def _batch(head: object, values: list[bytes | None]) -> Answer:
     # A single answer must not hold half of the server's memory.
     if sum(len(value) for value in values if value is not None) > _MAX_BATCH:
         return _LONG_ANSWER
-    return Answer(200, batch.pack(head, values))
+    return Answer(200, messages.pack(head, values))
 
 
 # The server's numbers

@@ -21,7 +21,7 @@ from torch.torch_version import TorchVersion
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
-from hvlaunch.rendezvous.round_messages import Grant, worker_of
+from hvlaunch.rendezvous.messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.backends import abort_groups, has_timed_out
 from hvlaunch.torch.current import World, let_go

@@ -12,7 +12,7 @@ from pathlib import Path
 from hvlaunch.agent import commits
 from hvlaunch.agent.commits import KeptCommit
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 
 sys.path.append(str(Path(__file__).parent))
 from steps_together import wait_for_others

@@ -150,7 +150,7 @@ COMMITS = """
 import os, sys, time
 import torch
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.torch import checkpoint
 step, weights = checkpoint.load() or (0, torch.zeros(1000))
 for step in range(step + 1, step + 4):

@@ -14,7 +14,7 @@ from hvlaunch.driver.observing import copies
 from hvlaunch.driver.observing.copies import Copies
 from hvlaunch.driver.observing.observing import _Kept
 from hvlaunch.job import ElasticOptions
-from hvlaunch.rendezvous.round_messages import KEPT
+from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 
 LONG = 30.0

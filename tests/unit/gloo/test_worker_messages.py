@@ -12,7 +12,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import HostNetwork
 from hvlaunch.hosts.placement import Launch, place
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.round_messages import (
+from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
     PLACES,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvlaunch.rendezvous import Client
-from hvlaunch.rendezvous.round_messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.torch.ranks import all_forked
 

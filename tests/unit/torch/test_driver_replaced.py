@@ -8,7 +8,7 @@ import pytest
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.membership import Membership
-from hvlaunch.rendezvous.round_messages import ASKS, BEATS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.messages import ASKS, BEATS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.torch.http_store import HTTPStore
 from tests.unit.rendezvous.kept_server import KeptServer

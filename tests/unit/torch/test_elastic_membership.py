@@ -8,7 +8,7 @@ from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.client import WrongCertificate
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
 from hvlaunch.rendezvous.membership import Membership
-from hvlaunch.rendezvous.round_messages import (
+from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
     PLACES,

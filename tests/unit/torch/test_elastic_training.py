@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 import hvlaunch.torch as hvt
-from hvlaunch.rendezvous.round_messages import PLACES, Grant, encode
+from hvlaunch.rendezvous.messages import PLACES, Grant, encode
 from hvlaunch.torch.elastic import CollectiveFailed, ElasticSampler, ObjectState, TorchState, run
 from hvlaunch.torch.group_errors import AlreadyInitialized
 from tests.unit.torch import forgotten

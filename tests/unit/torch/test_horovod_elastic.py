@@ -161,7 +161,7 @@ def test_init_alone_has_a_round_until_shutdown_and_may_have_another(job):
 
 
 def test_a_worker_that_is_not_wanted_ends_well_in_init(job):
-    from hvlaunch.rendezvous.round_messages import PLACES, Grant, encode
+    from hvlaunch.rendezvous.messages import PLACES, Grant, encode
 
     started = job(hvd.init, 1)
     started.go[0].set()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.rendezvous.round_messages import Ask, Beat, Grant, Notice, decode, encode
+from hvlaunch.rendezvous.messages import Ask, Beat, Grant, Notice, decode, encode
 
 
 @pytest.mark.parametrize(
