@@ -1,9 +1,13 @@
-"""One round: its state, its workers' ends and their cause, and whether another round may follow. Pure."""
+"""One round: its plan and start, its state, its workers' ends and their cause, and whether another round may follow. Pure."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
+from hvlaunch.engine import actions as do
+from hvlaunch.engine import facts as tell
+from hvlaunch.engine.actions import Action, HostAddress, HostNetwork
 from hvlaunch.engine.causes import (
     Cause,
     JobHung,
@@ -14,23 +18,32 @@ from hvlaunch.engine.causes import (
     WorkerEnded,
     WorkerLeft,
 )
-from hvlaunch.engine.workers import Life
-from hvlaunch.hosts.placement import Launch
-from hvlaunch.job import ElasticOptions, RestartLimit, WorkerExit
+from hvlaunch.engine.events import HostFacts
+from hvlaunch.engine.network import SOCKETS, Probing
+from hvlaunch.engine.pool import PoolHost
+from hvlaunch.engine.workers import Life, Worker, Workers, WorkerState
+from hvlaunch.hosts.placement import Launch, seats
+from hvlaunch.job import ElasticOptions, JobSpec, RestartLimit, WorkerExit
 
 __all__ = [
     "FRUITFUL",
     "FRUITLESS_IN_A_ROW",
     "ROUND_TRANSITIONS",
     "STARTS_IN_A_ROW",
+    "Bounds",
     "Hold",
+    "Plan",
     "Restarts",
     "Round",
     "RoundState",
     "RoundTrigger",
+    "Starter",
     "cause_of",
     "first_failed",
+    "hand_over",
+    "in_order",
     "may_be_consequence",
+    "seated",
 ]
 
 _OWN, _OWN_WHEN_STOPPED, _UNCLEAR, _CONSEQUENCE = range(4)
@@ -365,3 +378,248 @@ class Hold:
             self._seconds = 0.0
         else:
             self._seconds = min(_MOST, max(FRUITFUL, 2 * self._seconds))
+
+
+class Bounds(NamedTuple):
+    """Least and largest number of workers in a round."""
+
+    least: int
+    most: float
+
+    @classmethod
+    def of_spec(cls, spec: JobSpec) -> "Bounds":
+        elastic = spec.elastic
+        least, most = (1, spec.np) if elastic is None else (elastic.min_np, elastic.max_np)
+        return cls(least, float("inf") if most is None else most)
+
+
+class Plan(NamedTuple):
+    """The next round, which waits until its hosts have probed each other."""
+
+    hosts: list[PoolHost]
+    """In order of rank."""
+    launches: Sequence[Launch]
+    """In order of rank."""
+    unreached: set[str]
+    """Hosts that have not reported yet how they reach the rendezvous."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the hosts."""
+        return tuple(host.name for host in self.hosts)
+
+    @property
+    def facts(self) -> dict[str, HostFacts]:
+        """Facts by host name."""
+        return {host.name: host.facts for host in self.hosts if host.facts is not None}
+
+    @classmethod
+    def with_launches(cls, hosts: Iterable[PoolHost], launches: Sequence[Launch]) -> "Plan":
+        """Plan a round on the hosts that the launches name."""
+        names = {launch.host for launch in launches}
+        used = [host for host in hosts if host.name in names]
+        return cls(used, launches, {host.name for host in used if not host.has_tried_rendezvous})
+
+
+def _by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:
+    """Return the launches of each host, in their order."""
+    launches_by_host: dict[str, list[Launch]] = {}
+    for launch in launches:
+        launches_by_host.setdefault(launch.host, []).append(launch)
+    return launches_by_host
+
+
+def in_order(hosts: Iterable[PoolHost], current: Round | None) -> list[PoolHost]:
+    """Sort the hosts: those of the last round first, in its order, then the others as given."""
+    before = {name: index for index, name in enumerate(current.hosts)} if current is not None else {}
+    return sorted(hosts, key=lambda host: before.get(host.name, len(before)))
+
+
+def hand_over(new: list[Worker], leaving: list[Worker]) -> list[Worker]:
+    """Order workers: a leaving worker with the newest commit comes first, to hand it over."""
+    if not leaving:
+        return new
+    newest = max(leaving, key=lambda worker: worker.commit)
+    return [newest, *new, *(worker for worker in leaving if worker is not newest)]
+
+
+def _seniority(worker: Worker) -> tuple[bool, int]:
+    return (False, worker.rank) if worker.has_state else (True, worker.slot)
+
+
+def seated(
+    hosts: Sequence[PoolHost],
+    chosen: Sequence[Worker],
+    near_hosts_first: Callable[[list[PoolHost]], list[PoolHost]],
+) -> tuple[list[PoolHost], list[Launch]]:
+    """Return the used hosts and the launches on them, in order of rank.
+
+    Hosts with survivors come first, then the others as given, before near hosts are put side by side. On each host survivors come first, in the order of their
+    ranks, then the other workers by slot. So rank 0 is the oldest survivor, if any.
+    """
+    on: dict[str, list[Worker]] = {}
+    for worker in sorted(chosen, key=_seniority):
+        on.setdefault(worker.host, []).append(worker)
+    used = [host for host in hosts if host.name in on]
+    # Stable: within both groups the given order stays.
+    used.sort(key=lambda host: not any(worker.has_state for worker in on[host.name]))
+    used = near_hosts_first(used)
+    starts = {worker.seat: worker.start for worker in chosen}
+    places = seats((host.name, [worker.slot for worker in on[host.name]]) for host in used)
+    return used, [Launch(seat[1], starts[seat], place) for seat, place in places.items()]
+
+
+class Starter:
+    """Brings workers into rounds whose hosts have probed each other."""
+
+    def __init__(self, spec: JobSpec, workers: Workers, probing: Probing) -> None:
+        self._spec = spec
+        self._workers = workers
+        self._probing = probing
+        self._variables: Mapping[str, Mapping[str, str]] = {}
+        """Variables for the choice of adapters, by host."""
+        self._role_starts: dict[int, do.Start] = {}
+        """The order by which each rank of a job with roles was started."""
+
+    def _choose(self, plan: Plan, number: int) -> list[Action]:
+        """Choose the adapters of a round."""
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        self._variables = {}
+        texts = {name: facts.fabric for name, facts in plan.facts.items() if facts.fabric is not None}
+        # Without the hardware of a host, or with a single host, the usual variables are as good.
+        if self._spec.nccl != "auto" or len(plan.hosts) < 2 or len(texts) < len(plan.hosts):  # noqa: PLR2004 (two hosts)
+            return []
+        from hvlaunch.engine.fabric import choose, fabric_of  # noqa: PLC0415 (few jobs have a choice)
+
+        fabrics = {name: fabric_of(text) for name, text in texts.items()}
+        has_interfaces = bool(self._spec.network_interfaces)
+        choice = choose(fabrics, network, self._spec.env, has_interfaces=has_interfaces)
+        self._variables = choice.variables
+        return [tell.NetworkChosen(number, choice.reasons, choice.is_split)]
+
+    def _variables_of(self, host: str, interface: str | None) -> Mapping[str, str] | None:
+        """Return the variables for adapters; None for the usual ones."""
+        variables = self._variables.get(host)
+        # The user's own must stay: workers that move from round to round set these anew.
+        if variables is None and interface is not None and not self._spec.env.keys().isdisjoint(SOCKETS):
+            return {name: interface for name in SOCKETS if name not in self._spec.env}
+        return variables
+
+    def _network(self, host: PoolHost, port: int, hosts: tuple[HostAddress, ...] = ()) -> HostNetwork:
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        interface = network.interface(host.name)
+        return HostNetwork(
+            master_addr=network.address(host.name),
+            master_port=port,
+            interface=interface,
+            rendezvous=host.rendezvous,
+            address=network.own_address(host.name),
+            hosts=hosts,
+            variables=self._variables_of(host.name, interface),
+        )
+
+    def _addresses(self, plan: Plan) -> tuple[HostAddress, ...]:
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        return tuple(
+            HostAddress(name, network.own_address(name), len(launches), plan.facts[name].more_ports)
+            for name, launches in _by_host(plan.launches).items()
+        )
+
+    def start(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        """Start all workers of a round."""
+        if plan.launches[0].role is not None:
+            return self._start_roles(plan, current, now)
+        first = plan.hosts[0]
+        # Rank 0's agent keeps this port bound until rank 0 listens there.
+        port = first.facts.master_port if first.facts is not None else 0
+        launches, addresses = _by_host(plan.launches), self._addresses(plan)
+        choices = self._choose(plan, current.number)
+        starts: list[Action] = []
+        for host in plan.hosts:
+            network = self._network(host, port, addresses)
+            starts += self.launch(
+                host, launches[host.name], network, current.number, WorkerState.WORKING, now
+            )
+        address = self._network(first, port).master_addr
+        starting = tell.RoundStarting(current.number, len(plan.launches), plan.names, address, port)
+        return [*choices, starting, *starts]
+
+    def _start_roles(self, plan: Plan, current: Round, now: float) -> list[Action]:
+        """Start the workers of each role with a MASTER_ADDR and MASTER_PORT of its own."""
+        network = self._probing.network
+        assert network is not None  # noqa: S101 (a plan has one)
+        everybody, choices = self._addresses(plan), self._choose(plan, current.number)
+        by_name = {address.name: address for address in everybody}
+        pool = {host.name: host for host in plan.hosts}
+        by_role: dict[int, list[Launch]] = {}
+        for launch in plan.launches:
+            by_role.setdefault(launch.role.number if launch.role else 0, []).append(launch)
+        starts: list[do.Start] = []
+        for index, members in by_role.items():
+            by_host = _by_host(members)
+            # The first of these ports are the masters' of the roles, as hosts/roles.py has them.
+            first, port = members[0].host, by_name[members[0].host].ports[index]
+            hosts = tuple(by_name[name]._replace(workers=len(here)) for name, here in by_host.items())
+            for name, here in by_host.items():
+                of_role = self._network(pool[name], port, hosts)._replace(
+                    master_addr=network.address(name, first)
+                )
+                for start in self.launch(pool[name], here, of_role, current.number, WorkerState.WORKING, now):
+                    order = start._replace(job_hosts=everybody)
+                    self._role_starts.update(dict.fromkeys((launch.place.rank for launch in here), order))
+                    starts.append(order)
+        master = starts[0].network
+        return [
+            *choices,
+            tell.RoundStarting(
+                current.number, len(plan.launches), plan.names, master.master_addr, master.master_port
+            ),
+            *starts,
+        ]
+
+    def start_again(self, ranks: range, number: int, now: float) -> list[Action]:
+        """Start the next workers of these ranks in their slots, as those before were started."""
+        starts: dict[str, do.Start] = {}
+        for rank in ranks:
+            order = self._role_starts[rank]
+            before = next(launch for launch in order.launches if launch.place.rank == rank)
+            launch = self._workers.next_launch(before.seat, before.place)._replace(role=before.role)
+            self._workers.launch(launch, born=number, state=WorkerState.WORKING, now=now)
+            others = starts[order.host].launches if order.host in starts else ()
+            starts[order.host] = order._replace(launches=(*others, launch))
+        return [*starts.values()]
+
+    def launch(
+        self,
+        host: PoolHost,
+        launches: Sequence[Launch],
+        network: HostNetwork,
+        number: int,
+        state: WorkerState,
+        now: float,
+    ) -> list[do.Start]:
+        """Start these workers of a host: WORKING in the round, or STARTING to ask for a place from that round on."""
+        if host.facts is None:
+            return []
+        for launch in launches:
+            self._workers.launch(launch, born=number, state=state, now=now)
+        return [do.Start(host.name, number, tuple(launches), network, host.facts)]
+
+    def assign_places(self, plan: Plan, current: Round, newest: Worker, now: float) -> list[Action]:
+        """Place the workers that asked; `newest` is the one with the newest commit."""
+        choices = self._choose(plan, current.number)
+        # Workers that ask meet at the rendezvous, without a MASTER_PORT.
+        networks = {host.name: self._network(host, 0) for host in plan.hosts}
+        for launch in plan.launches:
+            self._workers.give_place(launch, current.number, now)
+        return [
+            *choices,
+            tell.RoundFormed(current.number, len(plan.launches), plan.names, current.cause),
+            *(
+                do.Assign(current.number, launch, networks[launch.host], newest.rank)
+                for launch in plan.launches
+            ),
+        ]

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from hvlaunch.engine import facts as tell
-from hvlaunch.engine import forming, lifecycle, workers
+from hvlaunch.engine import lifecycle, workers
+from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
-from hvlaunch.engine.forming import AskingWorkers, FreshWorkers
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
 from hvlaunch.engine.lifecycle import AT_WORK, Lifecycle, Phase
 from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.pool import Cooldown, Pool
 from hvlaunch.engine.round import Restarts, RoundState
-from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.rounds import AskingWorkers, FreshWorkers, Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState
 from hvlaunch.job import ElasticOptions
@@ -233,11 +233,11 @@ def a_slot_is_forgotten(patch: Patch) -> None:
 
 
 def survivors_sit_slot_by_slot(patch: Patch) -> None:
-    patch.setattr(forming, "_seniority", lambda worker: worker.slot)
+    patch.setattr(round_module, "_seniority", lambda worker: worker.slot)
 
 
 def survivors_go_backwards(patch: Patch) -> None:
-    patch.setattr(forming, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
+    patch.setattr(round_module, "_seniority", lambda worker: (not worker.has_state, -worker.rank))
 
 
 def survivors_are_left_out(patch: Patch) -> None:

@@ -15,7 +15,6 @@ from hvlaunch.engine import (
     engine,
     entries,
     fabric,
-    forming,
     lifecycle,
     policy,
     rounds,
@@ -25,7 +24,6 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.forming import AskingWorkers, Bounds, Starter
 from hvlaunch.engine.health import Draining, Health, Hearing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.moves import Moves
@@ -33,8 +31,8 @@ from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
 from hvlaunch.engine.pool import Cooldown, Pool, PoolHost
 from hvlaunch.engine.roles import RolePolicies
-from hvlaunch.engine.round import Hold, Restarts, Round
-from hvlaunch.engine.rounds import Rounds
+from hvlaunch.engine.round import Bounds, Hold, Restarts, Round, Starter
+from hvlaunch.engine.rounds import AskingWorkers, Rounds
 from hvlaunch.engine.waits import Wait, Waits
 from hvlaunch.engine.workers import (
     TRANSITIONS,
@@ -232,47 +230,6 @@ def retry_and_continuation_change_places(patch: Patch) -> None:
 
 def near_hosts_stay_apart(patch: Patch) -> None:
     patch.setattr(fabric, "near_first", lambda hosts, _fabrics: list(hosts))
-
-
-# forming
-
-
-def the_oldest_commit_is_handed_over(patch: Patch) -> None:
-    def wrong(new, leaving):
-        if not leaving:
-            return new
-        oldest = min(leaving, key=lambda worker: worker.commit)
-        return [oldest, *new, *(worker for worker in leaving if worker is not oldest)]
-
-    patch.setattr(forming, "_hand_over", wrong)
-
-
-def the_root_has_the_oldest_commit(patch: Patch) -> None:
-    def wrong(self, plan):
-        workers = self._workers.in_seats(launch.seat for launch in plan.launches)
-        return min(workers, key=lambda worker: worker.commit)
-
-    patch.setattr(AskingWorkers, "_newest", wrong)
-
-
-def the_first_round_waits_for_nobody(patch: Patch) -> None:
-    patch.setattr(AskingWorkers, "_is_first_complete", lambda *_: True)
-
-
-def the_last_host_lends_its_port(patch: Patch) -> None:
-    def wrong(right, self, plan, current, now):
-        turned = plan.hosts[-1].facts
-        first = plan.hosts[0]
-        right_facts, first.facts = first.facts, turned
-        actions = right(self, plan, current, now)
-        first.facts = right_facts
-        return actions
-
-    instead(patch, Starter, "start", wrong)
-
-
-def hosts_are_told_in_the_order_of_the_pool(patch: Patch) -> None:
-    instead(patch, Starter, "_addresses", lambda right, self, plan: tuple(sorted(right(self, plan))))
 
 
 # health
@@ -498,6 +455,22 @@ def a_failed_worker_takes_earlier_roles_along(patch: Patch) -> None:
 # round
 
 
+def the_last_host_lends_its_port(patch: Patch) -> None:
+    def wrong(right, self, plan, current, now):
+        turned = plan.hosts[-1].facts
+        first = plan.hosts[0]
+        right_facts, first.facts = first.facts, turned
+        actions = right(self, plan, current, now)
+        first.facts = right_facts
+        return actions
+
+    instead(patch, Starter, "start", wrong)
+
+
+def hosts_are_told_in_the_order_of_the_pool(patch: Patch) -> None:
+    instead(patch, Starter, "_addresses", lambda right, self, plan: tuple(sorted(right(self, plan))))
+
+
 def old_failures_are_never_forgotten(patch: Patch) -> None:
     afterwards(patch, Restarts, "__init__", lambda _, self, _options: setattr(self, "_window", inf))
 
@@ -515,6 +488,28 @@ def a_flapping_pool_is_not_held(patch: Patch) -> None:
 
 
 # rounds
+
+
+def the_oldest_commit_is_handed_over(patch: Patch) -> None:
+    def wrong(new, leaving):
+        if not leaving:
+            return new
+        oldest = min(leaving, key=lambda worker: worker.commit)
+        return [oldest, *new, *(worker for worker in leaving if worker is not oldest)]
+
+    patch.setattr(rounds, "hand_over", wrong)
+
+
+def the_root_has_the_oldest_commit(patch: Patch) -> None:
+    def wrong(self, plan):
+        workers = self._workers.in_seats(launch.seat for launch in plan.launches)
+        return min(workers, key=lambda worker: worker.commit)
+
+    patch.setattr(AskingWorkers, "_newest", wrong)
+
+
+def the_first_round_waits_for_nobody(patch: Patch) -> None:
+    patch.setattr(AskingWorkers, "_is_first_complete", lambda *_: True)
 
 
 def a_shortage_of_slots_goes_on_in_a_round(patch: Patch) -> None:
@@ -684,11 +679,6 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("facts", least_and_available_slots_change_places, "workers are not the least", 0),
     ModuleBug("facts", retry_and_continuation_change_places, "is no report of a host", 16),
     ModuleBug("fabric", near_hosts_stay_apart, "near hosts have neighbouring ranks", 0, "stories"),
-    ModuleBug("forming", the_oldest_commit_is_handed_over, "newest commit hands it over", 0, "stories"),
-    ModuleBug("forming", the_root_has_the_oldest_commit, "the root has not the newest commit", 16),
-    ModuleBug("forming", the_first_round_waits_for_nobody, "the first round does not wait for", 4),
-    ModuleBug("forming", the_last_host_lends_its_port, "rank 0 gets port", 23),
-    ModuleBug("forming", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
     ModuleBug("health", the_last_beat_does_not_end_the_watch, "is killed for nothing", 126),
     ModuleBug("health", a_worker_has_the_time_of_its_round_twice, "a broken round is not left", 60),
     ModuleBug(
@@ -735,6 +725,8 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
     ModuleBug("pool", a_new_order_of_the_list_is_ignored, "and listed as", 5),
     ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
+    ModuleBug("round", the_last_host_lends_its_port, "rank 0 gets port", 23),
+    ModuleBug("round", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),
     ModuleBug("round", a_worker_that_ends_is_progress, "in a row made no progress", 108),
     ModuleBug(
@@ -744,6 +736,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
         "round", a_victim_is_as_good_a_cause_as_any, "a victim is named, and there was a cause", 14, "static"
     ),
     ModuleBug("round", a_flapping_pool_is_not_held, "workers are stopped for a change after", 125),
+    ModuleBug("rounds", the_oldest_commit_is_handed_over, "newest commit hands it over", 0, "stories"),
+    ModuleBug("rounds", the_root_has_the_oldest_commit, "the root has not the newest commit", 16),
+    ModuleBug("rounds", the_first_round_waits_for_nobody, "the first round does not wait for", 4),
     ModuleBug("rounds", a_shortage_of_slots_goes_on_in_a_round, "the engine wants ticks without end", 3),
     ModuleBug("rounds", the_second_shortage_is_not_reported, "slots, and nobody is told", 16),
     ModuleBug("rounds", waits_of_a_round_outlive_it, "the job never ends", 9),

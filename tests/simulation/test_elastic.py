@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.engine import events as on
-from hvlaunch.engine import forming
+from hvlaunch.engine import round as round_module
+from hvlaunch.engine import rounds
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining
 from hvlaunch.engine.lifecycle import Phase
@@ -205,7 +206,8 @@ def a_rank_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         places_by_seat[last] = places_by_seat[last]._replace(rank=max(0, places_by_seat[last].rank - 1))
         return places_by_seat
 
-    monkeypatch.setattr(forming, "seats", wrong)
+    for module in (round_module, rounds):
+        monkeypatch.setattr(module, "seats", wrong)
 
 
 def a_lost_host_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:

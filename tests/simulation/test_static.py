@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from hvlaunch.engine import lifecycle
-from hvlaunch.engine.forming import FreshWorkers
 from hvlaunch.engine.lifecycle import outcome
 from hvlaunch.engine.policy import Policy
 from hvlaunch.engine.round import cause_of, first_failed
+from hvlaunch.engine.rounds import FreshWorkers
 from hvlaunch.engine.waits import Wait
 from hvlaunch.job import JobResult, WorkerExit
 from tests.simulation.bugs import (
