@@ -25,6 +25,7 @@ __all__ = [
     "counts",
     "folder",
     "modules",
+    "nodes_of",
     "parsed",
     "unexplained_pauses",
 ]
@@ -109,9 +110,15 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree: to walk it takes longer than what is counted on the way."""
+    return list(ast.walk(parsed(path)))
+
+
+def docstrings(path: Path) -> Iterator[str]:
     """Yield all docstrings, those of attributes too."""
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -130,24 +137,25 @@ def full_line_comments(path: Path) -> list[str]:
         ]
 
 
-def bad_names(tree: ast.AST) -> int:
+def bad_names(path: Path) -> int:
     """Count variables and arguments whose names say nothing of what they hold."""
     return sum(
         (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _BAD_NAMES)
         or (isinstance(node, ast.arg) and node.arg in _BAD_NAMES)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
     )
 
 
-def _classes(tree: ast.AST) -> Iterator[ast.ClassDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+@cache
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in nodes_of(path) if isinstance(node, ast.ClassDef)]
 
 
 def vague_methods() -> dict[str, list[str]]:
     """Return the public methods with a name like `end` that more than two classes have, with the classes."""
     owners = defaultdict(list)
     for path in modules():
-        for node in _classes(parsed(path)):
+        for node in _classes(path):
             for item in node.body:
                 if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name in _VAGUE_METHODS:
                     owners[item.name].append(node.name)
@@ -156,7 +164,7 @@ def vague_methods() -> dict[str, list[str]]:
 
 def classes_twice() -> list[str]:
     """Return the public class names that are defined more than once."""
-    names = Counter(node.name for path in modules() for node in _classes(parsed(path)))
+    names = Counter(node.name for path in modules() for node in _classes(path))
     return sorted(name for name, number in names.items() if number > 1 and not name.startswith("_"))
 
 
@@ -168,7 +176,7 @@ def big_classes() -> dict[str, tuple[int, int]]:
     """
     big = {}
     for path in modules():
-        for node in _classes(parsed(path)):
+        for node in _classes(path):
             functions = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
             attributes = {
                 item.attr
@@ -209,14 +217,13 @@ class Folder:
 
 def _imported(file: Path, package: str) -> Iterator[str]:
     """Yield the direct children of `package` that a file imports, inside functions too but not for types alone."""
-    tree = parsed(file)
     types_only = {
         id(item)
-        for node in ast.walk(tree)
+        for node in nodes_of(file)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for item in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes_of(file):
         if isinstance(node, ast.ImportFrom) and node.module and id(node) not in types_only:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
@@ -331,9 +338,8 @@ def counts() -> dict[str, int]:
     product, comments, docs, help_of_options = Language(), Language(), Language(), Language()
     names_of_nothing = 0
     for path in modules():
-        tree = parsed(path)
-        names_of_nothing += bad_names(tree)
-        for text in docstrings(tree):
+        names_of_nothing += bad_names(path)
+        for text in docstrings(path):
             product.add(text)
         for text in full_line_comments(path):
             comments.add(text)
@@ -388,7 +394,7 @@ def _figures() -> dict[str, str]:
     sizes = [path.read_text().count("\n") for path in modules()]
     language = Language()
     for path in modules():
-        for text in docstrings(parsed(path)):
+        for text in docstrings(path):
             language.add(text)
     comments = sum(len(full_line_comments(path)) for path in modules())
     return {
@@ -403,7 +409,7 @@ def _figures() -> dict[str, str]:
         "headless sentences, %": f"{language.headless_percent:.1f}",
         "pointer words per 100": f"{language.pointers_per_100:.1f}",
         "comments per 1,000 lines": f"{1000 * comments / sum(sizes):.1f}",
-        "bad names": str(sum(bad_names(parsed(path)) for path in modules())),
+        "bad names": str(sum(bad_names(path) for path in modules())),
         "classes defined twice": str(len(classes_twice())),
         "words of the glossary": str(len(glossary())),
         **{

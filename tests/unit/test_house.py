@@ -16,7 +16,7 @@ from tests.house import (
     counts,
     folder,
     modules,
-    parsed,
+    nodes_of,
     unexplained_pauses,
 )
 
@@ -236,7 +236,7 @@ def test_rooms_of_a_folder_stay_in_wings(name):
 def imports_of(path: Path) -> set[str]:
     """Return the dotted names that a module imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,15 +33,22 @@ def product() -> Iterator[Path]:
     return (path for path in PACKAGE.rglob("*.py") if "torch" not in path.parts)
 
 
+@cache
+def texts(path: Path) -> list[ast.Constant | ast.JoinedStr]:
+    """Return the texts of a module's syntax; three tests read the same modules."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr)]
+
+
 def strings(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in texts(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 def unquoted(path: Path) -> Iterator[str]:
     """Yield commands whose path stands in a message as it is."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in texts(path):
         if not isinstance(node, ast.JoinedStr):
             continue
         for text, value in zip(node.values, node.values[1:], strict=False):
@@ -54,9 +62,9 @@ def unquoted(path: Path) -> Iterator[str]:
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wrong", [UNQUOTED_RANGE, DOUBLE_QUOTES])
 def test_ranges_are_in_single_quotes(wrong: re.Pattern[str]) -> None:
-    texts = [(path, text) for path in product() for text in strings(path)]
-    texts += [(path, path.read_text()) for path in PAGES if path.is_file()]
-    assert [f"{path.name}: {match[0]}" for path, text in texts for match in wrong.finditer(text)] == []
+    places = [(path, text) for path in product() for text in strings(path)]
+    places += [(path, path.read_text()) for path in PAGES if path.is_file()]
+    assert [f"{path.name}: {match[0]}" for path, text in places for match in wrong.finditer(text)] == []
 
 
 @pytest.mark.no_cover

@@ -2,7 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -28,43 +29,49 @@ PLACEHOLDER = re.compile(r"\b[A-Z]+(?:[:][A-Z]+)*\b|…")
 """Of a quoted message: NAME, FILE:LINE."""
 
 
-def classes() -> Iterator[tuple[Path, ast.ClassDef, set[str]]]:
-    """Each class of the package, and the last words of its bases' names."""
+@dataclass
+class Written:
+    """What all modules of the package have that these tests look for."""
+
+    classes: list[tuple[Path, str, set[str]]]
+    """Each class: its file, its name, and the last words of its bases' names."""
+    texts: list[str]
+    """All texts; what differs in them is `…`."""
+
+
+@cache
+def written() -> Written:
+    """Read the package once: its syntax takes a second, and several tests look for parts of it."""
+    whole = Written([], [])
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                yield path, node, {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+                bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
+                whole.classes.append((path, node.name, bases))
+            elif isinstance(node, ast.JoinedStr):
+                whole.texts.append(
+                    "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                whole.texts.append(node.value)
+    return whole
 
 
 def errors() -> set[str]:
     """Names of the errors that users may see: those of the tree, and all others of what programs import."""
     found: set[str] = set()
     known = set(ROOTS)
-    every = list(classes())
-    while more := {node.name for _, node, bases in every if bases & known} - found:
+    every = written().classes
+    while more := {name for _, name, bases in every if bases & known} - found:
         found |= more
         known |= more
-    for path, node, bases in every:
+    for path, name, bases in every:
         is_imported = path.relative_to(PACKAGE).as_posix().startswith(FOR_PYTHON)
         if is_imported and any(base.endswith(("Error", "Exception")) for base in bases):
-            found.add(node.name)
+            found.add(name)
     return {name for name in found if not name.startswith("_")}
-
-
-def words_printed() -> list[str]:
-    """All texts of the package; what differs in them is `…`."""
-    texts: list[str] = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                texts.append(
-                    "".join(
-                        str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
-                    )
-                )
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
-    return texts
 
 
 def test_each_error_has_a_row_and_each_row_an_error():
@@ -83,11 +90,11 @@ def test_a_row_has_a_cause_and_a_next_step():
 def test_a_row_has_the_exit_code_of_its_class():
     codes = {name: text.partition(" | ")[0] for name, text in ROWS.items()}
     checked = {}
-    for path, node, bases in classes():
+    for path, name, bases in written().classes:
         # Importing torch would take seconds, and all errors there have the code of their base.
-        if codes.get(node.name, "").isdigit() and "NamedTuple" not in bases and "torch" not in path.parts:
+        if codes.get(name, "").isdigit() and "NamedTuple" not in bases and "torch" not in path.parts:
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            checked[node.name] = str(getattr(import_module(module), node.name).exit_code)
+            checked[name] = str(getattr(import_module(module), name).exit_code)
     assert len(checked) > 60
     assert checked == {name: codes[name] for name in checked}
     assert {name for name, code in codes.items() if not code.isdigit()} == VARYING | NEVER_AT_THE_END
@@ -100,16 +107,11 @@ def test_the_pages_of_errors_are_current(name):
     assert (ROOT / "docs/reference" / name).read_text() == page(name), "make options-page"
 
 
-@pytest.fixture(scope="module")
-def printed() -> list[str]:
-    return words_printed()
-
-
-def test_what_is_quoted_as_hvlaunchs_is_what_it_prints(printed):
+def test_what_is_quoted_as_hvlaunchs_is_what_it_prints():
     rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", SYMPTOMS, re.MULTILINE)
     quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
     pieces = [piece.strip(" :,") for text in quoted for piece in PLACEHOLDER.split(text)]
     long = [piece for piece in pieces if len(piece) >= 6]
     assert len(long) > 40
-    missing = [piece for piece in long if not any(piece in text for text in printed)]
+    missing = [piece for piece in long if not any(piece in text for text in written().texts)]
     assert not missing, missing
