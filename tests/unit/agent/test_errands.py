@@ -299,7 +299,7 @@ def test_a_program_has_no_modules_of_its_packages_functions() -> None:
     files: dict[str, Path] = {}
     errand_program._collect("hvlaunch.agent.errands.check", files, set())
     observer = {name.rpartition(".")[2] for name in files if ".observer." in name}
-    assert observer == {"__init__", "proc", "versions", "nvml"}
+    assert observer == {"__init__", "versions", "nvml"}
 
 
 def test_a_cause_cannot_control_a_terminal() -> None:
