@@ -104,12 +104,6 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     if (first := _first_word(word)) and shutil.which(first) is not None:
         cause = f"{word!r} is one word, in quotes, and no program; the command has words of its own"
         raise BadUsage(cause, hint=paste([*before, *shlex.split(word), *behind]))
-    if options.preset is not None:
-        from hvlaunch.cli.presets import preset_of  # noqa: PLC0415 (few lines have it)
-
-        # Its program is on the hosts, and needs not be here.
-        if word in preset_of(options.preset, os.environ).example.split():
-            return
     of_hosts = f", or {paste([*before, '--', word, *behind])} for a program of the hosts"
     if options.hosts is not None and _are_hosts(word, behind):
         all_hosts = whole_line(shlex.join(["-H", f"{options.hosts},{word}"]), [*before, *behind])

@@ -99,8 +99,11 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
     is_path = "/" in program and " " not in program and "=" not in program
     if not options.is_marked and not is_path and shutil.which(program) is None:
         from hvlaunch.cli.line import check_program  # noqa: PLC0415 (most lines have a program)
+        from hvlaunch.cli.presets import is_program_of  # noqa: PLC0415 (as above)
 
-        check_program(options, argv)
+        # A preset's program is on the hosts, and need not be here.
+        if options.preset is None or not is_program_of(options.preset, program, os.environ):
+            check_program(options, argv)
     if options.check_build:
         from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 

@@ -16,7 +16,7 @@ from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.templates import escaped, names_in
 
-__all__ = ["Preset", "preset_list", "preset_of", "with_preset"]
+__all__ = ["Preset", "is_program_of", "preset_list", "preset_of", "with_preset"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _SERVICES = "services/__init__.py"
@@ -116,6 +116,11 @@ def preset_of(name: str, environ: Mapping[str, str]) -> Preset:
         hint = f"hvlaunch presets, or {config_directory(environ) or '~/.config/hvlaunch'}/presets/{name}.toml"
         raise BadUsage(f"no preset {name!r}; there are {', '.join(sorted({*users, *ours}))}", hint=hint)
     return _Reader(name, f"preset {name}").preset(toml_tree(ours[name]))
+
+
+def is_program_of(name: str, program: str, environ: Mapping[str, str]) -> bool:
+    """Return whether a preset's own example has this program. Raises BadUsage for an unknown preset."""
+    return program in preset_of(name, environ).example.split()
 
 
 def preset_list(environ: Mapping[str, str], *, is_json: bool = False) -> str:
