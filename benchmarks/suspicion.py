@@ -129,10 +129,10 @@ def data(hosts: TestHosts, _job: ElasticJob) -> Iterator[None]:
         sender.wait()
 
 
-def limit(host: Place) -> None:
-    """Let the host send slowly, with a long queue."""
+def limit(host: Place, rate: str = LINK, queue: str = QUEUE) -> None:
+    """Let the host send slowly, with a queue of so many milliseconds."""
     host.touched = True
-    host.run(f"tc qdisc add dev eth0 root tbf rate {LINK} burst 32kb latency {QUEUE}".split(), check=True)
+    host.run(f"tc qdisc add dev eth0 root tbf rate {rate} burst 64kb latency {queue}".split(), check=True)
 
 
 TROUBLES: dict[str, Callable[[TestHosts, ElasticJob], object]] = {
