@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Contender", "Failed", "Sample", "heading", "in_turns", "mebibytes", "run", "spread", "table"]
@@ -66,9 +67,30 @@ def in_turns(contenders: Iterable[Contender], runs: int) -> None:
     for turn in range(runs + 1):
         for contender in contenders:
             if contender.run is not None:
+                wait_quiet()
                 sample = contender.run()
                 if turn:
                     contender.samples.append(sample)
+
+
+def wait_quiet() -> None:
+    """Wait until the processors are idle, for 5 s at most: what ended before may still have processes that end on the hosts."""
+    deadline = time.monotonic() + 5.0
+    busy, total = _ticks()
+    while time.monotonic() < deadline:
+        time.sleep(0.2)  # the time that is looked at
+        before, (busy, total) = (busy, total), _ticks()
+        if busy - before[0] <= 0.05 * (total - before[1]):
+            return
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the busy ticks of all processors since the boot, and all ticks; the same twice where there is no /proc."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    except OSError:
+        return 0, 0
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
