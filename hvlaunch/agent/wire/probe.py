@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Beacon", "reach"]
 
-_MOST_CALLERS = 64
+_MOST_CALLERS = 512
+"""Hundreds of hosts call rank 0's host at once, from several addresses each; a process may usually have 1,024 files open."""
 
 
 class Beacon:
@@ -36,7 +37,8 @@ class Beacon:
     ) -> None:
         # The agent has one thread, and a caller may be gone by the time of accept().
         listener.setblocking(False)
-        listener.listen(64)
+        # Beyond the queue the kernel drops callers, who try again only after a second.
+        listener.listen(4096)
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._selector = selector

@@ -12,7 +12,7 @@ from hvlaunch.rendezvous.serving.listeners import PAUSE, is_shortage
 
 __all__ = ["Answerer", "answer_early"]
 
-_MOST_CALLERS = 128
+_MOST_CALLERS = 512
 """Silent callers; with one more, the event loop takes over."""
 
 

@@ -293,9 +293,31 @@ def test_beacon_does_not_answer_without_the_key() -> None:
 
 def test_beacon_has_room_despite_silent_strangers() -> None:
     with beacon() as one, ExitStack() as stack:
-        for _ in range(200):
+        for _ in range(600):
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", one.port), 20)))
         assert reached([("127.0.0.1", one.port)], timeout=20) == [0]
+
+
+def test_hundreds_of_hosts_that_call_before_the_first_of_them_asks_are_answered() -> None:
+    """On busy hosts a caller is connected long before its turn to ask. With 128 hosts the job ended: no way to rank 0's host."""
+    with beacon() as one, ExitStack() as stack:
+        calls = {
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", one.port), 20))): Question(
+                "right", "host t", "127.0.0.1", one.port
+            )
+            for _ in range(400)
+        }
+        for call, question in calls.items():
+            call.sendall(question.data)
+        assert all(question.is_answer(call.recv(32, socket.MSG_WAITALL)) for call, question in calls.items())
+
+
+def test_hundreds_of_callers_wait_for_a_busy_host_without_a_second_try() -> None:
+    """The kernel drops a call beyond the queue of those that wait, and tries again after a second."""
+    one = Beacon(free_port(), Selector(), Prover("right", "host t"), None)
+    with closing(one), ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", one.port), 0.9)))
 
 
 def test_beacon_answers_for_its_address_behind_nat() -> None:
