@@ -22,6 +22,7 @@ from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.network import SOCKETS, Probing
 from hvlaunch.engine.pool import PoolHost
 from hvlaunch.engine.workers import Life, Worker, Workers, WorkerState
+from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import Launch, seats
 from hvlaunch.job import ElasticOptions, JobSpec, RestartLimit, WorkerExit
 
@@ -37,6 +38,7 @@ __all__ = [
     "Round",
     "RoundState",
     "RoundTrigger",
+    "Settled",
     "Starter",
     "cause_of",
     "first_failed",
@@ -419,6 +421,13 @@ class Plan(NamedTuple):
         names = {launch.host for launch in launches}
         used = [host for host in hosts if host.name in names]
         return cls(used, launches, {host.name for host in used if not host.has_tried_rendezvous})
+
+
+class Settled(NamedTuple):
+    """Actions for the next round; `problem` is the reason for a certain failure."""
+
+    actions: list[Action]
+    problem: Problem | None = None
 
 
 def _by_host(launches: Iterable[Launch]) -> dict[str, list[Launch]]:

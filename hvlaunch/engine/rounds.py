@@ -7,7 +7,6 @@ A round has new workers (FreshWorkers), or workers that have asked for their pla
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
@@ -24,6 +23,7 @@ from hvlaunch.engine.round import (
     Restarts,
     Round,
     RoundState,
+    Settled,
     Starter,
     hand_over,
     in_order,
@@ -42,7 +42,7 @@ from hvlaunch.errors import (
 from hvlaunch.hosts.placement import Launch, Placement, place, seats
 from hvlaunch.job import ElasticOptions, JobSpec
 
-__all__ = ["AskingWorkers", "Forming", "FreshWorkers", "Rounds", "Settled"]
+__all__ = ["AskingWorkers", "Forming", "FreshWorkers", "Rounds"]
 
 GATHERING_TIME = 5.0
 """Seconds to wait for hosts or workers on their way if there are enough others."""
@@ -208,8 +208,7 @@ class FreshWorkers(Forming):
     def _enough(self, now: float) -> list[PoolHost] | None:
         """Return the first working hosts with enough slots; None until they are ready.
 
-        With --map-by node these are as many hosts as workers: each gets one before any gets two. Raises HvlaunchError for lack
-        of slots.
+        With --map-by node, these are as many hosts as workers: each gets one first. Raises HvlaunchError for lack of slots.
         """
         hosts: list[PoolHost] = []
         slots, least = 0, self._spec.np or 1
@@ -452,13 +451,6 @@ class AskingWorkers(Forming):
             return self._workers.count(WorkerState.WORKING) > 0 and current.state is not RoundState.RUNNING
         others = self._workers.size - self._workers.count(WorkerState.STARTING)
         return self._waits.has(Wait.GATHERING) and self.has_more_coming and others < self._bounds.most
-
-
-class Settled(NamedTuple):
-    """Actions for the next round; `problem` is the reason for a certain failure."""
-
-    actions: list[Action]
-    problem: Problem | None = None
 
 
 class Rounds:
