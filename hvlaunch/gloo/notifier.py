@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.console.masking import masked_value
+from hvlaunch.console.status import count
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
@@ -49,7 +50,7 @@ class Notifier:
                 self._post(
                     f"recovered-{action.round}",
                     "recovered",
-                    f"goes on with {action.workers} {'worker' if action.workers == 1 else 'workers'}",
+                    f"goes on with {count(action.workers, 'worker')}",
                     partial(sentence, action),
                 )
 

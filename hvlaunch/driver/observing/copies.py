@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies, newest
+from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies, family_of, newest
 from hvlaunch.agent.errands.commits import ANSWER, PORTS
 from hvlaunch.agent.wire.frames import record, several, text
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
@@ -188,7 +188,7 @@ def _drift(commits: Mapping[str, Iterable[KeptCommit]]) -> str | None:
         for commit in items:
             if commit.size:
                 # Ranks of an earlier round have ended.
-                ranks = steps.setdefault((commit.name.rpartition(".")[0], commit.round, commit.size), {})
+                ranks = steps.setdefault((family_of(commit), commit.round, commit.size), {})
                 rank = int(commit.name.rpartition(".")[2])
                 ranks[rank] = max(ranks.get(rank, -1), commit.step)
     last = max((key[1] for key in steps), default=0)

@@ -69,27 +69,18 @@ def receive_all(
 
     `hashes` are those of all parts, and `places_of` yields possible places of a part. `folder` is this user's own.
     """
-    comes: Optional[Callable[[int, bytearray], None]] = None
     if peer is not None and size >= LARGE:
         from hvlaunch.agent.errands.sync.peers import PartServer  # noqa: PLC0415 (few copies are large)
 
         server = PartServer(peer["secret"], peer["pem"], folder, hashes, PART, places_of)
-        writer.on_part, comes = server.has_more, server.comes
+        writer.on_part, writer.on_bytes = server.has_more, server.comes
         stream.write(b"offer %d\n" % server.port)
     while writer.needed:
-        _receive_parts(stream, peer, writer, comes)
+        _receive_parts(stream, peer, writer)
 
 
-def _receive_parts(
-    stream: ErrandStream,
-    peer: Optional[Dict[str, Any]],
-    writer: PartWriter,
-    comes: Optional[Callable[[int, bytearray], None]],
-) -> None:
-    """Ask for the needed parts, and take them from the driver, or from a host that the driver names.
-
-    `comes` gets the number of the part that comes, and its bytes so far.
-    """
+def _receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer: PartWriter) -> None:
+    """Ask for the needed parts, and take them from the driver, or from a host that the driver names."""
     ranges = ",".join("%d-%d" % pair for pair in ranges_of(sorted(writer.needed)))
     stream.write(b"parts " + ranges.encode("ascii") + b"\n")
     answer = loads(stream.read_line().decode("ascii").strip())
@@ -101,8 +92,7 @@ def _receive_parts(
 
         def tell(data: bytearray) -> None:
             nonlocal shown
-            if comes is not None:
-                comes(writer.next, data)
+            writer.show_next(data)
             if time.monotonic() >= shown + _PROGRESS:
                 shown = time.monotonic()
                 stream.write(b"progress %d\n" % writer.received)
@@ -114,7 +104,6 @@ def _receive_parts(
         data = bytearray()
         while len(data) < size:
             data += stream.read_exactly(min(size - len(data), PIECE))
-            if comes is not None:
-                comes(writer.next, data)
+            writer.show_next(data)
         if not writer.write_next(bytes(data)) and writer.needed:
             raise ValueError("a part of a file was damaged on its way")

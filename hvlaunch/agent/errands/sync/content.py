@@ -119,6 +119,7 @@ class PartWriter:
     def __init__(self, folder: str, lacking: Dict[str, TreeFile], numbers: Dict[str, int]) -> None:
         self.received = 0
         self.on_part: Callable[[], None] = lambda: None
+        self.on_bytes: Callable[[int, bytearray], None] = lambda _number, _data: None
         self._folder = folder
         self._places: Dict[str, List[Tuple[TreeFile, int]]] = {}
         self._left: Dict[str, int] = {}
@@ -140,14 +141,13 @@ class PartWriter:
         if not missing:
             os.rename(path + ".part", path)
 
-    @property
-    def next(self) -> int:
-        """The number of the next part."""
-        return self._order[-1]
+    def show_next(self, data: bytearray) -> None:
+        """Call `on_bytes` with the number of the next part, and its bytes so far."""
+        self.on_bytes(self._order[-1], data)
 
     def write_next(self, data: bytes) -> bool:
         """Write the next needed part. Return False if the data is not this part, or if it was the last."""
-        part = self.needed[self.next]
+        part = self.needed[self._order[-1]]
         if _sha256(data) != part:
             return False
         for file, offset in self._places[part]:
