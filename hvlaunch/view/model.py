@@ -379,7 +379,8 @@ class Model:
         }
         current = job["round"] or {}
         # A static job has one round, which is no news.
-        shown = current if job.get("is_elastic", True) else {}
+        is_elastic = job.get("is_elastic", True)
+        shown = current if is_elastic else {}
         return View(
             time=now,
             id=job["id"],
@@ -393,7 +394,7 @@ class Model:
             size=current.get("size", 0),
             is_sampled=bool(samples),
             hosts=tuple(host_rows(job, samples or (), last, self._timeline.away)),
-            moments=tuple(self._timeline.moments),
+            moments=tuple(self._timeline.moments(is_elastic=is_elastic)),
             rounds=tuple(self._timeline.rounds),
             hang=self._hang(job, now),
             ending=self.ending,

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -58,9 +58,14 @@ class Timeline:
         self.hung_since: float | None = None
         """Time of the last progress of a job that is hung."""
 
-    @property
-    def moments(self) -> list[Moment]:
-        return list(self._moments)
+    def moments(self, *, is_elastic: bool) -> list[Moment]:
+        """Return the newest moments in order. A static job has one round, and its user need not know the word."""
+        return [
+            moment
+            if is_elastic or moment.kind != "round"
+            else replace(moment, text=moment.text.removeprefix(_begin_of(moment.round)))
+            for moment in self._moments
+        ]
 
     @property
     def rounds(self) -> list[RoundSpan]:
@@ -144,7 +149,11 @@ def _because(record: Record) -> str:
 def _round(record: Record) -> str:
     hosts = record.get("hosts") or ()
     place = f" on {host_set(hosts)}" if hosts else ""
-    return f"round {record['round']} begins: {_count(record['workers'], 'worker')}{place}"
+    return f"{_begin_of(record['round'])}{_count(record['workers'], 'worker')}{place}"
+
+
+def _begin_of(number: int | None) -> str:
+    return f"round {number} begins: "
 
 
 def _count(number: int, noun: str) -> str:

@@ -42,12 +42,25 @@ def test_a_job_in_two_rounds():
         "rank 2 on host b was killed",
     )
     assert (second.number, second.end, second.hosts) == (1, None, {"a": 2})
-    assert [(one.kind, one.text) for one in timeline.moments] == [
+    assert [(one.kind, one.text) for one in timeline.moments(is_elastic=True)] == [
         ("host", "a is ready"),
         ("round", "round 0 begins: 3 workers on a,b"),
         ("failure", "rank 2 on b ended with signal SIGKILL"),
         ("failure", "round 0 ends: rank 2 on host b was killed"),
         ("round", "round 1 begins: 2 workers on a"),
+    ]
+
+
+def test_the_only_round_of_a_static_job_is_not_named():
+    timeline = seen(
+        record("host_ready", 1, host="a"),
+        record("round_starting", 2, round=0, workers=2, hosts=["a"]),
+        record("worker_exited", 5, host="a", rank=1, round=0, code=1, signal=None),
+    )
+    assert [(one.kind, one.text) for one in timeline.moments(is_elastic=False)] == [
+        ("host", "a is ready"),
+        ("round", "2 workers on a"),
+        ("failure", "rank 1 on a ended with exit code 1"),
     ]
 
 
@@ -69,23 +82,25 @@ def test_workers_that_ask_are_placed_one_by_one():
     ],
 )  # fmt: skip
 def test_a_failure_says_how(end, text):
-    (moment,) = seen(record("worker_exited", 1, host="a", rank=0, round=0, **end)).moments
+    (moment,) = seen(record("worker_exited", 1, host="a", rank=0, round=0, **end)).moments(is_elastic=True)
     assert (moment.text, moment.host, moment.rank) == (text, "a", 0)
 
 
 def test_good_end_of_a_worker_is_not_shown():
-    assert not seen(record("worker_exited", 1, host="a", rank=0, round=0, code=0, signal=None)).moments
+    assert not seen(record("worker_exited", 1, host="a", rank=0, round=0, code=0, signal=None)).moments(
+        is_elastic=True
+    )
 
 
 def test_the_cause_of_a_lost_host():
     (moment,) = seen(
         record("host_lost", 1, host="a", error="HostLost", cause="no answer for 30 s", hint=None)
-    ).moments
+    ).moments(is_elastic=True)
     assert moment.text == "a is lost: no answer for 30 s"
 
 
 def test_text_from_elsewhere_is_made_safe():
-    (moment,) = seen(record("host_lost", 1, host="a", cause="\x1b[2Jgone")).moments
+    (moment,) = seen(record("host_lost", 1, host="a", cause="\x1b[2Jgone")).moments(is_elastic=True)
     assert moment.text == r"a is lost: \x1b[2Jgone"
 
 
@@ -99,4 +114,5 @@ def test_the_end_of_the_job_ends_its_round():
 
 def test_kept_lines_are_bounded():
     timeline = seen(*(record("host_ready", 1, host=f"h{number}") for number in range(1000)))
-    assert [len(timeline.moments), timeline.moments[-1].text] == [200, "h999 is ready"]
+    moments = timeline.moments(is_elastic=True)
+    assert [len(moments), moments[-1].text] == [200, "h999 is ready"]
