@@ -40,8 +40,8 @@ class Rig:
         if self.modules is not None:
             more["preload"] = {"modules": self.modules, "program": standby_program()}
         self.agent.start(argv, round_number=self.round, cwd=str(self.folder), **more)
-        pid: int = self.agent.expect("started")[0]["pid"]
-        return pid
+        self.pid: int = self.agent.expect("started")[0]["pid"]
+        return self.pid
 
     def kill(self) -> None:
         """Kill the worker, as a failure does."""
@@ -53,7 +53,10 @@ class Rig:
         return int(until(lambda: next(iter(self._waiting()), None), "a standby"))
 
     def _waiting(self) -> list[int]:
-        return [child.pid for child in self.agent.agent.children() if _waits(child.pid)]
+        # A worker that was a standby looks like one until it has read its order.
+        return [
+            child.pid for child in self.agent.agent.children() if child.pid != self.pid and _waits(child.pid)
+        ]
 
     def end(self) -> tuple[dict[str, Any], bytes, bytes]:
         """How the worker ends, and what it printed."""
