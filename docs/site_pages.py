@@ -38,8 +38,8 @@ REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
     "hvlaunch.torch": {
         "Beginning and end": ("torch.beginning",),
         "Ranks and groups": ("torch.current",),
-        "Collectives": ("torch.differentiable", "torch.reduction"),
-        "Asynchronous collectives, and join()": ("torch.collectives", "torch.handles"),
+        "Collectives": ("torch.differentiable",),
+        "Operators, asynchronous collectives, and join()": ("torch.collectives",),
         "Training": ("torch.optimizer", "torch.sharing"),
         "Stores": ("torch.http_store",),
         "How it was built": ("torch.backends",),

@@ -24,6 +24,14 @@ from hvlaunch.torch.backends import (
 )
 from hvlaunch.torch.beginning import answer_stack_signal, init, shutdown
 from hvlaunch.torch.collectives import (
+    Adasum,
+    Average,
+    Compression,
+    Handle,
+    Max,
+    Min,
+    Product,
+    Sum,
     allgather_async,
     allreduce_async,
     allreduce_async_,
@@ -36,8 +44,10 @@ from hvlaunch.torch.collectives import (
     grouped_allreduce_async_,
     grouped_reducescatter_async,
     join,
+    poll,
     reducescatter_async,
     sparse_allreduce_async,
+    synchronize,
 )
 from hvlaunch.torch.current import (
     ProcessSet,
@@ -69,10 +79,8 @@ from hvlaunch.torch.differentiable import (
     reducescatter,
 )
 from hvlaunch.torch.group_errors import HorovodInternalError
-from hvlaunch.torch.handles import Handle, poll, synchronize
 from hvlaunch.torch.http_store import HTTPStore, register
 from hvlaunch.torch.optimizer import DistributedOptimizer
-from hvlaunch.torch.reduction import Adasum, Average, Compression, Max, Min, Product, Sum
 from hvlaunch.torch.sharing import (
     allgather_object,
     broadcast_object,

@@ -19,9 +19,10 @@ from torch import distributed as dist
 from hvlaunch.torch.current import ProcessSet, World, is_world, world
 from hvlaunch.torch.elastic.escape import tcp_sockets
 from hvlaunch.torch.group_errors import NotInitialized
-from hvlaunch.torch.reduction import Op
 
-__all__ = ["GAP", "LoggedStep", "collective_log", "link_to", "note"]
+__all__ = ["GAP", "LoggedStep", "Op", "collective_log", "link_to", "note"]
+
+Op = dist.ReduceOp.RedOpType
 
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address written as IPv6."""

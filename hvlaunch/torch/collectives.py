@@ -1,19 +1,28 @@
-"""Collectives on tensors, by Horovod's names, in torch's groups."""
+"""Collectives on tensors, by Horovod's names, in torch's groups: their operators, compression, and handles of those in progress."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.collective_log import GAP, LoggedStep, collective_log, note
+from hvlaunch.torch.collective_log import GAP, LoggedStep, Op, collective_log, note
 from hvlaunch.torch.current import ProcessSet, global_process_set, world
-from hvlaunch.torch.group_errors import as_failed
-from hvlaunch.torch.handles import Handle, together
-from hvlaunch.torch.reduction import Average, Op, Sum, carried, chosen, divided, scaled
+from hvlaunch.torch.group_errors import CollectiveFailed, NotOffered, as_failed
 
 __all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "Handle",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
     "allgather_async",
     "allreduce_async",
     "allreduce_async_",
@@ -21,15 +30,162 @@ __all__ = [
     "barrier",
     "broadcast_async",
     "broadcast_async_",
+    "chosen",
     "gathered",
     "grouped_allgather_async",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
     "grouped_reducescatter_async",
     "join",
+    "poll",
     "reducescatter_async",
     "sparse_allreduce_async",
+    "synchronize",
 ]
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Handle(Generic[T]):
+    """A collective in progress, as functions ending in `_async` return it; `wait()` returns its result.
+
+    Keep the handle until then. An in-place tensor gets its value through wait() or is_done(), or Horovod's synchronize() or poll().
+    """
+
+    def __init__(
+        self,
+        works: Iterable[dist.Work | None],
+        finish: Callable[[], T],
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`finish` makes the result after torch's works are done. `on_end` is called then if the end is known: a GPU may still be busy."""
+        self._works = [work for work in works if work is not None]
+        self._finish: Callable[[], T] | None = finish
+        self._on_end = on_end
+        self._result: list[T] = []
+
+    def is_done(self) -> bool:
+        """Return True if wait() would not block. An in-place tensor then has its result."""
+        if not all(work.is_completed() for work in self._works):
+            return False
+        # Wait() raises it again.
+        with suppress(CollectiveFailed):
+            self.wait()
+        return True
+
+    def wait(self) -> T:
+        """Return the result, on every call. Raises HorovodInternalError, a RuntimeError, if a worker is lost."""
+        if self._finish is not None:
+            with as_failed():
+                for work in self._works:
+                    work.wait()
+            if all(work.is_completed() for work in self._works):
+                self._on_end()
+            # Works hold the tensors' memory, which the script may want back before it drops the handle.
+            self._works.clear()
+            self._result.append(self._finish())
+            self._finish = None
+        return self._result[0]
+
+    def then(self, make: Callable[[T], U]) -> Handle[U]:
+        """Return a handle whose result is made of this handle's result."""
+        return Handle(self._works, lambda: make(self.wait()))
+
+
+def _together(handles: Sequence[Handle[T]]) -> Handle[list[T]]:
+    """Return one handle for several."""
+    works = [work for handle in handles for work in handle._works]  # noqa: SLF001 (of the same class)
+    return Handle(works, lambda: [handle.wait() for handle in handles])
+
+
+def synchronize(handle: Handle[T]) -> T:
+    """Wait for a collective and return its result. Raises HorovodInternalError, a RuntimeError, if a worker is lost."""
+    return handle.wait()
+
+
+def poll(handle: Handle[Any]) -> bool:
+    """Return True if synchronize() would return at once; an in-place tensor then has its new value."""
+    return handle.is_done()
+
+
+Average = dist.ReduceOp.AVG
+"""The mean of the workers' tensors."""
+Sum = dist.ReduceOp.SUM
+"""The sum of the workers' tensors."""
+Min = dist.ReduceOp.MIN
+"""The least of each element."""
+Max = dist.ReduceOp.MAX
+"""The greatest of each element."""
+Product = dist.ReduceOp.PRODUCT
+"""The product of the workers' tensors."""
+
+Adasum = "Adasum"
+"""Horovod's operator; a function that receives it refuses."""
+
+_WIDER = {torch.int16: torch.int32, torch.bool: torch.uint8}
+"""Number types that neither Gloo nor NCCL accepts, with a type that both accept."""
+
+
+def chosen(op: Op | str | None, average: bool | None = None) -> Op:
+    """Return the operator, also by its older name. Raises ValueError for both names at once, and NotOffered for Adasum."""
+    if isinstance(op, str):
+        raise NotOffered(op, "Average, and a learning rate for as many workers")
+    if op is not None and average is not None:
+        raise ValueError("either op or average can be given, not both")
+    if op is not None:
+        return op
+    return Sum if average is False else Average
+
+
+def _carried(tensor: torch.Tensor, carrier: torch.device) -> torch.Tensor:
+    """Copy the tensor to the backend's device, as a type that the backend accepts."""
+    return tensor.detach().to(carrier, _WIDER.get(tensor.dtype, tensor.dtype), copy=True).contiguous()
+
+
+def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return the tensor times the factor; integers are cut off."""
+    if factor == 1.0:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor)
+    return (tensor.double() * factor).to(tensor.dtype)
+
+
+def _divided(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Divide a sum by the number of workers; integers are cut off."""
+    whole = None if tensor.is_floating_point() or tensor.is_complex() else "trunc"
+    return torch.div(tensor, size, rounding_mode=whole)
+
+
+class Compressor:
+    """Compression that leaves tensors alone."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """Return the tensor to send, and the type to restore."""
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the received tensor in its own type."""
+        return tensor.to(dtype)
+
+
+class _Half(Compressor):
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+
+class Compression:
+    """Forms in which gradients travel: `none` leaves them alone, `fp16` sends floating-point numbers in 16 bits."""
+
+    none = Compressor
+    """Gradients travel as they are."""
+    fp16 = _Half
+    """Floating-point numbers travel as torch.float16 and return to their own type; other types are left alone."""
 
 
 _TYPES = sorted({str(value) for value in vars(torch).values() if isinstance(value, torch.dtype)})
@@ -85,14 +241,14 @@ def _reduced(
     tensor: torch.Tensor, op: Op, factors: tuple[float, float], process_set: ProcessSet
 ) -> Handle[torch.Tensor]:
     # A copy on the backend's device: the caller may change or free its tensor while the collective runs.
-    result = scaled(carried(tensor, world().carrier), factors[0])
+    result = _scaled(_carried(tensor, world().carrier), factors[0])
     ended = note(process_set, LoggedStep("allreduce", tensor.shape, tensor.dtype, op))
     work = dist.all_reduce(result, Sum if op == Average else op, process_set.group, async_op=True)
     device, dtype, size = tensor.device, tensor.dtype, process_set.size()
 
     def finish() -> torch.Tensor:
-        reduced = divided(result, size) if op == Average else result
-        return scaled(reduced, factors[1]).to(device, dtype)
+        reduced = _divided(result, size) if op == Average else result
+        return _scaled(reduced, factors[1]).to(device, dtype)
 
     return Handle([work], finish, ended)
 
@@ -113,7 +269,7 @@ def allgather_async(
 def gathered(tensor: torch.Tensor, process_set: ProcessSet) -> tuple[Handle[torch.Tensor], int]:
     """Begin allgather_async(), and return also where this worker's rows begin."""
     rows = tensor.reshape(1) if tensor.dim() == 0 else tensor
-    mine = carried(rows, world().carrier)
+    mine = _carried(rows, world().carrier)
     ended = note(process_set, LoggedStep("allgather", rows.shape, rows.dtype))
     # Backends gather equal shapes only, so the workers exchange shapes first and pad to the longest.
     shapes = _shapes(rows, process_set)
@@ -178,7 +334,7 @@ def broadcast_async(
     NotInitialized, and ValueError for a set without this worker.
     """
     del name
-    result = carried(tensor, world().carrier)
+    result = _carried(tensor, world().carrier)
     ended = note(process_set, LoggedStep("broadcast", tensor.shape, tensor.dtype, root_rank))
     work = dist.broadcast(result, root_rank, process_set.group, async_op=True)
     return Handle([work], lambda: result.to(tensor.device, tensor.dtype), ended)
@@ -219,7 +375,7 @@ def alltoall_async(
     carrier = world().carrier
     ended = note(process_set, LoggedStep("alltoall", tensor.shape, tensor.dtype))
     received, rows = _rows_from_all(sent, tensor.dtype, process_set)
-    mine = carried(tensor, carrier)
+    mine = _carried(tensor, carrier)
     result = mine.new_empty((sum(rows), *mine.shape[1:]))
     work = dist.all_to_all_single(result, mine, rows, sent, process_set.group, async_op=True)
     return Handle(
@@ -304,7 +460,7 @@ def grouped_allreduce_async(
     tensors: any shapes and types, equal on every worker. Raises like allreduce_async().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
-    return together([allreduce_async(tensor, *how) for tensor in tensors])
+    return _together([allreduce_async(tensor, *how) for tensor in tensors])
 
 
 def grouped_allreduce_async_(
@@ -321,7 +477,7 @@ def grouped_allreduce_async_(
     tensors: any shapes and types, equal on every worker. Raises like allreduce_async().
     """
     how = average, name, op, prescale_factor, postscale_factor, process_set
-    return together([allreduce_async_(tensor, *how) for tensor in tensors])
+    return _together([allreduce_async_(tensor, *how) for tensor in tensors])
 
 
 def grouped_allgather_async(
@@ -331,7 +487,7 @@ def grouped_allgather_async(
 
     tensors: each [rows, ...], equal on every worker except for the rows. Raises like allgather_async().
     """
-    return together([allgather_async(tensor, name, process_set) for tensor in tensors])
+    return _together([allgather_async(tensor, name, process_set) for tensor in tensors])
 
 
 def grouped_reducescatter_async(
@@ -347,7 +503,7 @@ def grouped_reducescatter_async(
     tensors: each [rows, ...]; shape and type are equal on every worker. Raises like reducescatter_async().
     """
     how = name, op, process_set, prescale_factor, postscale_factor
-    return together([reducescatter_async(tensor, *how) for tensor in tensors])
+    return _together([reducescatter_async(tensor, *how) for tensor in tensors])
 
 
 def sparse_allreduce_async(

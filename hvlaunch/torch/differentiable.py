@@ -11,8 +11,9 @@ from typing import Any, overload
 import torch
 
 from hvlaunch.torch import collectives
+from hvlaunch.torch.collective_log import Op
+from hvlaunch.torch.collectives import Average, Compression, Compressor, Sum, chosen
 from hvlaunch.torch.current import ProcessSet, global_process_set
-from hvlaunch.torch.reduction import Average, Compression, Compressor, Op, Sum, chosen
 
 __all__ = [
     "allgather",

@@ -14,9 +14,16 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from hvlaunch.torch.collectives import allreduce_async, sparse_allreduce_async
+from hvlaunch.torch.collective_log import Op
+from hvlaunch.torch.collectives import (
+    Average,
+    Compression,
+    Compressor,
+    allreduce_async,
+    chosen,
+    sparse_allreduce_async,
+)
 from hvlaunch.torch.current import ProcessSet, global_process_set
-from hvlaunch.torch.reduction import Average, Compression, Compressor, Op, chosen
 
 __all__ = ["DistributedOptimizer"]
 

@@ -153,7 +153,7 @@ _VARIABLE = "HVLAUNCH_BAGGAGE"
 _TORCH = Path(torch.__file__).parent
 _WAITING = (
     *(f"{_TORCH / part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py")),
-    *(f"{Path(__file__).parents[1] / part}" for part in ("handles.py", "sharing.py")),
+    *(f"{Path(__file__).parents[1] / part}" for part in ("collectives.py", "sharing.py")),
 )
 """Files of torch and of hvlaunch in which a thread waits for a collective."""
 # Threads in these files read or write checkpoints: slow, but not stuck.

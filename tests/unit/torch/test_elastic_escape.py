@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvlaunch.torch import handles
+from hvlaunch.torch import collectives
 from hvlaunch.torch.elastic.escape import Escape
 
 LONG = 60.0
@@ -36,7 +36,7 @@ def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaph
     return thread, way_out
 
 
-@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py", handles.__file__])
+@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py", collectives.__file__])
 def test_a_thread_stuck_in_a_collective_starts_over(file):
     started_over = threading.Event()
     thread, way_out = waiting(TORCH / file, started_over, threading.Semaphore(0))
