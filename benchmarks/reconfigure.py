@@ -30,8 +30,8 @@ from torch import distributed as dist
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, spread, table
 from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.torch.backends import GroupSockets
 from hvlaunch.torch.current import World, members
-from hvlaunch.torch.elastic.escape import GroupSockets
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import distributed as dist
 
+from hvlaunch.torch.backends import tcp_sockets
 from hvlaunch.torch.current import ProcessSet, World, is_world, world
-from hvlaunch.torch.elastic.escape import tcp_sockets
 from hvlaunch.torch.group_errors import NotInitialized
 
 __all__ = ["GAP", "LoggedStep", "Op", "collective_log", "link_to", "note"]

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import distributed as dist
 
+from hvlaunch.torch.backends import as_failed
 from hvlaunch.torch.collective_log import GAP, LoggedStep, Op, collective_log, note
 from hvlaunch.torch.current import ProcessSet, global_process_set, world
-from hvlaunch.torch.group_errors import CollectiveFailed, NotOffered, as_failed
+from hvlaunch.torch.group_errors import CollectiveFailed, NotOffered
 
 __all__ = [
     "Adasum",

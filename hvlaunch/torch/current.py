@@ -25,8 +25,7 @@ from torch.distributed import Store
 from torch.distributed.constants import default_pg_timeout
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.torch.backends import abort_groups, wait_until_idle
-from hvlaunch.torch.flight_recorder import answer_agent
+from hvlaunch.torch.backends import abort_groups, answer_agent, wait_until_idle
 from hvlaunch.torch.group_errors import AlreadyInitialized, NotInitialized, PlacesClash, TooFewGPUs
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
@@ -182,7 +181,7 @@ _releasing: threading.Thread | None = None
 def let_go(*, is_awaited: bool = True) -> None:
     """Release the last world's groups, after everything else of that world is gone.
 
-    A thread of Gloo may be stuck for ever in a half-sent message (see elastic/escape.py). Then only a daemon thread waits for it.
+    A thread of Gloo may be stuck for ever in a half-sent message (see elastic/training.py). Then only a daemon thread waits for it.
     """
     global _releasing  # noqa: PLW0603
     if _over:

@@ -1,10 +1,7 @@
 """Errors of groups of workers, and the interruptions of a round."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
-
-from torch import distributed as dist
 
 from hvlaunch.errors import HvlaunchError
 
@@ -27,8 +24,6 @@ __all__ = [
     "StoreUnreachable",
     "TooFewGPUs",
     "WorkersChanged",
-    "as_failed",
-    "is_groups",
 ]
 
 
@@ -223,10 +218,6 @@ def _fold(numbers: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-_WRONG_CALL = "ProcessGroupGloo::"
-"""Beginning of torch's message if a collective got wrong arguments."""
-
-
 class WorkersChanged(Exception):
     """Not an error: hosts or workers come or leave, and the round ends without loss, at the same place in every worker.
 
@@ -245,24 +236,3 @@ HostsUpdatedInterrupt = WorkersChanged
 """Horovod's name for WorkersChanged."""
 HorovodInternalError = CollectiveFailed
 """Horovod's name for CollectiveFailed."""
-
-
-@contextmanager
-def as_failed() -> Iterator[None]:
-    """Raise CollectiveFailed in place of torch's error of a collective that peers have left."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, CollectiveFailed) or not is_groups(error):
-            raise
-        raise CollectiveFailed(str(error)) from error
-
-
-def is_groups(error: BaseException) -> bool:
-    """Return True for an error of a group: Gloo has no error class, other backends have torch's."""
-    if isinstance(error, dist.DistError):
-        return True
-    text = str(error)
-    # Gloo's errors quote their C++ source file. Wrong arguments are the script's mistake, and no peer's end.
-    is_gloos = "gloo/" in text or "Gloo" in text
-    return isinstance(error, RuntimeError) and is_gloos and not text.startswith(_WRONG_CALL)

@@ -12,8 +12,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from hvlaunch.torch.backends import as_failed
 from hvlaunch.torch.current import ProcessSet, global_process_set, world
-from hvlaunch.torch.group_errors import as_failed
 
 __all__ = [
     "TensorSpec",

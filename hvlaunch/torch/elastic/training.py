@@ -1,7 +1,14 @@
-"""Training in rounds: the loop below elastic.run."""
+"""Training in rounds: the loop below elastic.run, and the ways out of a broken round.
+
+A communicator of NCCL that is still being made can't be ended. And Gloo forgets a thread whose message is half sent or half
+received (Pair::signalException in gloo/transport/tcp/pair.cc skips `rx_.ubuf`, and `ubuf` of the entries of `tx_`), and no
+call reaches such a thread any more. Therefore a process that stays stuck replaces its program by the same program (exec):
+same process, same pipes, the last commit in a file in memory.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -9,9 +16,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
-from typing import Any, TypeVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -23,9 +33,8 @@ from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.messages import Grant, worker_of
 from hvlaunch.torch import current
-from hvlaunch.torch.backends import abort_groups, has_timed_out
+from hvlaunch.torch.backends import GroupSockets, abort_groups, has_timed_out, is_groups
 from hvlaunch.torch.current import World, let_go
-from hvlaunch.torch.elastic.escape import Baggage, Escape, GroupSockets, can_start_over, start_over, unpack
 from hvlaunch.torch.elastic.state import Snapshot, State
 from hvlaunch.torch.group_errors import (
     AlreadyInitialized,
@@ -35,13 +44,12 @@ from hvlaunch.torch.group_errors import (
     RankZeroMissing,
     StoreUnreachable,
     WorkersChanged,
-    is_groups,
 )
 from hvlaunch.torch.kept import BackgroundKeeper
 from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 
-__all__ = ["Training", "is_elastic", "placed", "settle_nccl"]
+__all__ = ["Escape", "Training", "is_elastic", "placed", "settle_nccl"]
 
 T = TypeVar("T")
 
@@ -436,3 +444,181 @@ def _training() -> Training:
     least, most = _BEAT_RANGE
     beat = min(most, max(least, float(os.environ["HVLAUNCH_WORKER_TIMEOUT"]) / _BEATS_PER_TIMEOUT))
     return Training(client, Membership(client, os.environ["HVLAUNCH_WORKER"], beat=beat))
+
+
+_ESCAPE_LOOK = 1.0
+_VARIABLE = "HVLAUNCH_BAGGAGE"
+# Compared with the file names of stack frames, so the paths must be those that the interpreter recorded at
+# import.
+_TORCH = Path(torch.__file__).parent
+_WAITING = (
+    *(f"{_TORCH / part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py")),
+    *(f"{Path(__file__).parents[1] / part}" for part in ("collectives.py", "sharing.py")),
+)
+"""Files of torch and of hvlaunch in which a thread waits for a collective."""
+# Threads in these files read or write checkpoints: slow, but not stuck.
+_FILES = str(_TORCH / "distributed" / "checkpoint"), str(_TORCH / "serialization.py")
+_GPU_LOOKS = 5
+_SPINS = 0.25
+"""Share of the time that a spinning thread computes on a busy machine."""
+_CWD = Path.cwd()
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Baggage:
+    """State that a process keeps when it starts over."""
+
+    last_round: int
+    """The round that the process could leave only by starting over."""
+    commits: int
+    saved: Snapshot | None
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """Position and CPU time of a thread."""
+
+    place: tuple[tuple[int, int], ...]
+    """Frame and instruction of each call, innermost first."""
+    cpu: float
+    waits: bool
+    """True if the line's file is one where threads wait for collectives."""
+    may_spin: bool
+    """True if the thread may be waiting for a GPU, which spins."""
+
+    def has_spun_since(self, before: _Standing, seconds: float) -> bool:
+        """Return True if the thread computed in one place since `before`: waiting for a GPU looks like this."""
+        return self.may_spin and self.place == before.place and self.cpu - before.cpu > _SPINS * seconds
+
+
+class Escape:
+    """Context of a round: gets the calling thread out of the round if the round breaks.
+
+    `press` ends the operations that collectives wait for. It is called when the round breaks, and repeatedly while the thread
+    stays. `start_over` is called once, if the thread stays stuck in a collective. Neither is called after the context was left.
+    `look` is the number of seconds between two looks; a thread that has not moved in between is stuck. A thread that waits for a
+    GPU (`uses_gpu`) spins in any line, so it counts as stuck only after several looks.
+    """
+
+    def __init__(
+        self,
+        press: Callable[[], object],
+        start_over: Callable[[], object],
+        *,
+        look: float = _ESCAPE_LOOK,
+        uses_gpu: Callable[[], bool] = torch.cuda.is_initialized,
+    ) -> None:
+        self._press = press
+        self._start_over = start_over
+        self._look = look
+        self._uses_gpu = uses_gpu
+        self._thread = threading.get_ident()
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._is_out = threading.Event()
+        self._turn = threading.Lock()
+        """Held while the thread's state (inside or out) is read or changed."""
+        self.has_begun = False
+        """True once `press` was called: results of collectives on a GPU may be garbage from then on."""
+
+    def __enter__(self) -> Escape:  # noqa: PYI034 (typing.Self came with Python 3.11)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._turn:
+            self._is_out.set()
+
+    def begin(self) -> None:
+        """Start to get the thread out of the broken round. Callable from any thread; only the first call counts."""
+        with self._turn:
+            if not (self._is_out.is_set() or self.has_begun):
+                self.has_begun = True
+                self._press()
+                # A thread of its own: the caller may be the membership's thread, which must keep listening.
+                threading.Thread(target=self._see_it_out, name="hvlaunch escape", daemon=True).start()
+
+    def _see_it_out(self) -> None:
+        before: _Standing | None = None
+        looks = 0
+        while not self._is_out.wait(self._look):
+            with self._turn:
+                if self._is_out.is_set():
+                    return
+                now = self._standing()
+                spins = before is not None and now.has_spun_since(before, self._look)
+                # A long kernel also spins for a look or two, so one look proves nothing on a GPU.
+                looks = looks + 1 if spins else 0
+                if (now.waits and now == before) or looks == _GPU_LOOKS:
+                    self._start_over()
+                    return
+                before = now
+                self._press()
+
+    def _standing(self) -> _Standing:
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 (documented)
+        if frame is None:
+            return _Standing((), 0.0, waits=False, may_spin=False)
+        return _Standing(
+            tuple((id(call), call.f_lasti) for call in _calls(frame)),
+            time.clock_gettime(self._clock),
+            waits=_waits(frame),
+            may_spin=self._uses_gpu() and not frame.f_code.co_filename.startswith(_FILES),
+        )
+
+
+def _calls(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _waits(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_WAITING) and not file.startswith(_FILES)
+
+
+def can_start_over() -> bool:
+    """Return True if this process can run its own command line again. A fork of multiprocessing has its parent's."""
+    is_own = len(sys.orig_argv) > 1 and multiprocessing.parent_process() is None
+    return is_own and bool(sys.executable) and hasattr(os, "memfd_create")
+
+
+def start_over(baggage: Baggage) -> NoReturn:
+    """Run this process's program again from its beginning, in this process and in its first working directory.
+
+    The environment is the present one. Children of multiprocessing, such as data loaders, are killed because they would wait for
+    ever. Raises OSError, and errors of pickling the baggage; then nothing has changed.
+    """
+    # Memory instead of a file on disk: the disk may be full or slow, and nothing must be left behind.
+    file = os.memfd_create("hvlaunch", 0)
+    with os.fdopen(file, "wb", closefd=False) as stream:
+        torch.save(baggage, stream)
+    os.lseek(file, 0, os.SEEK_SET)
+    sys.stderr.write(f"hvlaunch: stuck in a collective ({baggage.cause}): this worker starts over\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # exec keeps children, but their queues and pipes belong to the old program.
+    for child in multiprocessing.active_children():
+        child.kill()
+    # Sockets of the old groups must not live on in the new program: peers wait for their end.
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 (one of them is gone again at once)
+        if descriptor > _STDERR and descriptor != file:
+            with suppress(OSError):
+                os.set_inheritable(descriptor, False)
+    # The command line may have relative paths, and the script may have changed directory.
+    os.chdir(_CWD)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, _VARIABLE: str(file)})
+
+
+def unpack() -> Baggage | None:
+    """Return the state that this process kept when it started over, once; None if it did not start over."""
+    file = os.environ.pop(_VARIABLE, None)
+    if file is None:
+        return None
+    with os.fdopen(int(file), "rb") as stream:
+        # Unpickling is safe: this process wrote the file itself.
+        baggage = torch.load(stream, weights_only=False)
+    if not isinstance(baggage, Baggage):
+        raise TypeError(f"{_VARIABLE} has a {type(baggage).__name__}")
+    return baggage

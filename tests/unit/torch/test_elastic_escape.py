@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvlaunch.torch import collectives
-from hvlaunch.torch.elastic.escape import Escape
+from hvlaunch.torch.elastic.training import Escape
 
 LONG = 60.0
 TORCH = Path(torch.__file__).parent
@@ -36,7 +36,9 @@ def waiting(file: Path, started_over: threading.Event, pressed: threading.Semaph
     return thread, way_out
 
 
-@pytest.mark.parametrize("file", ["distributed/distributed_c10d.py", "autograd/graph.py", collectives.__file__])
+@pytest.mark.parametrize(
+    "file", ["distributed/distributed_c10d.py", "autograd/graph.py", collectives.__file__]
+)
 def test_a_thread_stuck_in_a_collective_starts_over(file):
     started_over = threading.Event()
     thread, way_out = waiting(TORCH / file, started_over, threading.Semaphore(0))

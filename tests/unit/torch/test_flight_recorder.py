@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from hvlaunch.agent.errands.observer import peers
 from hvlaunch.telemetry.peers import HostPeers, agreed, host_peers, notes
-from hvlaunch.torch import flight_recorder
+from hvlaunch.torch import backends
 from tests.unit.torch.ranks import in_worlds
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +68,7 @@ def test_messages_between_two_ranks_do_not_count_and_a_skipped_collective_does(
         dist.barrier()
         numbers = [None] * 3
         dist.all_gather_object(numbers, dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
-        at_one = flight_recorder.newest(0.0)
+        at_one = backends.newest_collectives(0.0)
         if rank != 1:
             dist.broadcast(ones, 0, async_op=True)
             store.set(f"begun{rank}", "")
@@ -103,8 +103,8 @@ def test_a_new_round_begins_with_no_collectives_of_the_last(
 
     def call(_rank: int) -> Any:
         dist.all_reduce(torch.ones(1))
-        before = flight_recorder.newest(0.0)
-        return before, flight_recorder.newest(time.time() + 60)
+        before = backends.newest_collectives(0.0)
+        return before, backends.newest_collectives(time.time() + 60)
 
     for before, later in in_worlds(2, call):
         assert [entry["kind"] for entry in before] == ["all_reduce"]
@@ -114,39 +114,39 @@ def test_a_new_round_begins_with_no_collectives_of_the_last(
 def test_one_process_answers_and_a_forked_child_answers_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "_answers", None)
-    flight_recorder.answer_agent()  # no worker
-    assert flight_recorder._answers is None
+    monkeypatch.setattr(backends, "_answers", None)
+    backends.answer_agent()  # no worker
+    assert backends._answers is None
     monkeypatch.setenv("HVLAUNCH_SCRATCH", str(tmp_path / "gone"))
-    flight_recorder.answer_agent()
-    assert flight_recorder._answers is None
+    backends.answer_agent()
+    assert backends._answers is None
     monkeypatch.setenv("HVLAUNCH_SCRATCH", str(tmp_path))
     (tmp_path / f"collectives.{os.getpid()}").write_text("of another process with this pid")
-    flight_recorder.answer_agent()
-    answers = flight_recorder._answers
-    flight_recorder.answer_agent()
-    assert flight_recorder._answers is answers
+    backends.answer_agent()
+    answers = backends._answers
+    backends.answer_agent()
+    assert backends._answers is answers
     child = os.fork()
     if child == 0:
-        flight_recorder.answer_agent()
+        backends.answer_agent()
         os._exit(len(list(tmp_path.iterdir())))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     monkeypatch.setattr(
-        flight_recorder, "newest", lambda since: [{"group": "0", "number": 7, "kind": "all_reduce"}]
+        backends, "newest_collectives", lambda since: [{"group": "0", "number": 7, "kind": "all_reduce"}]
     )
     assert str(report_on([os.getpid()], tmp_path).collectives[0]["0"]) == "collective 7 (all_reduce)"
     # Whatever torch's record comes to, the next question is answered.
-    monkeypatch.setattr(flight_recorder, "newest", lambda since: 1 / 0)
+    monkeypatch.setattr(backends, "newest_collectives", lambda since: 1 / 0)
     assert report_on([os.getpid()], tmp_path).collectives == {}
     monkeypatch.setattr(
-        flight_recorder, "newest", lambda since: [{"group": "0", "number": 8, "kind": "all_reduce"}]
+        backends, "newest_collectives", lambda since: [{"group": "0", "number": 8, "kind": "all_reduce"}]
     )
     assert report_on([os.getpid()], tmp_path).collectives[0]["0"].number == 8
 
 
 def test_groups_on_gpus_are_left_to_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "gpu_backends", lambda: [object()])
-    assert flight_recorder.newest(0.0) == []
+    monkeypatch.setattr(backends, "gpu_backends", lambda: [object()])
+    assert backends.newest_collectives(0.0) == []
 
 
 @pytest.mark.parametrize(

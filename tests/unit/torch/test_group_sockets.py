@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from hvlaunch.torch.elastic.escape import GroupSockets
+from hvlaunch.torch.backends import GroupSockets
 
 LONG = 60.0
 
@@ -133,7 +133,7 @@ FORGETS = """
 import os, socket, sys
 from datetime import timedelta
 from torch import distributed as dist
-from hvlaunch.torch.elastic.escape import tcp_sockets
+from hvlaunch.torch.backends import tcp_sockets
 
 group = dist.ProcessGroupGloo(dist.FileStore(sys.argv[1], 2), 1, 2, timedelta(seconds=120))
 sys.stdin.read()

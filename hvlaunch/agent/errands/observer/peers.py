@@ -2,7 +2,7 @@
 
 The kernel knows the connections without acknowledgement (/proc/net/tcp: proc(5)). NCCL from 2.24 on answers on a port
 of its own (RAS: docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html). Workers with
-hvlaunch.torch answer on a socket in the job's private directory (hvlaunch/torch/flight_recorder.py).
+hvlaunch.torch answer on a socket in the job's private directory (hvlaunch/torch/backends.py).
 """
 
 from __future__ import annotations
