@@ -31,8 +31,7 @@ from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, spread, table
 from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.torch.backends import GroupSockets
-from hvlaunch.torch.current import World, members
-from hvlaunch.torch.meeting import meet
+from hvlaunch.torch.current import World, meet, members
 from hvlaunch.torch.place import Place
 
 new: Any = dist

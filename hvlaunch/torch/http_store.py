@@ -27,8 +27,8 @@ from hvlaunch.rendezvous.client_errors import (
     TooManyConnections,
     WaitTimeout,
 )
+from hvlaunch.torch.current import meet, round_scope
 from hvlaunch.torch.group_errors import BadParameter
-from hvlaunch.torch.meeting import meet, round_scope
 from hvlaunch.torch.place import Place
 
 __all__ = ["HTTPStore", "default_scope", "handle", "register", "rendezvous_client"]

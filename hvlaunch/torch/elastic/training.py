@@ -34,7 +34,7 @@ from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.messages import Grant, worker_of
 from hvlaunch.torch import current
 from hvlaunch.torch.backends import GroupSockets, abort_groups, has_timed_out, is_groups
-from hvlaunch.torch.current import World, let_go
+from hvlaunch.torch.current import World, let_go, meet
 from hvlaunch.torch.elastic.state import Snapshot, State
 from hvlaunch.torch.group_errors import (
     AlreadyInitialized,
@@ -46,7 +46,6 @@ from hvlaunch.torch.group_errors import (
     WorkersChanged,
 )
 from hvlaunch.torch.kept import BackgroundKeeper
-from hvlaunch.torch.meeting import meet
 from hvlaunch.torch.place import Place
 
 __all__ = ["Escape", "Training", "is_elastic", "placed", "settle_nccl"]

@@ -8,6 +8,7 @@ import pytest
 from torch.distributed import Store
 
 from hvlaunch.rendezvous.client import Client
+from hvlaunch.torch.current import meet, port_range, reserve
 from hvlaunch.torch.group_errors import (
     BadPlace,
     NoMasterAddress,
@@ -16,7 +17,6 @@ from hvlaunch.torch.group_errors import (
     RankZeroMissing,
     StoreUnreachable,
 )
-from hvlaunch.torch.meeting import meet, port_range, reserve
 from hvlaunch.torch.place import Place
 from tests.unit.torch.ranks import in_forks
 
