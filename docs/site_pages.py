@@ -36,7 +36,7 @@ REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
         "Errors": ("api.errors",),
     },
     "hvlaunch.torch": {
-        "Beginning and end": ("torch.beginning",),
+        "Beginning and end": ("torch",),
         "Ranks and groups": ("torch.current",),
         "Collectives": ("torch.differentiable",),
         "Operators, asynchronous collectives, and join()": ("torch.collectives",),

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+import hvlaunch.torch
 from hvlaunch.agent.errands.observer import stacks
 from hvlaunch.agent.errands.observer.stacks import STACK_SIGNAL, find_py_spy, packed, take_stacks
 from hvlaunch.telemetry.stack import process_stacks, summary
-from hvlaunch.torch import beginning as stack_signal
 
 ROOT = Path(__file__).parents[3]
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
@@ -31,11 +31,7 @@ doze()
 ANSWERS = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-import importlib.util
-spec = importlib.util.spec_from_file_location("s", {str(ROOT / "hvlaunch/torch/beginning.py")!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-module.answer_stack_signal()
+import hvlaunch.torch
 {SLEEPS}"""
 
 Run = Callable[..., "subprocess.Popen[bytes]"]
@@ -127,7 +123,7 @@ def test_an_unregistered_process_is_never_signalled(run: Run, tmp_path: Path) ->
 
 
 def test_the_signal_is_the_one_that_workers_register() -> None:
-    assert stack_signal.STACK_SIGNAL == STACK_SIGNAL
+    assert hvlaunch.torch.STACK_SIGNAL == STACK_SIGNAL
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ __all__ = [
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 11
-"""As in hvlaunch/torch/beginning.py."""
+"""As in hvlaunch/torch/__init__.py."""
 _MOST_PROCESSES = 1024
 _MOST_THREADS = 64
 _MOST_FRAMES = 128
