@@ -46,7 +46,7 @@ REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "hvlaunch.torch.elastic": {
         "Training": ("torch.elastic",),
-        "State": ("torch.elastic.state", "torch.elastic.sampler"),
+        "State": ("torch.elastic.state",),
         "Why a round ends": ("torch.group_errors",),
     },
     "hvlaunch.torch.group_errors": {"Errors": ("torch.group_errors",)},

@@ -18,7 +18,6 @@ def handler() -> Callable[[Any], Any]:
 
 
 def _create(parameters: Any) -> Any:
-    from hvlaunch.torch.torchrun import Handler  # noqa: PLC0415 (see the top)
-    from hvlaunch.torch.torchrun.settings import TorchrunSettings  # noqa: PLC0415 (see the top)
+    from hvlaunch.torch.torchrun import Handler, TorchrunSettings  # noqa: PLC0415 (see the top)
 
     return Handler(TorchrunSettings.of(parameters))

@@ -5,8 +5,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from hvlaunch.torch import current
-from hvlaunch.torch.elastic.sampler import ElasticSampler
-from hvlaunch.torch.elastic.state import ObjectState, State, TorchState
+from hvlaunch.torch.elastic.state import ElasticSampler, ObjectState, State, TorchState
 from hvlaunch.torch.elastic.training import is_elastic, placed
 from hvlaunch.torch.group_errors import (
     CollectiveFailed,

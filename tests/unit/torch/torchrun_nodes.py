@@ -8,8 +8,7 @@ from dataclasses import replace
 from torch.distributed.elastic.rendezvous import RendezvousInfo
 
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.torch.torchrun import Handler
-from hvlaunch.torch.torchrun.settings import TorchrunSettings
+from hvlaunch.torch.torchrun import Handler, TorchrunSettings
 from hvlaunch.torch.torchrun.state import NodeLimits
 
 __all__ = ["PATIENCE", "TOKEN", "Nodes", "serve"]
