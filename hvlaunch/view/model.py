@@ -1,20 +1,23 @@
-"""The view of a job at one moment, made of the driver's answers, samples, events and output. Pure."""
+"""The view of a job: made of the driver's answers, samples, events and output, and kept up to date. Pure."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hvlaunch.console.lines import visible_line
+from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.output import Tails
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
 
 __all__ = [
+    "Feed",
     "HostRow",
     "Model",
     "RankProgress",
     "RankRow",
+    "Tails",
     "View",
     "ViewEnding",
     "ViewHang",
@@ -22,7 +25,6 @@ __all__ = [
     "host_rows",
     "slowest_rank",
 ]
-
 
 _SLOW = 0.9
 """Share of the median rate below which a rank is slow."""
@@ -413,3 +415,118 @@ class Model:
 def as_json(view: View) -> dict[str, Any]:
     """Return a view as data for JSON."""
     return asdict(view)
+
+
+_LONGEST = 512
+"""Bytes of a line that are kept."""
+_MOST_LINES = 20
+_INVISIBLE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+
+class Tails:
+    """Keeps the last lines of each rank; feed() adds output."""
+
+    def __init__(self) -> None:
+        self.printed: Counter[int] = Counter()
+        """Bytes by rank."""
+        self._lines: dict[int, deque[bytes]] = {}
+        self._unfinished: dict[tuple[int, str], bytes] = {}
+
+    def feed(self, rank: int, stream: str, data: bytes) -> None:
+        """Add output. Only the last state of a progress bar counts."""
+        self.printed[rank] += len(data)
+        pending = self._unfinished.get((rank, stream), b"") + data
+        # A terminal shows CR LF as one line end, but a CR alone overwrites the line.
+        *whole, unfinished = pending.replace(b"\r\n", b"\n").split(b"\n")
+        # Two states suffice: the last may be empty so far.
+        self._unfinished[rank, stream] = b"\r".join(unfinished.split(b"\r")[-2:])[-_LONGEST:]
+        lines = self._lines.setdefault(rank, deque(maxlen=_MOST_LINES))
+        # Older lines would drop out of the deque at once.
+        lines.extend(state for line in whole[-_MOST_LINES:] if (state := _shown(line)))
+
+    def lines(self, rank: int) -> list[str]:
+        """Return the newest lines, at the end the unfinished line of each stream; of a progress bar the last state."""
+        unfinished = [_shown(self._unfinished.get((rank, stream), b"")) for stream in ("stdout", "stderr")]
+        return [_text(line) for line in (*self._lines.get(rank, ()), *unfinished) if line.strip()]
+
+    def line(self, rank: int) -> str:
+        """Return the last of lines()."""
+        return next(reversed(self.lines(rank)), "")
+
+
+def _shown(line: bytes) -> bytes:
+    """Return the last state of a line that was overwritten, as a terminal shows it."""
+    # A progress bar may clear its line at the end.
+    states = [state for state in line.split(b"\r") if state.strip()]
+    return states[-1][:_LONGEST] if states else b""
+
+
+def _text(line: bytes) -> str:
+    """Decode a line without colours and control characters, which a terminal would obey."""
+    text = line.decode(errors="replace")
+    return visible(_INVISIBLE.sub("", text).replace("\t", " ").rstrip())
+
+
+class Feed:
+    """The view of one job.
+
+    `ask` returns the answer to GET of a path at the control socket, None for 404; `read` the new items of the output store;
+    `now` the seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str], Any],
+        read: Callable[[], Iterable[Stored]],
+        now: Callable[[], float],
+    ) -> None:
+        self._ask = ask
+        self._read = read
+        self._now = now
+        self._model = Model()
+        self._number = 0
+        self._job: Mapping[str, Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """True after the job's last event."""
+        return self._model.ending is not None
+
+    def await_news(self, seconds: int) -> None:
+        """Wait for a new event, at most for some seconds."""
+        if not self.has_ended:
+            # A driver ends as soon as it has sent its last event: asking for it twice would lose it.
+            self._take_events(f"/events?since={self._number}&wait={seconds}")
+
+    def current_view(self) -> View:
+        """Return the job now. Raises the errors of `ask`."""
+        self._read_events()
+        self._model.add_output(self._read())
+        samples = None
+        # After the last event the driver's loop has ended, and does not answer.
+        if not self.has_ended or self._job is None:
+            job = self._ask("/job")
+            # Another driver has taken the job over, and counts its events from 0.
+            if self._job is not None and job["pid"] != self._job["pid"]:
+                self._model.forget_events()
+                self._number = 0
+                self._read_events()
+            self._job = job
+            samples = _samples(self._ask("/samples"))
+        return self._model.view(self._job, samples, self._now())
+
+    def _read_events(self) -> None:
+        while not self.has_ended and self._take_events(f"/events?since={self._number}"):
+            pass
+
+    def _take_events(self, path: str) -> bool:
+        """Ask for events, and add them to the model; False if no event came."""
+        page = self._ask(path)
+        self._model.add_events(page["events"])
+        self._number = page["next"]
+        return bool(page["events"])
+
+
+def _samples(answer: Any) -> list[Mapping[str, Any]]:
+    """Return the samples in an answer to GET /samples."""
+    return [] if answer is None else list(answer["hosts"])

@@ -22,7 +22,7 @@ from hvlaunch.job import ConsoleOptions, Host, JobSpec, SSHOptions
 from hvlaunch.outside import JobDirectory, known_job
 from hvlaunch.telemetry.metrics import metrics_text
 from hvlaunch.view.model import Model
-from hvlaunch.view.table import plain
+from hvlaunch.view.text import plain
 from tests.unit.ssh.conftest import connect, keygen
 
 FORGED = "hvlaunch: rank 0 of 1 ended well"

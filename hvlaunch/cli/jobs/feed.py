@@ -5,8 +5,7 @@ import time
 from hvlaunch.console.stored import StoreReader
 from hvlaunch.outside import KnownJob, await_driver, has_ended
 from hvlaunch.outside.control import ControlClient, DriverGone
-from hvlaunch.view.feed import Feed
-from hvlaunch.view.model import View
+from hvlaunch.view.model import Feed, View
 
 __all__ = ["INTERVAL", "JobFeed"]
 

@@ -16,8 +16,7 @@ from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
 from hvlaunch.console.stored import StoreReader
 from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
-from hvlaunch.view.output import newest_lines_with, shown_stacks
-from hvlaunch.view.verdict import view_record
+from hvlaunch.view.text import newest_lines_with, shown_stacks, view_record
 
 __all__ = ["JobPage"]
 

@@ -14,8 +14,7 @@ from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, await_driver, await_end, choose, result_of
 from hvlaunch.outside.control import DriverGone
-from hvlaunch.view.table import plain
-from hvlaunch.view.verdict import view_record
+from hvlaunch.view.text import plain, view_record
 
 __all__ = ["top"]
 

@@ -17,9 +17,19 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.console.stored import StoreReader
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.view.model import HostRow, RankRow, View
-from hvlaunch.view.output import newest_lines_with, shown_stacks
-from hvlaunch.view.table import COLUMNS, FAILURE, FEW, header, host_cells, rank_cells, strip, worst_ranks
-from hvlaunch.view.verdict import verdict
+from hvlaunch.view.text import (
+    COLUMNS,
+    FAILURE,
+    FEW,
+    header,
+    host_cells,
+    newest_lines_with,
+    rank_cells,
+    shown_stacks,
+    strip,
+    verdict,
+    worst_ranks,
+)
 
 __all__ = ["Reading", "TopScreen", "WordQuestion", "YesNoQuestion"]
 

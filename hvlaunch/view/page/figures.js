@@ -1,4 +1,4 @@
-// Figures in few letters, as hvlaunch/view/table.py has them for the terminal.
+// Figures in few letters, as hvlaunch/view/text.py has them for the terminal.
 
 const UNITS = ["B", "K", "M", "G", "T", "P"];
 

@@ -1,10 +1,11 @@
-"""The view of a job, of what its driver, its hosts and its workers tell."""
+"""The view of a job: the model, its feed, and the view in words."""
 
 import pytest
 
 from hvlaunch.console.stored import Stored
-from hvlaunch.view.model import Model, RankProgress, as_json, slowest_rank
-from hvlaunch.view.table import bar, host_cells, plain, size, steps, strip
+from hvlaunch.view.model import Feed, Model, RankProgress, Tails, as_json, slowest_rank
+from hvlaunch.view.text import bar, host_cells, newest_lines_with, plain, size, steps, strip, verdict
+from tests.unit.view.scenes import SCENES
 
 
 def worker(rank, host="a", state="working", **more):
@@ -229,3 +230,156 @@ def test_a_size_in_few_letters(count, text):
 def test_other_figures():
     assert [steps(None, None, None), steps(3, None, None), steps(3, 10, 2.5)] == ["-", "3", "3/10 2.5/s"]
     assert [bar(0.5, 4), bar(2.0, 2), bar(0.0625, 2)] == ["██  ", "██", "▏ "]
+
+
+STAMP = "1970-01-01T00:00:01.000Z"
+
+
+class Driver:
+    """Answers as the control socket does."""
+
+    def __init__(self) -> None:
+        self.pid = 1
+        self.events: list[dict[str, object]] = []
+        self.samples: dict[str, object] | None = None
+        self.asked: list[str] = []
+
+    def ask(self, path):
+        self.asked.append(path)
+        if path == "/job":
+            about = {"id": "0123456789ab", "name": None, "command": ["x"], "began": 0.0, "pid": self.pid}
+            return {**about, "phase": "running", "round": None, "workers": [], "hosts": []}
+        if path == "/samples":
+            return self.samples
+        number = int(path.partition("since=")[2].partition("&")[0])
+        return {"next": max(number, len(self.events)), "missed": 0, "events": self.events[number:]}
+
+
+def ready(name):
+    return {"type": "host_ready", "time": STAMP, "host": name}
+
+
+def texts(view):
+    return [moment.text for moment in view.moments]
+
+
+def feed_of(driver):
+    return Feed(driver.ask, list, lambda: 10.0)
+
+
+def test_events_are_asked_for_once():
+    driver = Driver()
+    feed = feed_of(driver)
+    driver.events = [ready("a")]
+    feed.current_view()
+    driver.events.append(ready("b"))
+    assert texts(feed.current_view()) == ["a is ready", "b is ready"]
+    feed.await_news(3)
+    assert driver.asked[-1] == "/events?since=2&wait=3"
+
+
+def test_new_driver_is_asked_for_all_events():
+    driver = Driver()
+    feed = feed_of(driver)
+    driver.events = [ready("a"), ready("b"), ready("c")]
+    feed.current_view()
+    driver.pid, driver.events = 2, [ready("a"), ready("b")]
+    assert texts(feed.current_view()) == ["a is ready", "b is ready"]
+
+
+def test_ended_job_is_not_asked_for_its_state():
+    driver = Driver()
+    items = [Stored(1.0, "stdout", b"last words\n", 3)]
+    feed = Feed(driver.ask, lambda: [items.pop()] if items else [], lambda: 10.0)
+    feed.current_view()
+    driver.events = [{"type": "job_ended", "time": STAMP, "exit_code": 1, "rank": 3}]
+    driver.asked.clear()
+    view = feed.current_view()
+    assert feed.has_ended
+    assert "/job" not in driver.asked
+    assert view.ending is not None
+    assert view.ending.lines == ("last words",)
+
+
+def test_driver_without_samples_has_a_view():
+    assert not feed_of(Driver()).current_view().is_sampled
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_verdict(name):
+    scene = SCENES[name]
+    assert verdict(scene.view()) == (scene.tone, scene.verdict, scene.detail)
+
+
+def test_ranks_that_others_wait_for_are_marked():
+    states = {row.rank: row.state for row in SCENES["hung"].view().ranks}
+    assert {rank for rank, state in states.items() if state == "hanging"} == {3, 7}
+
+
+def test_a_lost_host_stays_in_the_view():
+    states = {row.host: row.state for row in SCENES["smaller"].view().hosts}
+    assert states == {"gpu1": "ready", "gpu2": "excluded", "gpu3": "ready", "gpu4": "ready"}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "line"),
+    [
+        ([b"one\ntwo\n"], "two"),
+        ([b"one\ntw", b"o"], "two"),
+        ([b"one\n", b"\n \n"], "one"),
+        ([b"10%\r20%\r", b"30%\r"], "30%"),
+        ([b"10%\r20%\n"], "20%"),
+        ([b"win\r\n"], "win"),
+        ([b"x" * 9000], "x" * 512),
+        ([b"\xff\n"], "\ufffd"),
+        ([], ""),
+    ],
+)
+def test_the_last_line(pieces, line):
+    tails = Tails()
+    for piece in pieces:
+        tails.feed(0, "stdout", piece)
+    assert tails.line(0) == line
+
+
+def test_streams_are_not_mixed_up():
+    tails = Tails()
+    tails.feed(0, "stdout", b"out")
+    tails.feed(0, "stderr", b"err\n")
+    tails.feed(0, "stdout", b"put\n")
+    assert tails.lines(0) == ["err", "output"]
+
+
+def item(text, rank=0, kind="stdout", time=1.0):
+    return Stored(time, kind, text, rank)
+
+
+ITEMS = [
+    item(b"Epoch 1\nloss ", time=1.0),
+    item(b"epoch other\n", 1, time=2.0),
+    item(b"0.5\n", time=3.0),
+    item(b"oops: EPOCH\n", 1, "stderr", time=4.0),
+    Stored(5.0, "said", b"epoch, says hvlaunch"),
+    item(b"tail", 1, time=6.0),
+    item(b"", 1, "stdout ended", time=7.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "count", "found"),
+    [
+        ("epoch", None, 10, ["Epoch 1", "epoch other", "oops: EPOCH", "epoch, says hvlaunch"]),
+        ("epoch", {1}, 10, ["epoch other", "oops: EPOCH"]),
+        ("epoch", None, 2, ["oops: EPOCH", "epoch, says hvlaunch"]),
+        ("loss 0", None, 10, ["loss 0.5"]),
+        ("tail", None, 10, ["tail"]),
+        ("nothing", None, 10, []),
+    ],
+)
+def test_lines_with_a_text(text, ranks, count, found):
+    lines = newest_lines_with(ITEMS, text, ranks, count)
+    assert [line["text"] for line in lines] == found
+
+
+def test_unfinished_line_is_found():
+    assert newest_lines_with([item(b"half a li")], "half", None, 5)[0]["rank"] == 0
