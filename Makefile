@@ -158,7 +158,7 @@ options-page: dev ## write docs/reference/options.md, docs/reference/coming-from
 	mv docs/reference/coming-from.md.new docs/reference/coming-from.md
 	$(BIN)/python docs/options_pages.py json.md > docs/reference/json.md.new
 	mv docs/reference/json.md.new docs/reference/json.md
-	$(BIN)/python -m hvlaunch.api.make_options hvlaunch/api/options.py
+	$(BIN)/python docs/python_options.py hvlaunch/api/options.py
 	$(BIN)/ruff format hvlaunch/api/options.py
 
 pictures: dev ## make the pictures in docs/ anew, from real jobs: needs root

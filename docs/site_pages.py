@@ -30,8 +30,7 @@ PAGES = {
 SOURCES = {path: source for source, path in PAGES.items()}
 REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
     "hvlaunch": {
-        "Calling functions": ("api.launcher",),
-        "Hosts that stay connected": ("api.cluster",),
+        "Calling functions, and hosts that stay connected": ("api.launcher",),
         "Jobs": ("api.job",),
         "Errors": ("api.errors",),
     },

@@ -7,7 +7,7 @@ __version__ = "0.2.0"
 
 # Names are imported on first use, because workers and drivers import this package too. __init__.pyi has the types.
 _PLACES = {
-    "Cluster": "cluster",
+    "Cluster": "launcher",
     "Job": "job",
     "Launcher": "launcher",
     "Line": "job",

@@ -1,4 +1,3 @@
-from hvlaunch.api.cluster import Cluster as Cluster
 from hvlaunch.api.errors import CallNotPickled as CallNotPickled
 from hvlaunch.api.errors import JobFailed as JobFailed
 from hvlaunch.api.errors import JobStopped as JobStopped
@@ -9,6 +8,7 @@ from hvlaunch.api.job import Job as Job
 from hvlaunch.api.job import Line as Line
 from hvlaunch.api.job import attach as attach
 from hvlaunch.api.job import jobs as jobs
+from hvlaunch.api.launcher import Cluster as Cluster
 from hvlaunch.api.launcher import Launcher as Launcher
 from hvlaunch.api.launcher import run as run
 

@@ -1,29 +1,425 @@
-"""A job whose workers call a function, and its results. This process has started it, and stops it at its own end."""
+"""A call on hosts: its file, which any Python of the same version can run, its driver, which is a child of this process, and its job."""
 
 import atexit
+import fcntl
 import io
 import json
+import os
 import pickle
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
 import weakref
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from functools import cache
+from importlib.resources import files
 from os import environ
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import IO, Any, TextIO, TypeVar
 
-from hvlaunch.api.archive import CallDirectory
-from hvlaunch.api.child import Child
-from hvlaunch.api.errors import JobFailed, JobStopped, ResultNotRead, WorkerFailed
+from hvlaunch.api.driver import Begun, DriverEnd, JobWaits, Refused, Request, receive, send
+from hvlaunch.api.errors import CallNotPickled, JobFailed, JobStopped, ResultNotRead, WorkerFailed
 from hvlaunch.api.in_worker import MARK, SIZE
 from hvlaunch.api.job import Job
+from hvlaunch.console.status import Status
 from hvlaunch.driver.result_files import PROBLEM
-from hvlaunch.errors import HvlaunchError
-from hvlaunch.job import JobResult, WorkerExit
+from hvlaunch.errors import BadUsage, HvlaunchError
+from hvlaunch.job import JobResult, JobSpec, SyncOptions, WorkerExit
 from hvlaunch.outside import KnownJob, jobs_directory, known_job
+from hvlaunch.outside.control import DriverGone
+from hvlaunch.sync.library import module_texts, worker_modules
 
-__all__ = ["CallJob", "error_of", "values"]
+__all__ = [
+    "CallDirectory",
+    "CallJob",
+    "Child",
+    "call_command",
+    "error_of",
+    "function_name",
+    "pickled_call",
+    "values",
+    "write_archive",
+]
+
+_MOST = 1 << 31
+"""Most bytes that Python reads from a member of an archive."""
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Return the function's name for messages and `hvlaunch jobs`."""
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def pickled_call(
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> bytes:
+    """Pickle a call: functions and classes of `__main__` or a notebook by value, all others by name.
+
+    Raises CallNotPickled, and BadUsage for wrong arguments.
+    """
+    import cloudpickle  # noqa: PLC0415 (30 ms; attach() and jobs() do without)
+
+    if not callable(function):
+        raise CallNotPickled(f"{function!r} is not a function")
+    if not isinstance(args, Iterable):
+        raise BadUsage(f"args is of type {type(args).__name__}, not a sequence", hint="args=(value,)")
+    if not isinstance(kwargs, Mapping):
+        raise BadUsage(
+            f"kwargs is of type {type(kwargs).__name__}, not a mapping", hint='kwargs={"name": value}'
+        )
+    # An iterator can be read only once.
+    args = tuple(args)
+    try:
+        pickled: bytes = cloudpickle.dumps((function, args, dict(kwargs)), protocol=5)
+    except Exception as error:
+        culprit = _culprit(cloudpickle, function, args, kwargs)
+        hint = "create it inside the function, or pass the values that it is made from"
+        raise CallNotPickled(f"{culprit} can't be pickled: {_one_line(error)}", hint=hint) from error
+    if len(pickled) >= _MOST:
+        hint = "pass the path of a file that the hosts can read"
+        raise CallNotPickled(
+            f"the function and its arguments take {len(pickled)} bytes; the limit is 2 GiB", hint=hint
+        )
+    return pickled
+
+
+def _culprit(
+    cloudpickle: ModuleType,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> str:
+    parts: Iterator[tuple[str, object]] = iter(
+        [
+            *((f"argument {number + 1}", value) for number, value in enumerate(args)),
+            *((f"argument {name!r}", value) for name, value in kwargs.items()),
+        ]
+    )
+    # The error of cloudpickle does not say which value is at fault: try them one by one.
+    for name, part in parts:
+        try:
+            cloudpickle.dumps(part)
+        except Exception:  # noqa: BLE001, PERF203 (the value's own code may raise anything)
+            return f"{name} of {function_name(function)}()"
+    return f"{function_name(function)}(), or a value that it uses,"
+
+
+def write_archive(path: Path, pickled: bytes, *, raises: bool, sync: SyncOptions | None = None) -> None:
+    """Write the archive. With `raises` a worker fails if its function raises an exception. Raises OSError.
+
+    With `sync`, modules of the tree come from the hosts' copies.
+    """
+    places = [os.path.abspath(place) for place in sys.path]  # noqa: PTH100 (a text; "" means the working directory)
+    call = {
+        "python": "{}.{}".format(*sys.version_info),
+        "path": places if sync is None else [_place_in(sync, place) for place in places],
+        "raises": raises,
+    }
+    # Opened for reading as well: zipfile looks for the archive's directory before it appends.
+    with path.open("x+b") as file:
+        # The members that all calls share are compressed once for this process.
+        file.write(_base())
+        with zipfile.ZipFile(file, "a") as archive:
+            archive.writestr("call.json", json.dumps(call))
+            archive.writestr("call.pickle", pickled)
+
+
+def _place_in(sync: SyncOptions, place: str) -> str:
+    """Return a directory of the tree relative to the workers' directory; other directories unchanged."""
+    real = os.path.realpath(place)
+    is_inside = real == sync.root or real.startswith(f"{sync.root}/")
+    return os.path.relpath(real, f"{sync.root}/{sync.below}") if is_inside else place
+
+
+@cache
+def _base() -> bytes:
+    """Return the archive with the common members of all calls."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", (files("hvlaunch.api") / "in_worker.py").read_bytes())
+        for path, source in (*module_texts(files("cloudpickle"), "cloudpickle"), *worker_modules()):
+            archive.writestr(path, source)
+    return data.getvalue()
+
+
+def call_command(python: str | None, *, is_set_up: bool = False) -> tuple[str, ...]:
+    """Return the command for a host: with the given Python, or the first available of this path, this version, `python3`.
+
+    `is_set_up`: the hosts have an environment of their own, whose programs are first on their PATH.
+    """
+    version = "{}.{}".format(*sys.version_info)
+    here = () if is_set_up else (sys.executable,)
+    candidates: Any = (python,) if python is not None else (*here, f"python{version}", "python3")
+    # `sh` is the script's $0; the candidates are its "$@".
+    return ("/bin/sh", "-c", _FIND, "sh", *candidates)
+
+
+# The host's shell finds Python: its paths may differ from ours.
+_FIND = (
+    'for p do if command -v "$p" >/dev/null 2>&1; then exec "$p" "$HVLAUNCH_SCRATCH/call"; fi; done; '
+    'echo "hvlaunch: no Python here: $*" >&2; exit 127'
+)
+
+
+_PREFIX = "hvlaunch-call-"
+_LOCK = "lock"
+_MAKING_TIME = 60.0
+"""Seconds after which a directory without a held lock is abandoned."""
+
+
+class CallDirectory:
+    """The files of one call on this machine: the program for the hosts, and the results. The process holds its lock."""
+
+    def __init__(self) -> None:
+        """Make the directory, and remove directories of callers killed together with their drivers. Raises OSError."""
+        for path in _left_over():
+            shutil.rmtree(path, ignore_errors=True)
+        # A forked child has this object too, and must not remove its parent's files.
+        self._pid = os.getpid()
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.program = self.path / "program"
+        try:
+            self._lock = (self.path / _LOCK).open("xb")
+            with suppress(OSError):
+                # The file system has no locks.
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def remove(self) -> None:
+        """Remove the directory. May be repeated; does nothing in a forked process, since the parent still needs the files."""
+        if os.getpid() == self._pid:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+
+
+def _left_over() -> Iterator[Path]:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # Another caller may remove the same directory at this moment.
+        with suppress(OSError):
+            # Directories of temporary files are shared: another user's directory, or a link, stays
+            # as it is.
+            status = path.lstat()
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            # A young directory may not have its lock yet.
+            if is_ours and status.st_mtime < time.time() - _MAKING_TIME and not _is_held(path / _LOCK):
+                yield path
+
+
+def _is_held(lock: Path) -> bool:
+    """True if a process holds the lock. Raises OSError."""
+    with suppress(FileNotFoundError), lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+# SIGINT is ignored before any import: Ctrl-C also reaches this child, and its parent decides about
+# the job.
+_PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import sys; sys.path[:] = {path!r}; "
+    "from hvlaunch.api.driver import main; main({descriptor})"
+)
+
+
+class Child:
+    """The driver of a job. When `result` is done, the driver and the threads of this object have ended.
+
+    The driver writes to the stdout and stderr of this process. If sys.stdout or sys.stderr is another object, as in a
+    notebook, a thread copies the output there.
+    """
+
+    def __init__(
+        self, spec: JobSpec, *, is_shown: bool, on_status: Callable[[Status | None], None] | None = None
+    ) -> None:
+        """`on_status` gets the status, in a thread of this object; without it the driver prints the status. Raises OSError."""
+        self.job_id: Future[str] = Future()
+        """Has the error of `result` if the job could not be started."""
+        self.result: Future[JobResult] = Future()
+        """The job's result, when the driver has ended. Raises HvlaunchError."""
+        for future in (self.job_id, self.result):
+            # A running future can't be cancelled.
+            future.set_running_or_notify_cancel()
+        self._pid = os.getpid()
+        self._is_stopped = False
+        self._on_status = on_status
+        ours, theirs = socket.socketpair()
+        outputs: list[_Output] = []
+        try:
+            with theirs, open(os.devnull, "r+b") as null:  # noqa: PTH123 (no path is joined)
+                for number, text in ((1, sys.stdout), (2, sys.stderr)):
+                    outputs.append(_Output(number, text, null.fileno(), is_shown=is_shown))
+                streams = [null.fileno(), *(output.descriptor for output in outputs)]
+                self._process = _begin(streams, theirs.fileno())
+            # Sent by the socket, and not by the command line, which other users can read.
+            # Our copy of the driver's end is closed by now: sending to a dead driver fails instead
+            # of waiting.
+            send(ours, Request(spec, is_shown, tells_status=on_status is not None))
+        except OSError:
+            for end in (ours, *(output.pipe for output in outputs)):
+                if end is not None:
+                    end.close()
+            raise
+        finally:
+            # With our copies open, the readers would never see the end of the driver's output.
+            for output in outputs:
+                output.close()
+        self._connection = ours
+        self._threads = [
+            threading.Thread(
+                target=_pass_on, args=(output.pipe, output.text), name="hvlaunch output", daemon=True
+            )
+            for output in outputs
+            if output.pipe is not None
+        ]
+        for thread in self._threads:
+            thread.start()
+        # Not one of _threads: this thread joins them.
+        threading.Thread(target=self._listen, name="hvlaunch job", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_ours(self) -> bool:
+        """True in the process that started the driver. A forked child has none of the threads."""
+        return os.getpid() == self._pid
+
+    def stop(self) -> None:
+        """Stop the job as Ctrl-C does; a second call kills the workers. Does not wait."""
+        self._is_stopped = True
+        if not self.result.done():
+            self._process.send_signal(signal.SIGTERM)
+
+    def _listen(self) -> None:
+        end: DriverEnd | Refused | None = None
+        with self._connection, suppress(OSError):
+            while (message := receive(self._connection)) is not None:
+                if isinstance(message, Begun):
+                    self.job_id.set_result(message.job_id)
+                elif isinstance(message, JobWaits):
+                    self._show_status(message.status)
+                else:
+                    end = message
+        self._show_status(None)
+        # The socket is at its end, so the driver ends now or has ended.
+        code = self._process.wait()
+        # A caller that has the result must have all of the output, too.
+        for thread in self._threads:
+            thread.join()
+        # The fallback: a driver that was killed has sent no message.
+        error: HvlaunchError = DriverGone(f"the driver of the job ended with status {code}")
+        if isinstance(end, Refused):
+            error = end.error
+        elif self._is_stopped and code == -signal.SIGTERM:
+            # Before the job's signal handlers were there, or after.
+            error = JobStopped(signal.SIGTERM)
+        if isinstance(end, DriverEnd):
+            self.result.set_result(end.result)
+        else:
+            self.result.set_exception(error)
+        if not self.job_id.done():
+            self.job_id.set_exception(error)
+
+    def _show_status(self, status: Status | None) -> None:
+        if self._on_status is not None:
+            # The display belongs to the notebook, and may raise anything; the job continues without it.
+            with suppress(Exception):
+                self._on_status(status)
+
+
+def _begin(streams: Sequence[int], connection: int) -> "subprocess.Popen[bytes]":
+    """Start a driver with these streams as stdin, stdout and stderr. Raises OSError."""
+    stdin, stdout, stderr = streams
+    return subprocess.Popen(
+        # Isolated (-I): modules come only from the path of this process, which the program sets.
+        [sys.executable, "-I", "-c", _PROGRAM.format(path=sys.path, descriptor=connection)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=[connection],
+    )
+
+
+class _Output:
+    """The destination of the driver's output for one of our streams. Raises OSError."""
+
+    def __init__(self, number: int, text: TextIO | None, null: int, *, is_shown: bool) -> None:
+        self.text = text
+        self.pipe: IO[bytes] | None = None
+        """The read end of a pipe, whose data a thread copies to `text`."""
+        self.descriptor = number
+        """The driver's stream. stderr stays open even for a hidden job, for error messages."""
+        if is_shown and text is not None and not _is_own(text, number):
+            read_end, self.descriptor = os.pipe()
+            self.pipe = os.fdopen(read_end, "rb", buffering=0)
+        elif (number == 1 and not is_shown) or not _is_open(number):
+            self.descriptor = null
+
+    def close(self) -> None:
+        """Close our copy of the driver's end."""
+        if self.pipe is not None:
+            os.close(self.descriptor)
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _is_own(text: TextIO, number: int) -> bool:
+    with suppress(OSError, ValueError, AttributeError):
+        # The driver writes to the descriptor: our buffered text must come first.
+        if text is (sys.__stdout__ if number == 1 else sys.__stderr__):
+            text.flush()
+            return text.fileno() == number
+    return False
+
+
+def _pass_on(pipe: IO[bytes], text: TextIO) -> None:
+    import codecs  # noqa: PLC0415 (where output is passed on)
+
+    # A read may end in the middle of a character.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    with pipe:
+        is_over = False
+        while not is_over:
+            data = os.read(pipe.fileno(), 1 << 16)
+            is_over = not data
+            # A closed destination must not end the reading: a full pipe would block the driver.
+            with suppress(OSError, ValueError):
+                # It was closed.
+                _write(text, decoder.decode(data, is_over))
+                text.flush()
+
+
+def _write(text: TextIO, part: str) -> None:
+    """Write a text, with escapes for characters that the encoding lacks. Raises OSError, ValueError."""
+    try:
+        text.write(part)
+    except UnicodeEncodeError as error:
+        encoding = getattr(text, "encoding", None) or error.encoding
+        text.write(part.encode(encoding, "backslashreplace").decode(encoding))
+
 
 R = TypeVar("R")
 

@@ -1,4 +1,4 @@
-"""The `__main__` of a call's archive (archive.py): it calls the function in a worker, and sends the result to the agent.
+"""The `__main__` of a call's archive (call_job.py): it calls the function in a worker, and sends the result to the agent.
 
 Standard library only, in the syntax of Python 3.8: also a Python of the wrong version must run it far enough to say so.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.api.archive import CallDirectory
+from hvlaunch.api.call_job import CallDirectory
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 100.0
@@ -156,7 +156,7 @@ def test_unreferenced_job_ends_with_the_caller(tmp_path: Path, place: Path) -> N
 
 KEPT = """
 import os, sys
-from hvlaunch.api.archive import CallDirectory
+from hvlaunch.api.call_job import CallDirectory
 directory = CallDirectory()
 directory.program.touch()
 print(directory.path, flush=True)

@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 import pytest
 
 import hvlaunch
+from docs.python_options import module
 from hvlaunch.api import options
 from hvlaunch.api.given import FIELDS, spec_of
-from hvlaunch.api.make_options import module
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage

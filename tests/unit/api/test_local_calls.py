@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 import hvlaunch
-from hvlaunch.api import archive
+from hvlaunch.api import call_job, launcher
 from hvlaunch.errors import BadUsage
 from tests.pythons import find
 
@@ -459,7 +459,7 @@ def test_asyncio_waits_for_several_calls_and_stops_cancelled_ones(tmp_path: Path
 def test_asyncio_goes_on_while_a_call_begins(
     is_cancelled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, begins, may_begin = archive.write_archive, threading.Event(), threading.Event()
+    write, begins, may_begin = call_job.write_archive, threading.Event(), threading.Event()
 
     def written(*args: Any, **kwargs: Any) -> None:
         begins.set()
@@ -481,7 +481,7 @@ def test_asyncio_goes_on_while_a_call_begins(
             await task
         assert not list((tmp_path / "tmp").iterdir())
 
-    monkeypatch.setattr(archive, "write_archive", written)
+    monkeypatch.setattr(launcher, "write_archive", written)
     asyncio.run(call())
     assert not psutil.Process().children()
 

@@ -1,4 +1,4 @@
-"""hvlaunch/api/options.py, made of the table of options: `make options-page`."""
+"""Write the options of a job as Python has them: python docs/python_options.py hvlaunch/api/options.py, or make options-page."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
