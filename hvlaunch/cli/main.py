@@ -105,7 +105,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
         if options.preset is None or not is_program_of(options.preset, program, os.environ):
             check_program(options, argv)
     if options.check_build:
-        from hvlaunch.cli.check_build import check_build  # noqa: PLC0415 (as below: a job needs none of it)
+        from hvlaunch.cli.hosts.doctor import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 
         return print_answer(check_build() + "\n")
     if options.show_config:

@@ -1,30 +1,31 @@
-"""`hvlaunch doctor`: the state of this installation and of the hosts, and the next step for each finding.
+"""`hvlaunch doctor` and --check-build: the state of this installation and of the hosts, and the next step for each finding.
 
-The report is for bug reports too: without values of variables and options, and with the user's names of hosts.
+Both are for bug reports too: without values of variables and options, and with the user's names of hosts.
 """
 
+import itertools
 import json
 import os
 import platform
 import re
 import resource
 import shlex
+import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import has_own_proc
 from hvlaunch.agent.reaper import adopt_descendants
 from hvlaunch.cli.arguments import Answered, options_of_word
-from hvlaunch.cli.check_build import package_version, parts
 from hvlaunch.cli.config import project_file, user_file
-from hvlaunch.cli.options.parser import Parser
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import SSH
 from hvlaunch.cli.process import print_answer
@@ -32,12 +33,26 @@ from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.lines import visible
 from hvlaunch.console.status import count
 from hvlaunch.errors import EXIT_USAGE, BadUsage, HvlaunchError
-from hvlaunch.gloo.host_check import HostAnswer, ask_hosts
 from hvlaunch.job import JobSpec
 from hvlaunch.outside import NoJobDirectory, jobs_directory, known_jobs
 from hvlaunch.owners import other_writer
 
-__all__ = ["ReportLine", "exit_code_of", "findings", "report", "run_doctor_command"]
+if TYPE_CHECKING:
+    from hvlaunch.gloo.host_check import HostAnswer
+
+__all__ = [
+    "Part",
+    "ReportLine",
+    "check_build",
+    "exit_code_of",
+    "findings",
+    "launcher_version",
+    "package_version",
+    "parts",
+    "report",
+    "run_doctor_command",
+    "ssh_version",
+]
 
 _USAGE = """\
 usage: hvlaunch doctor [-H HOSTS | --hostfile FILE] [--json] [options of hosts and of SSH]
@@ -83,6 +98,8 @@ def run_doctor_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the words behind `doctor`; return the exit code. Raises BadUsage."""
     if {"-h", "--help"} & {*argv}:
         return print_answer(_USAGE)
+    from hvlaunch.cli.options.parser import Parser  # noqa: PLC0415 (--check-build has no use for it)
+
     parser = Parser(prog="hvlaunch doctor", add_help=False, allow_abbrev=False, hint="hvlaunch doctor --help")
     parser.add_argument("--json", action="store_true")
     doctor_options, words = parser.parse_known_args(argv)
@@ -357,11 +374,13 @@ def _hosts(options: Options, environ: Mapping[str, str]) -> Iterator[ReportLine]
     if spec.allocation is None and not options.given.keys() & {"hosts", "hostfile"}:
         yield ReportLine(section, "hosts", "ok", "none are configured", "hvlaunch doctor -H HOSTS")
         return
+    from hvlaunch.gloo.host_check import ask_hosts  # noqa: PLC0415 (where there are hosts)
+
     for answer in ask_hosts(spec):
         yield _of_host(answer, spec)
 
 
-def _of_host(answer: HostAnswer, spec: JobSpec) -> ReportLine:
+def _of_host(answer: "HostAnswer", spec: JobSpec) -> ReportLine:
     name, problem = answer.host.name, answer.problem
     if problem is not None:
         names = {name for host in spec.hosts for name in (host.name, host.address)}
@@ -387,3 +406,107 @@ def _without_addresses(text: str, names: Container[str | None]) -> str:
         return match[0] if match[0] in names else "ADDRESS"
 
     return _MAYBE_ADDRESS.sub(shown, text)
+
+
+# Seconds: the binary may be on a slow network disk.
+_SSH_PATIENCE = 10.0
+_EXTRA = "pip install 'hvlaunch[{}]'"
+
+
+def package_version(name: str) -> str | None:
+    """Return a package's version without importing it; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def ssh_version(program: str = "ssh") -> str | None:
+    """Return the ssh binary's name for itself, such as OpenSSH_9.2p1; None without an answer."""
+    try:
+        answer = subprocess.run(
+            [program, "-V"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SSH_PATIENCE,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # OpenSSH prints its version to stderr, other programs to stdout.
+    match = re.match(r"[^\s,]+", answer.stderr or answer.stdout)
+    return match[0] if match else None
+
+
+def launcher_version(name: str) -> str | None:
+    """Return the MPI behind mpirun, or another launcher's path; None if it is missing or unknown."""
+    if name != "mpirun":
+        return shutil.which(name)
+    from hvlaunch.mpi import detect  # noqa: PLC0415 (no other question needs it)
+
+    try:
+        return str(detect(None))
+    except HvlaunchError:
+        return None
+
+
+class Part(NamedTuple):
+    """A part of an installation."""
+
+    group: str
+    name: str
+    version: str | None
+    """Version, or path; None if it is missing."""
+    note: str
+    hint: str | None = None
+    """The next step without this part, unless few users need the part."""
+
+
+def parts(
+    # Arguments, so that tests decide what is installed.
+    version_of: Callable[[str], str | None] = package_version,
+    ssh: Callable[[], str | None] = ssh_version,
+    launcher: Callable[[str], str | None] = launcher_version,
+) -> list[Part]:
+    """Return the parts, by group."""
+    return [
+        Part("controllers", "gloo", __version__, "hvlaunch itself starts the workers"),
+        Part("controllers", "mpirun", launcher("mpirun"), "for --mpi"),
+        Part("controllers", "srun", launcher("srun"), "for --srun, in a job of Slurm"),
+        Part("controllers", "jsrun", launcher("jsrun"), "for --jsrun, in a job of LSF"),
+        Part("ssh", "paramiko", version_of("paramiko"), "the client in use"),
+        Part("ssh", "ssh", ssh(), "reads ~/.ssh/config for paramiko", "install OpenSSH's client"),
+        Part("rendezvous", "httptools", version_of("httptools"), "reads requests"),
+        Part("rendezvous", "uvloop", version_of("uvloop"), "a faster event loop", _EXTRA.format("uvloop")),
+        Part("rendezvous", "prometheus", version_of("prometheus-client"), "the rendezvous' metrics"),
+        Part("files of options", "PyYAML", version_of("PyYAML"), "reads YAML", _EXTRA.format("yaml")),
+        Part("watching", "textual", version_of("textual"), "hvlaunch top, full screen", _EXTRA.format("top")),
+        Part(
+            "watching",
+            "py-spy",
+            version_of("py-spy"),
+            "stacks with frames of C and C++",
+            _EXTRA.format("stacks"),
+        ),
+        Part("training", "torch", version_of("torch"), "on this machine; the hosts use their own"),
+    ]
+
+
+def check_build(
+    version_of: Callable[[str], str | None] = package_version,
+    ssh: Callable[[], str | None] = ssh_version,
+    launcher: Callable[[str], str | None] = launcher_version,
+) -> str:
+    """Return the report, with [X] before each installed part. The arguments are as in parts()."""
+    lines = [
+        f"hvlaunch {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
+    ]
+    for group, members in itertools.groupby(parts(version_of, ssh, launcher), lambda part: part.group):
+        lines += ["", f"{group}:", *map(_line, members)]
+    return "\n".join(lines)
+
+
+def _line(part: Part) -> str:
+    note = part.note if part.version or part.hint is None else f"{part.note}; {part.hint}"
+    return f"  [{'X' if part.version else ' '}] {part.name:<10} {part.version or 'not found':<18} {note}"

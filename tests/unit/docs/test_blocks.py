@@ -16,8 +16,7 @@ from hvlaunch.cli.config.files import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
 from hvlaunch.cli.hosts.bisect import bisect_options
 from hvlaunch.cli.hosts.check import check_options
-from hvlaunch.cli.hosts.gpus import GPU_OPTIONS
-from hvlaunch.cli.hosts.hosts import hosts_parser
+from hvlaunch.cli.hosts.hosts import GPU_OPTIONS, hosts_parser
 from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
 from hvlaunch.cli.jobs.queue_commands import QUEUE_OPTIONS, queue_parser
