@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hvlaunch.cli.config import other_sources
+from hvlaunch.cli.arguments import other_sources
 from hvlaunch.cli.options import BadValue, Option
 from hvlaunch.cli.options.settings import Options, Setting, merged, read_value
 from hvlaunch.cli.options.table import COMMAND, GROUPS

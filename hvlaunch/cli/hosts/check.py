@@ -14,7 +14,7 @@ from hvlaunch.check.expectations import Expectation, expectations_of, unexpected
 from hvlaunch.check.report import Comparison, as_hostfile, as_html, as_json, as_text
 from hvlaunch.check.table import CHECKS
 from hvlaunch.cli.arguments import Answered, parse
-from hvlaunch.cli.config.files import BadSyntax, toml_tree
+from hvlaunch.cli.config import BadSyntax, toml_tree
 from hvlaunch.cli.options import Option, OptionGroup, UnknownOption, Value, by_name, split
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS

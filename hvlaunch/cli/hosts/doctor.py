@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from hvlaunch import __version__
 from hvlaunch.agent.quick import has_own_proc
 from hvlaunch.agent.reaper import adopt_descendants
-from hvlaunch.cli.arguments import Answered, options_of_word
-from hvlaunch.cli.config import project_file, user_file
+from hvlaunch.cli.arguments import Answered, options_of_word, project_file, user_file
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import SSH
 from hvlaunch.cli.process import print_answer

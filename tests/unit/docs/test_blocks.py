@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import Answered, parse
-from hvlaunch.cli.config.files import toml_tree, yaml_tree
+from hvlaunch.cli.config import toml_tree, yaml_tree
 from hvlaunch.cli.env_file import parse_env_file
 from hvlaunch.cli.hosts.bisect import bisect_options
 from hvlaunch.cli.hosts.check import check_options

@@ -3,7 +3,7 @@
 import json
 from typing import NamedTuple
 
-from hvlaunch.cli.config.read import group_key, key_of, names_of
+from hvlaunch.cli.config import group_key, key_of, names_of
 from hvlaunch.cli.options import values
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 

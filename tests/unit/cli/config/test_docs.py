@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.config.show import show_config
 from hvlaunch.cli.options.table import GROUPS
+from hvlaunch.cli.show_config import show_config
 from hvlaunch.errors import BadUsage
 
 REFERENCE = Path(__file__).parents[4] / "docs/reference"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.config.show import show_config
 from hvlaunch.cli.options.table import COMMAND, GROUPS
+from hvlaunch.cli.show_config import show_config
 from tests.unit.cli.config.samples import (
     IN_FILES,
     IN_VARIABLES,

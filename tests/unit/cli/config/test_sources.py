@@ -8,7 +8,7 @@ import pytest
 import hvlaunch
 from hvlaunch.api.given import spec_of as api_spec
 from hvlaunch.cli.arguments import Answered, parse
-from hvlaunch.cli.config.read import OTHERS, names_of
+from hvlaunch.cli.config import OTHERS, names_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.errors import BadUsage

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from hvlaunch.cli.config.files import BadSyntax, toml_tree, yaml_tree
+from hvlaunch.cli.config import BadSyntax, toml_tree, yaml_tree
 
 TOML = '''\
 # a comment: x = 1

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from hvlaunch.cli.config.read import group_key, key_of
+from hvlaunch.cli.config import group_key, key_of
 from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.parser import default_text
 from hvlaunch.cli.options.settings import Options, Setting
