@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvlaunch.cli.options import Typed, UnknownOption, by_name, split
-from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.settings import Options, is_options, paste
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
@@ -92,8 +91,8 @@ def with_python(command: tuple[str, ...], cwd: str) -> tuple[str, ...]:
     return command if is_program or not script.is_file() else ("python", *command)
 
 
-def check_program(options: Options, argv: Sequence[str]) -> None:
-    """Check a command without a program on this machine. Raises BadUsage if its first word is meant for hvlaunch."""
+def check_program(options: Options, argv: Sequence[str], job_words: Sequence[str]) -> None:
+    """Check a command without a program on this machine. Raises BadUsage if its first word is meant for hvlaunch, such as one of `job_words`."""
     word, *behind = options.command
     before = argv[: len(argv) - len(options.command)]
     if Path(word).is_file():
@@ -112,7 +111,7 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     if word in _NEEDLESS:
         line = [*before, *behind] if behind else ["-np", "2", "python", "train.py"]
         raise BadUsage(f"hvlaunch needs no {word!r} before the command", hint=paste(line))
-    meant = _MEANT.get(word) or next((name for name in JOB_WORDS if _is_near(word, name)), None)
+    meant = _MEANT.get(word) or next((name for name in job_words if _is_near(word, name)), None)
     if meant is None:
         return
     elsewhere = options.given.keys() & {"hosts", "hostfile", "host_discovery_script", "pool"}
@@ -120,7 +119,7 @@ def check_program(options: Options, argv: Sequence[str]) -> None:
     arguments = [] if word in _MEANT else behind
     raise BadUsage(
         f"{word} is neither a program on this machine nor a word of hvlaunch"
-        if word not in JOB_WORDS
+        if word not in job_words
         else f"{word!r} takes no options of a job",
         hint=f"{paste([*meant.split(), *arguments])}{other}",
     )

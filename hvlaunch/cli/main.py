@@ -13,7 +13,6 @@ from typing import BinaryIO, NoReturn, Protocol, TextIO
 
 from hvlaunch.cli.arguments import Answered, parse
 from hvlaunch.cli.environment import left_out, proxies_with_password
-from hvlaunch.cli.options.general import JOB_WORDS
 from hvlaunch.cli.options.settings import Options
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.process import complain, hide_values, print_answer
@@ -22,12 +21,18 @@ from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.hosts.local import only_local
 from hvlaunch.job import JobResult, JobSpec
 
-__all__ = ["Run", "main", "script"]
+__all__ = ["WORDS", "Run", "main", "script"]
 
 # Enough for a job of one host.
 _FEWEST_DESCRIPTORS = 32
 _INTERRUPTED = 130  # 128 + SIGINT
 _GPUS = "CUDA_VISIBLE_DEVICES"
+WORDS = (
+    *("presets", "jobs", "attach", "logs", "events", "top", "stacks", "metrics", "signal", "move"),
+    *("stop", "wait", "pool", "queue", "rerun", "diff", "cp", "collect", "forget", "translate"),
+    *("mcp", "doctor", "hosts", "check", "bisect", "sbatch", "practise"),
+)
+"""First words of lines that start no new job. JOB_WORDS in options/parser.py, which jobs do not load, has their usage and help."""
 _QUESTIONS = {"help": "--help", "version": "--version"}
 
 
@@ -87,7 +92,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         rerun = Rerun(argv[1:], os.environ)
         return _start(rerun.options, rerun.line, rerun.spec, run)
-    if argv and argv[0] in JOB_WORDS:
+    if argv and argv[0] in WORDS:
         from hvlaunch.cli.jobs import run_job_command  # noqa: PLC0415 (as below: a new job needs none of it)
 
         return run_job_command(argv, os.environ)
@@ -103,7 +108,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         # A preset's program is on the hosts, and need not be here.
         if options.preset is None or not is_program_of(options.preset, program, os.environ):
-            check_program(options, argv)
+            check_program(options, argv, WORDS)
     if options.check_build:
         from hvlaunch.cli.hosts.doctor import check_build  # noqa: PLC0415 (as below: a job needs none of it)
 

@@ -16,8 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from hvlaunch.cli.options import BadValue
-from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.parser import Parser
+from hvlaunch.cli.options.parser import JOB_WORDS, Parser
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.lines import aligned, visible, visible_line
 from hvlaunch.console.status import ago, code_words, count, duration

@@ -1,14 +1,24 @@
-"""The argparse parser and the texts that help, completion, the manual page and docs/reference/options.md share."""
+"""What help, completion, the manual page, docs/reference/options.md and the words for existing jobs share: argparse's parser, the words, and texts."""
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, default_of, unknown_option
 from hvlaunch.errors import BadUsage
 
-__all__ = ["DESCRIPTION", "EXAMPLES", "EXIT_CODES", "Parser", "default_text", "make_parser", "sentences"]
+__all__ = [
+    "DESCRIPTION",
+    "EXAMPLES",
+    "EXIT_CODES",
+    "JOB_WORDS",
+    "JobWord",
+    "Parser",
+    "default_text",
+    "make_parser",
+    "sentences",
+]
 
 _USAGE = "hvlaunch [-np N] [-H HOSTS | --hostfile FILE] [options] COMMAND [ARG ...]"
 DESCRIPTION = (
@@ -69,6 +79,132 @@ def _settings(option: Option) -> dict[str, Any]:
     if len(value.metavars) > 1:
         settings["nargs"] = len(value.metavars)
     return settings
+
+
+class JobWord(NamedTuple):
+    """A word and its arguments."""
+
+    name: str
+    usage: str
+    help: str
+    """A phrase. `code` is in backquotes."""
+
+
+JOB_WORDS = {
+    word.name: word
+    for word in (
+        JobWord("presets", "[--json]", "list the programs that `--for` knows, and your own presets"),
+        JobWord(
+            "jobs",
+            "[--all] [--json]",
+            "list your jobs on this machine: those that run, and those that failed lately",
+        ),
+        JobWord(
+            "attach",
+            "[JOB] [--ranks LIST]",
+            "watch the output of a job, or take over a job whose driver was killed; Ctrl-C leaves it running",
+        ),
+        JobWord(
+            "logs",
+            "[JOB] [-f] [--ranks LIST] [--since TIME] [--json]",
+            "print the output of a job, as far as it is kept",
+        ),
+        JobWord("events", "[JOB] [-f]", "print what has happened in a job, an object on each line"),
+        JobWord(
+            "top",
+            "[JOB] [--plain] [--json] [--web [--bind ADDRESS [--no-tls]]]",
+            "show what a job's hosts and ranks do, full screen or in a browser",
+        ),
+        JobWord(
+            "stacks",
+            "[JOB] [--ranks LIST] [--native] [--json]",
+            "print what the workers of a job are doing: their stacks, equal ones once",
+        ),
+        JobWord(
+            "metrics",
+            "[JOB] [--textfile FILE [--interval SECONDS]] [--scrape [--bind ADDRESS [--no-tls]]]",
+            "print what your jobs do, or one of them, for Prometheus; or write or serve it",
+        ),
+        JobWord("signal", "SIGNAL [JOB]", "send a signal to all workers of a job"),
+        JobWord(
+            "move",
+            "HOST [TO] [--job JOB]",
+            "move the workers of a host to a spare without losing a step, and wait until the host is free",
+        ),
+        JobWord("stop", "[JOB] [--kill]", "stop a job as Ctrl-C does, and wait for its end"),
+        JobWord(
+            "wait",
+            "[JOB] [--ready]",
+            "wait for a job's end, or for its service; its exit code is this command's",
+        ),
+        JobWord(
+            "pool",
+            "up NAME -H HOSTS | down NAME | status [NAME]",
+            "keep connections to hosts, so that jobs there start sooner",
+        ),
+        JobWord(
+            "queue",
+            "add [OPTIONS] COMMAND | ls | rm JOB | top JOB | hold JOB | release JOB",
+            "queue jobs, which start as soon as their GPUs are free, also after you have logged out",
+        ),
+        JobWord(
+            "rerun",
+            "JOB [OPTIONS]",
+            "start a job again: the same code, command, options and environment, except for the options here",
+        ),
+        JobWord("diff", "JOB JOB [--json]", "print what differs between two jobs"),
+        JobWord(
+            "cp",
+            "[-H HOSTS | --hostfile FILE] [--json] SRC DST",
+            "copy a file or a directory to all hosts, from here or from one of them (`HOST:PATH`)",
+        ),
+        JobWord(
+            "collect",
+            "[JOB [GLOB[:DIR] ...]] [--json]",
+            "bring files of a job's workers back, while it runs or if its hosts can still be reached",
+        ),
+        JobWord("forget", "JOB", "remove what is kept of a job that has ended"),
+        JobWord(
+            "translate", "'LINE'", "print a line of torchrun, mpirun or another launcher as one of hvlaunch"
+        ),
+        JobWord(
+            "mcp",
+            "[--allow-actions]",
+            "answer an assistant's questions about jobs and hosts, by the Model Context Protocol on stdin and stdout",
+        ),
+        JobWord(
+            "doctor",
+            "[-H HOSTS | --hostfile FILE] [--json]",
+            "check this installation and the hosts; the first thing to run, and to add to a bug report",
+        ),
+        JobWord(
+            "hosts",
+            "[--clear HOSTS] [--json]",
+            "show what jobs have remembered of hosts, the worst first",
+        ),
+        JobWord(
+            "check",
+            "[-H HOSTS | --hostfile FILE] [--json] [--html FILE] [--expect FILE] [--write-hostfile FILE] [--deep] [OPTIONS] [COMMAND]",
+            "compare hosts before a job, and name what would stop or slow it; starts nothing",
+        ),
+        JobWord(
+            "bisect",
+            "[-H HOSTS | --hostfile FILE] [--repeat N] [--seconds S] [--json] [OPTIONS] -- COMMAND",
+            "run a failing command on sets of hosts, until one host or one link explains all results",
+        ),
+        JobWord(
+            "sbatch",
+            "[-H HOSTS | --hostfile FILE] [--wait] [OPTIONS] SCRIPT [ARG ...]",
+            "run a batch script of Slurm on hosts without Slurm, and print its number",
+        ),
+        JobWord(
+            "practise",
+            "[kill | cut | freeze | slow | host | all]",
+            "train on pretended hosts, and cause faults to see how hvlaunch recovers",
+        ),
+    )
+}
+"""Words by name, in the order of help. `WORDS` in cli/main.py has their names too: a job's start loads nothing of this."""
 
 
 EXIT_CODES = (

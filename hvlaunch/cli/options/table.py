@@ -5,8 +5,7 @@ from typing import get_args
 
 from hvlaunch.cli.options import Option, OptionGroup, Value, values
 from hvlaunch.cli.options.familiar import BINDING, CONTROLLER, FAMILIAR, HOROVOD, LEASES, PROGRAMS
-from hvlaunch.cli.options.files import CONTAINERS, ENVIRONMENT, FILES
-from hvlaunch.cli.options.general import GENERAL
+from hvlaunch.cli.options.general import CONTAINERS, ENVIRONMENT, FILES, GENERAL
 from hvlaunch.job import (
     ColorPolicy,
     HostKeyPolicy,

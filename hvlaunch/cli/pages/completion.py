@@ -9,8 +9,7 @@ from typing import Any
 import shtab
 
 from hvlaunch.cli.options import Option, OptionGroup
-from hvlaunch.cli.options.general import JOB_WORDS, JobWord
-from hvlaunch.cli.options.parser import make_parser
+from hvlaunch.cli.options.parser import JOB_WORDS, JobWord, make_parser
 
 __all__ = ["BASH", "ZSH", "after", "completion", "fish_completion", "with_job_words"]
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hvlaunch import __version__
 from hvlaunch.cli.options import Option, OptionGroup
-from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, default_text, sentences
+from hvlaunch.cli.options.parser import DESCRIPTION, EXAMPLES, EXIT_CODES, JOB_WORDS, default_text, sentences
 from hvlaunch.cli.options.table import GROUPS
 
 __all__ = ["man_page"]

@@ -8,8 +8,7 @@ from rich.text import Text
 from rich_argparse import RichHelpFormatter
 
 from hvlaunch.cli.options import Option, OptionGroup
-from hvlaunch.cli.options.general import JOB_WORDS
-from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, default_text, make_parser, sentences
+from hvlaunch.cli.options.parser import EXAMPLES, EXIT_CODES, JOB_WORDS, default_text, make_parser, sentences
 
 __all__ = ["help_text"]
 

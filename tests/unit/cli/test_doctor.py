@@ -18,7 +18,7 @@ from hvlaunch.cli.hosts.doctor import (
     ssh_version,
 )
 from hvlaunch.cli.main import main
-from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.cli.pages.completion import after
 
 SECTIONS = ["installation", "parts", "kernel", "limits", "jobs", "configuration", "hosts"]

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hvlaunch.cli.jobs import job_table, listed
 from hvlaunch.cli.jobs.attach import described
-from hvlaunch.cli.main import main
-from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.main import WORDS, main
+from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.console.status import ago, size_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, known_jobs
@@ -243,6 +243,10 @@ def test_exit_codes_of_what_the_driver_does_not_do(site, monkeypatch, capsys):
     job.wait(DEADLINE)
     assert main(["wait", "base"]) == 69
     assert "its driver was killed" in capsys.readouterr().err
+
+
+def test_the_start_of_a_line_knows_all_words():
+    assert tuple(JOB_WORDS) == WORDS
 
 
 @pytest.mark.parametrize("word", JOB_WORDS)

@@ -14,7 +14,7 @@ from docs.options_pages import json_page
 from hvlaunch.cli.hosts.doctor import run_doctor_command
 from hvlaunch.cli.jobs.pool_commands import _record
 from hvlaunch.cli.jobs.queue_commands import queue_rows
-from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.cli.pages.json_forms import FORMS, json_schema
 from hvlaunch.outside import known_jobs
 from hvlaunch.outside.ledger import Ledger, ledger_directory

@@ -20,7 +20,7 @@ from hvlaunch.cli.hosts.hosts import GPU_OPTIONS, hosts_parser
 from hvlaunch.cli.jobs import parser_of
 from hvlaunch.cli.jobs.pool_commands import run_pool_command
 from hvlaunch.cli.jobs.queue_commands import QUEUE_OPTIONS, queue_parser
-from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.cli.plan import plan
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.cli.options.general import JOB_WORDS
+from hvlaunch.cli.options.parser import JOB_WORDS
 from tests.unit.docs.blocks import PAGES, Block, blocks_of
 from tests.unit.test_local_jobs import DEADLINE, HVLAUNCH
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.cli.options.files import ENVIRONMENT
+from hvlaunch.cli.options.general import ENVIRONMENT
 from hvlaunch.sync import forms
 from hvlaunch.sync.forms import BadForm, form_of, parse_form
 from hvlaunch.sync.library import library, sources_of
