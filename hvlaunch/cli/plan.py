@@ -25,9 +25,8 @@ from hvlaunch.engine.actions import HostAddress, HostNetwork
 from hvlaunch.hosts.local import is_local
 from hvlaunch.hosts.placement import Launch, Placement, needed, place, slots_of
 from hvlaunch.job import Host, JobSpec, MPIOptions
-from hvlaunch.mpi import Kind, find
+from hvlaunch.mpi import Kind, find, shell_shim
 from hvlaunch.mpi.builders import build, rankfile
-from hvlaunch.mpi.process_ranks import shell_shim
 from hvlaunch.mpi.request import counted, request_of
 from hvlaunch.rendezvous.messages import worker_id
 

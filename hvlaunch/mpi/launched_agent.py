@@ -20,7 +20,7 @@ from hvlaunch.driver.links.agent_channel import (
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
-from hvlaunch.mpi.call_listener import ReturnCalls
+from hvlaunch.mpi.calls import ReturnCalls
 from hvlaunch.ssh.tcp import is_near, silence, was_reset
 
 if TYPE_CHECKING:

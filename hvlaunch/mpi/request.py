@@ -16,9 +16,8 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import lsf_slots
 from hvlaunch.hosts.placement import needed, place
 from hvlaunch.job import Bind, Host, JobSpec, MPIOptions, SSHOptions
-from hvlaunch.mpi import Kind, LauncherProgram
+from hvlaunch.mpi import ALL_NAMES, Kind, LauncherProgram, Names
 from hvlaunch.mpi.builders import LaunchRequest
-from hvlaunch.mpi.process_ranks import ALL_NAMES, Names
 
 __all__ = ["caller_command", "counted", "key_exchange_words", "remote_python", "request_of"]
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, Sealed
-from hvlaunch.mpi.call_listener import AgentCaller, CallLimits, CallListener
+from hvlaunch.mpi.calls import AgentCaller, CallLimits, CallListener
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.traffic import UnauthenticatedLimits

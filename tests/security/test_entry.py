@@ -13,8 +13,7 @@ from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import AgentFailed
 from hvlaunch.job import Host
 from hvlaunch.mpi import Kind
-from hvlaunch.mpi.arrivals import Arrivals
-from hvlaunch.mpi.call_listener import AgentCaller, CallListener, ReturnCalls
+from hvlaunch.mpi.calls import AgentCaller, Arrivals, CallListener, ReturnCalls
 from hvlaunch.mpi.launched_agent import LaunchedAgent
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate

@@ -12,8 +12,7 @@ import pytest
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.agent.workers.local_ranks import LocalRanks
-from hvlaunch.mpi import Kind
-from hvlaunch.mpi.process_ranks import names_of
+from hvlaunch.mpi import Kind, names_of
 from hvlaunch.mpi.request import caller_command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")

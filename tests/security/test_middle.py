@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
-from hvlaunch.mpi.call_listener import AgentCaller, CallListener
+from hvlaunch.mpi.calls import AgentCaller, CallListener
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.client_errors import RendezvousUnreachable

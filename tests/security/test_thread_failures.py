@@ -17,8 +17,8 @@ from hvlaunch.agent.wire.frames import plain
 from hvlaunch.driver.process_events import failures_as_events, loud
 from hvlaunch.engine import events as on
 from hvlaunch.mpi.builders import LauncherCommand
-from hvlaunch.mpi.call_listener import CallListener
-from hvlaunch.mpi.process import LauncherProcess
+from hvlaunch.mpi.calls import CallListener
+from hvlaunch.mpi.controller import LauncherProcess
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
 SCRIPT = """

@@ -13,9 +13,8 @@ from typing import Any
 from unittest import mock
 
 from hvlaunch.agent.wire.caller import Sealed, _Calls
-from hvlaunch.mpi import call_listener
-from hvlaunch.mpi.call_listener import AgentCaller, CallLimits, CallListener
-from hvlaunch.mpi.process_ranks import ALL_NAMES
+from hvlaunch.mpi import ALL_NAMES, calls
+from hvlaunch.mpi.calls import AgentCaller, CallLimits, CallListener
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.security.fuzz.broken import broken_frame, changed_bytes
 
@@ -175,7 +174,7 @@ def door_session(seed: int, *, is_broken: bool = True) -> int:
     chance = random.Random(seed)
     for _ in range(_FEW):
         told = _told(chance, is_broken=is_broken)
-        with mock.patch.object(call_listener, "Sealed", _Open(told)):
+        with mock.patch.object(calls, "Sealed", _Open(told)):
             caller = _meet(_Socket(lambda _: b""))
         assert caller is None or told.startswith(_part(_WORD.encode()))
         assert is_broken or caller is not None

@@ -20,7 +20,7 @@ from hvlaunch.driver.links.agent_channel import (
 from hvlaunch.driver.program import NO_PYTHON, AgentProgram
 from hvlaunch.engine.events import HostClosed
 from hvlaunch.job import Host
-from hvlaunch.mpi.call_listener import ReturnCalls
+from hvlaunch.mpi.calls import ReturnCalls
 from hvlaunch.mpi.launched_agent import LaunchedAgent, LauncherEnd
 from tests.security.fuzz.broken import Valid, broken_bytes, changed_bytes, piece_of
 from tests.security.fuzz.job import Job

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hvlaunch import pool as pool_module
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.driver.links.warm_way import WarmWay
@@ -23,9 +24,8 @@ from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside import JobDirectory
 from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_stream
-from hvlaunch.pool import pool as pool_module
+from hvlaunch.pool import WarmPool
 from hvlaunch.pool.host import WarmHost
-from hvlaunch.pool.pool import WarmPool
 from hvlaunch.rendezvous.serving.certificate import tls_context
 from hvlaunch.ssh.pipes import PipeConnection
 from tests.unit.agent.harness import until

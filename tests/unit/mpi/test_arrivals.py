@@ -10,8 +10,7 @@ import pytest
 from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.errors import AgentFailed, StartTimeout
 from hvlaunch.mpi import Kind
-from hvlaunch.mpi.arrivals import Arrivals, LauncherFailed
-from hvlaunch.mpi.call_listener import AgentCaller
+from hvlaunch.mpi.calls import AgentCaller, Arrivals, LauncherFailed
 
 
 def caller(hostname, rank, local=0, size=None):

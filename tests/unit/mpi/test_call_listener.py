@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
-from hvlaunch.mpi import Kind
-from hvlaunch.mpi.call_listener import CallListener, ReturnCalls
-from hvlaunch.mpi.process_ranks import names_of
+from hvlaunch.mpi import Kind, names_of
+from hvlaunch.mpi.calls import CallListener, ReturnCalls
 from hvlaunch.mpi.request import caller_command
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.agent.harness import interpreter

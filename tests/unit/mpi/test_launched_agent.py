@@ -15,8 +15,7 @@ from hvlaunch.agent.wire.frames import Decoder, PieceWriter, encode
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import AgentFailed, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
-from hvlaunch.mpi.arrivals import LauncherFailed
-from hvlaunch.mpi.call_listener import ReturnCalls
+from hvlaunch.mpi.calls import LauncherFailed, ReturnCalls
 from hvlaunch.mpi.controller import _end
 from hvlaunch.mpi.launched_agent import EndedByLauncher, LaunchedAgent, LauncherEnd, plain
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context

@@ -3,9 +3,9 @@
 import os
 import threading
 
-from hvlaunch.mpi import process as module
+from hvlaunch.mpi import controller as module
 from hvlaunch.mpi.builders import LauncherCommand
-from hvlaunch.mpi.process import LauncherProcess
+from hvlaunch.mpi.controller import LauncherProcess
 
 
 def test_killed_launcher_whose_ssh_holds_its_pipes_is_not_waited_for(monkeypatch):

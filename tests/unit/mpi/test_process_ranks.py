@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from hvlaunch.mpi import Kind
-from hvlaunch.mpi.process_ranks import ALL_NAMES, ProcessRanks, ranks_of, shell_shim
+from hvlaunch.mpi import ALL_NAMES, Kind, ProcessRanks, ranks_of, shell_shim
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
