@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.errands import ErrandStream, check, pairs
-from hvlaunch.agent.errands.check import files, gpus, machine, network, software
 from hvlaunch.agent.proc import commit_room
 
 ARGUMENTS: dict[str, Any] = {
@@ -92,9 +91,9 @@ def test_a_part_that_hangs_or_fails_leaves_the_others(
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(check, "_SECONDS", 0.5)
-    monkeypatch.setattr(files, "read", lambda _arguments: released.wait())
-    monkeypatch.setattr(gpus, "read", lambda _arguments: 1 // 0)
-    monkeypatch.setattr(software, "read", lambda _arguments: None)
+    parts: dict[str, Any] = {"files": released.wait, "gpus": lambda: 1 // 0, "software": lambda: None}
+    for name, read in parts.items():
+        monkeypatch.setitem(check._PARTS, name, (lambda _, read=read: read(), None))
     result, _ = run(tmp_path)
     released.set()
     assert (result["files"], result["gpus"]) == (None, None)
@@ -105,7 +104,7 @@ def test_a_part_that_hangs_or_fails_leaves_the_others(
 
 
 def code_of(directory: Path) -> tuple[Any, Any]:
-    part = files.read({"directory": str(directory), "scratch": str(directory), **ARGUMENTS})
+    part = check.read_files({"directory": str(directory), "scratch": str(directory), **ARGUMENTS})
     return part["code"], part["code_files"]
 
 
@@ -129,12 +128,12 @@ def test_a_tree_that_is_too_large_has_no_fingerprint(tmp_path: Path, monkeypatch
     (tmp_path / "x.py").write_text("x" * 30)
     (tmp_path / "y.py").write_text("y" * 30)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_MOST_BYTES", 50)
+        patch.setattr(check, "_MOST_BYTES", 50)
         assert code_of(tmp_path) == (None, None)
     assert code_of(tmp_path)[1] == 2
     for number in range(3):
         (tmp_path / str(number)).mkdir()
-    monkeypatch.setattr(files, "_MOST_DIRECTORIES", 2)
+    monkeypatch.setattr(check, "_MOST_DIRECTORIES", 2)
     assert code_of(tmp_path) == (None, None)
 
 
@@ -145,15 +144,15 @@ def test_the_commit_is_read_without_git(tmp_path: Path) -> None:
     (git / "packed-refs").write_text("# pack-refs\n1234567890abcdef refs/heads/main\n")
     (tmp_path / "sub").mkdir()
     arguments = {"directory": str(tmp_path / "sub"), "scratch": str(tmp_path), **ARGUMENTS}
-    assert files.read(arguments)["commit"] == "1234567890ab"
+    assert check.read_files(arguments)["commit"] == "1234567890ab"
     (git / "refs/heads/main").write_text("fedcba0987654321\n")
-    assert files.read(arguments)["commit"] == "fedcba098765"
+    assert check.read_files(arguments)["commit"] == "fedcba098765"
 
 
 def test_a_fifo_as_script_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "train.py")
     arguments = {"directory": str(tmp_path), "scratch": str(tmp_path), **ARGUMENTS, "script": "train.py"}
-    assert files.read(arguments)["script_problem"] is None
+    assert check.read_files(arguments)["script_problem"] is None
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_limits_of_cgroups_hold_from_the_root_on(
     (tmp_path / "sys/fs/cgroup/a").mkdir(parents=True)
     for name, text in tree.items():
         (tmp_path / "sys/fs/cgroup" / name).write_text(text)
-    part = machine.read({}, str(tmp_path))
+    part = check.read_machine({}, str(tmp_path))
     assert part["cpu_quota"] == quota
     assert part["memory"] == (8 << 30 if limit is None else limit)
     if "memory.stat" in tree:
@@ -195,7 +194,7 @@ def test_limits_of_cgroups_hold_from_the_root_on(
 
 def test_a_proxy_is_shown_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://me:secret@proxy:3128")
-    part = network.read(ARGUMENTS)
+    part = check.read_network(ARGUMENTS)
     assert part["proxies"]["https_proxy"] == "http://proxy:3128"
 
 
@@ -215,7 +214,7 @@ def test_xid_errors_belong_to_the_gpu_on_their_bus(tmp_path: Path) -> None:
             common = {"name": "H100", "pids": [1 << 30]}
             return [{**common, "pci": "00000000:17:00.0"}, {**common, "pci": "00000000:af:00.0"}]
 
-    first, second = gpus.read({}, Library(), str(log))["gpus"]
+    first, second = check.read_gpus({}, Library(), str(log))["gpus"]
     assert (first["xids"], second["xids"]) == ([13, 79], [31])
     assert first["users"] == [f"pid {1 << 30}, which this host does not show"]
-    assert gpus.read({}, Library(), str(tmp_path / "none"))["gpus"][0]["xids"] == []
+    assert check.read_gpus({}, Library(), str(tmp_path / "none"))["gpus"][0]["xids"] == []
