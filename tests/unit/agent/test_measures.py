@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent import commits
-from hvlaunch.agent.errands.observer.machine import Machine, Space
-from hvlaunch.agent.errands.observer.processes import Processes
-from hvlaunch.agent.errands.observer.samples import Samples
+from hvlaunch.agent.errands.observer.samples import Machine, Processes, Samples, Space
 from hvlaunch.agent.proc import cgroup_memory
 from tests.unit.agent.harness import Hunt, python, until
 
@@ -122,7 +120,7 @@ def test_an_unreadable_proc_is_a_problem(tmp_path: Path) -> None:
 
 def test_a_lack_of_descriptors_is_not_taken_for_dead_workers() -> None:
     code = (
-        "import resource, os\nfrom hvlaunch.agent.errands.observer.processes import Processes\n"
+        "import resource, os\nfrom hvlaunch.agent.errands.observer.samples import Processes\n"
         "processes = Processes()\nfd = os.open('/', 0)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 2, fd + 2))\nos.close(fd)\n"
         "try: processes.sample([(0, os.getpid()), (1, os.getppid())], 1.0)\n"
