@@ -78,11 +78,9 @@ class Greeting:
         if "more_ports" in hello:
             answer["more_ports"] = self._ports()[1:]
         if "python" in hello:
-            from hvlaunch.agent.facts.packages import packages_of  # noqa: PLC0415 (not for other commands)
-
             program, path = hello["python"]
             try:
-                packages = packages_of(
+                packages = facts.packages_of(
                     find(program, os.environ.get("PATH", os.defpath) if path is None else path)
                 )
             except CannotStart:

@@ -69,7 +69,7 @@ class Interface(NamedTuple):
 
     name: str
     kind: str
-    """See `kind` of agent/facts/fabric.py."""
+    """See `kind` of agent/errands/network.py."""
     is_up: bool
     speed: float | None
     """Gbit/s; None if unknown."""
@@ -104,7 +104,7 @@ class Fabric(NamedTuple):
 
 
 def fabric_of(text: str) -> Fabric:
-    """Return the fabric of a host by its survey: JSON with the words of its agent (agent/facts/fabric.py) and the trials."""
+    """Return the fabric of a host by its survey: JSON with the words of its agent (agent/errands/network.py) and the trials."""
     # As text in the facts: jobs without a survey need none of these classes.
     result = json.loads(text)
     fabric = result["fabric"] or {"adapters": (), "interfaces": (), "variables": ()}

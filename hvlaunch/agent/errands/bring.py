@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from hvlaunch.agent.cache import locked
 from hvlaunch.agent.errands.offer import Sums
-from hvlaunch.agent.errands.sync.arrival import check_room, receive_all, receive_manifest
+from hvlaunch.agent.errands.sync import check_room, receive_all, receive_manifest
 from hvlaunch.agent.errands.sync.content import (
     LARGE,
     PEER,

@@ -13,9 +13,9 @@ import resource
 import time
 
 from hvlaunch.agent.errands import pairs, write_line
+from hvlaunch.agent.errands.network import FABRIC, read_fabric
 from hvlaunch.agent.errands.observer.versions import driver_version, versions_of
 from hvlaunch.agent.facts import interface_networks
-from hvlaunch.agent.facts.fabric import FABRIC, read_fabric
 from hvlaunch.agent.proc import (
     LEAST_ROOM,
     cgroup_memory,

@@ -63,7 +63,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
     """Send the list, and then the requested parts, until the driver ends the input."""
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(arguments["path"]))
     if arguments["hash"] is not None:
-        from hvlaunch.agent.errands.sync.arrival import receive_manifest  # noqa: PLC0415 (few lists come)
+        from hvlaunch.agent.errands.sync import receive_manifest  # noqa: PLC0415 (few lists come)
 
         manifest = receive_manifest(stream, arguments["hash"])
         path = os.path.realpath(path)

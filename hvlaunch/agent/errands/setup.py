@@ -21,7 +21,7 @@ import sys
 import time
 
 from hvlaunch.agent.cache import drop_old, locked, own_directory, own_use
-from hvlaunch.agent.facts.packages import PACKAGES, packages_of
+from hvlaunch.agent.facts import PACKAGES, packages_of
 from hvlaunch.agent.wire.frames import flag, mapping, or_null, record, several, text, whole
 
 TYPE_CHECKING = False

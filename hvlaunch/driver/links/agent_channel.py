@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvlaunch.agent.facts.packages import PACKAGES
+from hvlaunch.agent.facts import PACKAGES
 from hvlaunch.agent.wire.frames import (
     END,
     ERRAND_CHUNK,

@@ -221,7 +221,6 @@ def test_every_module_of_the_agent_travels() -> None:
         "container",  # for hosts with containers, outside of these
         "cache",  # with errands that use it
         "proc",  # likewise, and workers import the same file
-        "facts/fabric",  # likewise
         "commits/__init__",  # likewise, and workers import the same file
         "commits/saves",  # likewise
     }

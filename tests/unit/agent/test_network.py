@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent import facts
-from hvlaunch.agent.facts.fabric import FABRIC, chosen_variables, read_fabric
+from hvlaunch.agent.errands.network import FABRIC, chosen_variables, read_fabric
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.fabrics import addresses_of, write_tree
 from tests.unit.agent.harness import interpreter

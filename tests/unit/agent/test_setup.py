@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvlaunch import __version__
-from hvlaunch.agent.facts.packages import packages_of
+from hvlaunch.agent.facts import packages_of
 from hvlaunch.driver.links.errands import Errand, Limits
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import interpreter

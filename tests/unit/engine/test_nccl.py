@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from hvlaunch.agent.facts.fabric import FABRIC, read_fabric
+from hvlaunch.agent.errands.network import FABRIC, read_fabric
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.fabric import AdapterChoice, Fabric, Trial, choose, common_ways, fabric_of, near_first
 from hvlaunch.engine.network import Network

@@ -1,4 +1,4 @@
-"""Facts about this host: its name, Python and kernel, its processors and memory, and its addresses."""
+"""Facts about this host: its name, Python and kernel, its processors and memory, its addresses, and the packages of a Python."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ import sys
 import time
 
 from hvlaunch.agent.quick import socket, struct
-from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES, plain
+from hvlaunch.agent.wire.frames import LONGEST_TEXT, MOST_ADDRESSES, or_null, plain, record, several, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-__all__ = ["boot_id", "free_port", "host_facts", "interface_addresses", "interface_networks"]
+__all__ = [
+    "PACKAGES",
+    "boot_id",
+    "free_port",
+    "host_facts",
+    "interface_addresses",
+    "interface_networks",
+    "packages_of",
+]
 
 _RTM_NEWADDR, _RTM_GETADDR = 20, 22
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -176,3 +184,73 @@ def _bind(port: int) -> Optional[socket.socket]:
         only.close()
         return None
     return only
+
+
+_MOST_EDITABLE, _LONGEST_PATH = 64, 4096
+_MOST_BYTES = 1 << 16  # of a file of site-packages
+PACKAGES = record(
+    {"hvlaunch": or_null(text(64)), "editable": several(text(_LONGEST_PATH, raw=True), _MOST_EDITABLE)}
+)
+
+
+def packages_of(program: str) -> Dict[str, Any]:
+    """Return the version of hvlaunch, and the source directories of editable installs. `program` is the file of a Python."""
+    version: Optional[str] = None
+    editable: List[str] = []
+    for directory in _directories(os.path.abspath(program)):
+        for name in _listed(directory):
+            if name.startswith("hvlaunch-") and name.endswith(".dist-info"):
+                version = version or name[len("hvlaunch-") : -len(".dist-info")][:64]
+            elif name.endswith((".pth", "_finder.py")):
+                editable.extend(_sources(os.path.join(directory, name)))
+    for source in editable:
+        # The metadata of an editable install has the version of its first day.
+        for line in _lines(os.path.join(source, "hvlaunch", "__init__.py")):
+            if line.startswith("__version__ = "):
+                version = line.partition('"')[2].rstrip('"')[:64]
+    short = [source for source in dict.fromkeys(editable) if len(source) <= _LONGEST_PATH]
+    return {"hvlaunch": version, "editable": short[:_MOST_EDITABLE]}
+
+
+def _directories(file: str) -> Iterator[str]:
+    """Yield the directories of packages of the Python with this file."""
+    real = os.path.realpath(file)
+    prefix = os.path.dirname(os.path.dirname(file))
+    is_virtual = os.path.exists(os.path.join(prefix, "pyvenv.cfg"))
+    prefixes = [prefix]
+    if not is_virtual:
+        prefix = os.path.dirname(os.path.dirname(real))
+        prefixes = [prefix, os.path.join(prefix, "local"), os.path.expanduser("~/.local")]
+    for prefix in prefixes:
+        lib = os.path.join(prefix, "lib")
+        names = [name for name in _listed(lib) if name.startswith("python3")]
+        # /usr has several; python3 is Debian's common directory.
+        named = [name for name in names if name in (os.path.basename(real), "python3")]
+        for name in named or names:
+            yield os.path.join(lib, name, "site-packages")
+            yield os.path.join(lib, name, "dist-packages")
+
+
+def _listed(directory: str) -> List[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
+
+
+def _lines(file: str) -> List[str]:
+    try:
+        with open(file, errors="replace") as opened:
+            return opened.read(_MOST_BYTES).splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+def _sources(file: str) -> List[str]:
+    """Return the directories that a .pth file, or an import hook of setuptools, adds."""
+    lines = _lines(file)
+    if file.endswith(".pth"):
+        return [line for line in lines if line.startswith("/")]
+    # A line of Python: the hook has a dict of packages and their paths.
+    mappings = [line for line in lines if line.startswith("MAPPING")]
+    return [os.path.dirname(part) for line in mappings for part in line.split("'") if part.startswith("/")]
