@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from hvlaunch.agent.launched import rank
+from hvlaunch.agent import launched
 from hvlaunch.agent.wire import caller
 from hvlaunch.driver.program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.errors import BadUsage
@@ -182,14 +182,14 @@ def _common(option: str, choices: Iterable[_T | None]) -> _T | None:
 def caller_command(
     names: Sequence[Names], python: str | None = None, *, limit: float = 90.0
 ) -> tuple[str, ...]:
-    """Return the words that the launcher runs in place of the user's command: agent/launched/rank.py and agent/wire/caller.py, packed.
+    """Return the words that the launcher runs in place of the user's command: agent/launched.py and agent/wire/caller.py, packed.
 
     `names` are the launcher's variables. `python` is the interpreter; None tries this process's interpreter, python3
     and python. An interpreter named python3.N is not asked for its version. The driver has `limit` seconds to send
     the agent's program.
     """
     pairs = [(family.rank, family.local_rank) for family in names if family.local_rank]
-    first = _packed_program(rank.__file__, f"import sys\nmain({pairs!r}, sys.argv[2])")
+    first = _packed_program(launched.__file__, f"import sys\nmain({pairs!r}, sys.argv[2])")
     second = _packed_program(caller.__file__, f"main({sorted(ALL_NAMES)!r}, ranks)")
     return ("/bin/sh", "-c", _SHELL % _UNPACK.format(limit=limit), first, second, *python_candidates(python))
 

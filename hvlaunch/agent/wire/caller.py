@@ -1,6 +1,6 @@
 """The first process that a launcher (mpirun, srun) starts on a host calls the driver here, and becomes the agent.
 
-This program is on the launcher's command line, behind agent/launched/rank.py, so it has no secrets. The driver's addresses, the
+This program is on the launcher's command line, behind agent/launched.py, so it has no secrets. The driver's addresses, the
 fingerprint of its certificate and the entry word come by the environment, which launchers may show to the network.
 Therefore the word only permits a call, and the rest comes over TLS from the owner of the certificate's key.
 """

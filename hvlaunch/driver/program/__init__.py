@@ -173,8 +173,7 @@ _MODULES = (
 """Files below agent/ that every agent needs: first its guardian's."""
 _WITH_RANKS = (
     "workers/local_ranks",
-    "launched/__init__",
-    "launched/starter",
+    "workers/starter",
     "workers/diagnosis",
     "workers/family",
 )

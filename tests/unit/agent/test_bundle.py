@@ -209,7 +209,7 @@ def test_every_module_of_the_agent_travels() -> None:
         *bundles._WITH_RANKS,
         *bundles._RARE,
         "boot",
-        "launched/rank",
+        "launched",
         "wire/caller",
         "wire/carrier",
         *bundles._WARM,
