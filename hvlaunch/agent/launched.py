@@ -96,7 +96,7 @@ def _join(link: socket.socket, name_of_socket: str, rank: int, local: int) -> No
         exec(code, module.__dict__)  # noqa: S102
     os.dup2(link.fileno(), 0)
     link.close()
-    sys.modules["hvlaunch.agent.workers.starter"].main()
+    sys.modules["hvlaunch.agent.starter"].main()
     os._exit(1)
 
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from hvlaunch import __version__
-from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.agent.wire.probe import Prover
 from hvlaunch.console.lines import visible
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus

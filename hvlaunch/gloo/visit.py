@@ -7,7 +7,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.agent.wire.probe import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.links import Heartbeat, HostLinks
 from hvlaunch.driver.program.keys import Keys

@@ -17,7 +17,7 @@ SERVER = f"""
 import os, resource, sys, time
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.agent.wire.probe import Prover
 from hvlaunch.rendezvous.serving import RendezvousServer
 told, taken = [], []
 with RendezvousServer({TOKEN!r}, answerer=Prover("key", "rendezvous"), say=told.append) as server:

@@ -1,7 +1,7 @@
 """Measures the network to other hosts: ports that can be reached, latency, loss, bandwidth, and the largest segments.
 
 A host listens at some ports, and dials other hosts for the driver. Both ends prove that they have the key of this
-visit (agent/wire/proof.py), bound to the address and port: strangers get no answer, and their answers don't count.
+visit (agent/wire/probe.py), bound to the address and port: strangers get no answer, and their answers don't count.
 
 The host writes a line with its ports, and then answers lines of dials by lines of measures, in the same order.
 """
@@ -16,8 +16,7 @@ from hvlaunch.agent.errands import answer_lines, write_line
 from hvlaunch.agent.facts import free_port
 from hvlaunch.agent.quick import READ, Selector, socket, struct
 from hvlaunch.agent.wire.frames import PORT, address, number, or_null, record, several, text, whole
-from hvlaunch.agent.wire.probe import Beacon, reach
-from hvlaunch.agent.wire.proof import ANSWER_SIZE, Prover, Question
+from hvlaunch.agent.wire.probe import ANSWER_SIZE, Beacon, Prover, Question, reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A launcher's processes on this host beside the agent: each starts the worker of its rank (agent/workers/starter.py)."""
+"""A launcher's processes on this host beside the agent: each starts the worker of its rank (agent/starter.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _STARTERS = (
     "workers.__init__",
     "scratch",
     "guardian",
-    "workers.starter",
+    "starter",
 )
 """Modules of a starter's program, each behind its imports."""
 _PATIENCE = 20.0  # seconds for an answer

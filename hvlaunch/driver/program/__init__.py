@@ -162,18 +162,16 @@ _MODULES = (
     "wire/__init__",
     "wire/frames",
     "wire/channel",
-    "wire/proof",
     "facts",
     "wire/probe",
     "workers/__init__",
     "workers/host_workers",
-    "greeting",
     "main",
 )
 """Files below agent/ that every agent needs: first its guardian's."""
 _WITH_RANKS = (
     "workers/local_ranks",
-    "workers/starter",
+    "starter",
     "workers/diagnosis",
     "workers/family",
 )

@@ -14,13 +14,13 @@ from ipaddress import ip_address
 from typing import Any
 from unittest import mock
 
-from hvlaunch.agent import facts, greeting, reaper, scratch, workers
+from hvlaunch.agent import facts, main, reaper, scratch, workers
 from hvlaunch.agent.main import Agent
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import ORDERS, DriverChannel
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode, misfit
-from hvlaunch.agent.wire.proof import Question
+from hvlaunch.agent.wire.probe import Question
 from hvlaunch.agent.workers import diagnosis, family
 from hvlaunch.agent.workers.host_workers import _plan
 from hvlaunch.driver.links.agent_channel import REPORTS
@@ -223,9 +223,9 @@ def _on(host: _Host) -> ExitStack:
         (facts, "host_facts", lambda: {**known}),
         (probe, "reach", host.reach),
         (_thread, "start_new_thread", _run),
-        (greeting, "enter", lambda _: None),
+        (main, "enter", lambda _: None),
         (workers, "enter", lambda _: None),
-        (greeting, "_gpus", int),
+        (main, "_gpus", int),
         (diagnosis, "programs_of", lambda _: []),
         (diagnosis, "library_of", lambda _: host.chance.choice((None, "torch", "mpi4py"))),
         (diagnosis, "was_used", lambda _: host.chance.random() < 0.5),

@@ -12,7 +12,7 @@ import pytest
 
 from hvlaunch.agent.errands import pairs
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.wire.proof import QUESTION_SIZE, Question
+from hvlaunch.agent.wire.probe import QUESTION_SIZE, Question
 from tests.testhosts.hosts import wait_until
 
 KEY = "ab" * 32

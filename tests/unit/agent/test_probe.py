@@ -13,12 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from hvlaunch.agent.facts import free_port
-from hvlaunch.agent.greeting import Greeting
+from hvlaunch.agent.main import Greeting
 from hvlaunch.agent.quick import Selector
 from hvlaunch.agent.wire import probe
 from hvlaunch.agent.wire.channel import DriverChannel
-from hvlaunch.agent.wire.probe import Beacon, reach
-from hvlaunch.agent.wire.proof import QUESTION_SIZE, Prover, Question
+from hvlaunch.agent.wire.probe import QUESTION_SIZE, Beacon, Prover, Question, reach
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.agent.harness import AgentProcess

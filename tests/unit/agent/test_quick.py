@@ -141,7 +141,7 @@ def test_private_names_of_cpython_are_only_in_quick() -> None:
     assert found.pop("launched.py") == {"_frozen_importlib_external", "_socket"}  # as above
     assert {"_ssl", "_SSLContext", "_wrap_bio", "_hashlib", "_thread"} <= found.pop("wire/caller.py")
     assert found.pop("workers/local_ranks.py") == {"_frozen_importlib_external"}  # as boot.py
-    for name in ("greeting.py", "wire/rejoin.py"):
+    for name in ("main.py", "wire/rejoin.py"):
         assert found.pop(name) == {"_thread"}, name  # which Python's documentation has
     assert {file: names for file, names in found.items() if names} == {}
 

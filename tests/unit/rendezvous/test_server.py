@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.agent.wire.probe import reach
-from hvlaunch.agent.wire.proof import Prover
+from hvlaunch.agent.wire.probe import Prover, reach
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.http import Answer
