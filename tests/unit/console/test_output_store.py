@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.console.notes import lost_output_text
-from hvlaunch.console.outlet import Output
 from hvlaunch.console.output_store import OutputStore
+from hvlaunch.console.printer import Output
 from hvlaunch.console.recent import Recent
 from hvlaunch.console.stored import Stored, items, pack, segment_path, segments
 

@@ -9,7 +9,7 @@ import tty
 
 import pytest
 
-from hvlaunch.console.outlet import BATCH
+from hvlaunch.console.printer import BATCH
 from hvlaunch.console.raw_file import RawFile, same_place
 
 
