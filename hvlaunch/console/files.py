@@ -1,23 +1,28 @@
-"""Each worker's output in files of its own (--output-filename), and the folder of a job."""
+"""Files that users ask for: each worker's output in files of its own (--output-filename), the folder of a job, and events (--events)."""
 
 import errno
+import json
 import os
 import resource
 import stat
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from hvlaunch.console.lines import Stream
 from hvlaunch.errors import BadUsage
+from hvlaunch.owners import open_not_planted
 
 if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
 
-__all__ = ["NO_LINK", "JobFolder", "OutputFiles", "not_written", "rank_directory"]
+__all__ = ["NO_LINK", "EventFile", "JobFolder", "OutputFiles", "not_written", "rank_directory", "records_of"]
+
 
 _MOST_OPEN = 1024
 _STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
@@ -175,9 +180,9 @@ class OutputFiles:
 
 def not_written(directory: Path, error: OSError) -> BadUsage:
     """Return the error for a directory without files of output."""
-    reason = os.strerror(error.errno or 0).lower()
     return BadUsage(
-        f"--output-filename {directory}: {error.filename}: {reason}", hint="a directory that you may write to"
+        f"--output-filename {directory}: {error.filename}: {_reason(error)}",
+        hint="a directory that you may write to",
     )
 
 
@@ -254,3 +259,73 @@ def _lead(name: str, root: int, directory: Path) -> None:
     except OSError:
         os.unlink(link, dir_fd=root)
         raise
+
+
+_EVENT_PATIENCE = 5.0
+_EVENT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+"""Without O_NONBLOCK, opening a named pipe without a reader would block for ever."""
+
+
+class EventFile:
+    """Appends JSON objects to a file, one per line, each written at once.
+
+    A thread of its own writes the file: a hanging disk stops nothing else.
+    """
+
+    def __init__(self, path: Path, on_error: Callable[[str], None]) -> None:
+        """Open the file. `on_error` is called once, in the file's thread, when records are lost. Raises BadUsage."""
+        self._path = path
+        self._on_error = on_error
+        self._queue: SimpleQueue[bytes | None] = SimpleQueue()
+        try:
+            self._descriptor = open_not_planted(str(path), _EVENT_FLAGS, 0o600)
+            # Only opening had to be non-blocking; the file's own thread may wait for a slow pipe.
+            os.set_blocking(self._descriptor, True)
+        except OSError as error:
+            cause, hint = _reason(error), "a file that you may write to"
+            if error.errno == errno.ENXIO:
+                cause, hint = "this pipe has no reader", "start its reader first, as in cat FILE &"
+            elif error.errno == errno.ELOOP:
+                cause = "it is a link that another user made, or can replace"
+            elif error.errno == errno.EPERM and error.strerror:
+                cause = error.strerror
+            raise BadUsage(f"--events {path}: {cause}", hint=hint) from None
+        self._thread = Thread(target=self._run, name="event file", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Mapping[str, object]) -> None:
+        """Append a record. Never blocks."""
+        self._queue.put(json.dumps(record).encode() + b"\n")
+
+    def close(self, timeout: float = _EVENT_PATIENCE) -> None:
+        """Write the rest, for at most `timeout` seconds."""
+        # None ends the thread after everything before it.
+        self._queue.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        failed = False
+        while (line := self._queue.get()) is not None:
+            try:
+                unwritten = memoryview(line)
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten) :]
+            except OSError as error:  # noqa: PERF203 - the next line may find room again
+                if not failed:
+                    failed = True
+                    self._on_error(f"--events {self._path}: {_reason(error)}; some events are lost")
+        os.close(self._descriptor)
+
+
+def records_of(path: Path, job_id: str) -> int:
+    """Count the records of the job in the file; 0 if `path` is not a regular file."""
+    mark, count = f'"job": "{job_id}"'.encode(), 0
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                count = sum(mark in line and line.endswith(b"\n") for line in file)
+    return count
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0).lower()

@@ -580,7 +580,7 @@ def _event_file(
     if path is None:
         yield None
         return
-    from hvlaunch.console.event_file import EventFile, records_of  # noqa: PLC0415 (few jobs have one)
+    from hvlaunch.console.files import EventFile, records_of  # noqa: PLC0415 (few jobs have one)
 
     written = 0 if job.past is None else records_of(path, job.keys.job_id)
     with closing(EventFile(path, say)) as file:

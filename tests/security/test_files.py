@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.cli.env_file import read_env_file
-from hvlaunch.console.event_file import EventFile
+from hvlaunch.console.files import EventFile
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts.discovery import HostFile, HostScript

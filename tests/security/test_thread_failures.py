@@ -46,7 +46,7 @@ FAULTS = {
     "from a host": "hvlaunch.driver.links.host_link:HostLink:_obey",
     "stdin": "hvlaunch.driver.stdin:StdinPump:_run",
     "rendezvous": "hvlaunch.rendezvous.serving:RendezvousServer:_run_loop",
-    "event file": "hvlaunch.console.event_file:EventFile:_run",
+    "event file": "hvlaunch.console.files:EventFile:_run",
     "a host's stderr": "hvlaunch.ssh.pipes:PipeChannel:_drain_stderr",
     "discovery": "hvlaunch.hosts.discovery:Discovery:_run",
 }

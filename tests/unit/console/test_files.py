@@ -1,12 +1,16 @@
+"""Files of output and events, and the folder of a job."""
+
 import errno
 import gc
+import json
 import os
 import resource
+import stat
 from pathlib import Path
 
 import pytest
 
-from hvlaunch.console.files import OutputFiles, rank_directory
+from hvlaunch.console.files import EventFile, JobFolder, OutputFiles, rank_directory
 from hvlaunch.console.notes import FileSizes
 from hvlaunch.errors import BadUsage
 
@@ -149,3 +153,175 @@ def test_a_file_without_a_record_stays_unchanged(tmp_path: Path) -> None:
     assert FileSizes(tmp_path / "sizes", 1, is_known=True).of(0, "stdout") == 4
     with pytest.raises(OSError, match="sizes"):
         FileSizes(tmp_path / "sizes", 2000, is_known=True)
+
+
+def folder(directory, job_id, at=1_800_000_000.123):
+    return JobFolder(directory, job_id, wall=lambda: at)
+
+
+def written(directory):
+    return {
+        str(path.relative_to(directory)): path.read_text()
+        for path in directory.rglob("*")
+        if path.is_file() and "latest" not in path.parts
+    }
+
+
+def test_the_output_of_two_jobs_is_never_mixed(tmp_path):
+    """The second begins when the first is not over, with fewer ranks."""
+    jobs = [folder(tmp_path, "aa"), folder(tmp_path, "bb")]
+    files = [job.files(size) for job, size in zip(jobs, (2, 1), strict=True)]
+    for job_files, text in zip(files, (b"one\n", b"two\n"), strict=True):
+        job_files.write(0, "stdout", text)
+        job_files.close()
+    name = "20270115T080000.123Z"
+    found = {name: text for name, text in written(tmp_path).items() if text}
+    assert found == {f"{name}-aa/rank.0/stdout": "one\n", f"{name}-bb/rank.0/stdout": "two\n"}
+    assert (tmp_path / "latest" / "rank.0" / "stdout").read_text() == "two\n"
+    assert (tmp_path / "latest").readlink().name == jobs[1].path.name
+
+
+def test_another_driver_goes_on_in_the_folder_of_its_job(tmp_path):
+    jobs = [folder(tmp_path, "aa"), folder(tmp_path, "bb")]
+    first = jobs[0].files(1, "round.0")
+    first.write(0, "stdout", b"one\n")
+    again = JobFolder(tmp_path, "aa", goes_on=True)
+    files = again.files(1, "round.0", goes_on=True)
+    files.write(0, "stdout", b"two\n")
+    again.files(1, "round.1", goes_on=True)
+    assert again.path == jobs[0].path
+    assert (again.path / "round.0" / "rank.0" / "stdout").read_text() == "one\ntwo\n"
+    assert (tmp_path / "latest").readlink().name == jobs[1].path.name
+
+
+def test_folders_sort_by_time(tmp_path):
+    for at, job_id in ((1_800_000_000.0, "zz"), (1_800_000_000.5, "yy"), (1_800_000_001.0, "aa")):
+        folder(tmp_path, job_id, at).close()
+    names = [path.name for path in sorted(tmp_path.iterdir()) if path.name != "latest"]
+    assert [name[-2:] for name in names] == ["zz", "yy", "aa"]
+
+
+def test_a_round_has_a_folder_in_it(tmp_path):
+    job = folder(tmp_path, "aa")
+    job.files(1, "round.3").close()
+    found = {f"{job.path.name}/round.3/rank.0/{stream}" for stream in ("stdout", "stderr")}
+    assert set(written(tmp_path)) == found
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_only_a_link_is_replaced(tmp_path, make):
+    make(tmp_path / "latest")
+    with pytest.raises(BadUsage, match="latest is not the link that hvlaunch makes; try: another directory"):
+        folder(tmp_path, "aa")
+    assert (tmp_path / "latest").exists()
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_link_to_elsewhere_is_replaced_and_not_followed(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "latest").symlink_to(theirs)
+    job = folder(out, "aa")
+    job.files(1).close()
+    assert (out / "latest").readlink().name == job.path.name
+    assert not list(theirs.iterdir())
+
+
+def test_an_existing_folder_is_not_used(tmp_path):
+    folder(tmp_path, "aa").close()
+    with pytest.raises(BadUsage, match="file exists"):
+        folder(tmp_path, "aa")
+
+
+def test_a_moved_folder_keeps_its_files(tmp_path):
+    out, theirs = tmp_path / "out", tmp_path / "theirs"
+    out.mkdir()
+    theirs.mkdir()
+    job = folder(out, "aa")
+    name = job.path.name
+    job.path.rename(out / "moved")
+    (out / name).symlink_to(theirs)
+    files = job.files(1, "round.0")
+    files.write(0, "stdout", b"x")
+    files.close()
+    assert (out / "moved" / "round.0" / "rank.0" / "stdout").read_bytes() == b"x"
+    assert not list(theirs.iterdir())
+
+
+def no_error(text):
+    pytest.fail(text)
+
+
+def test_records_are_appended_as_lines(tmp_path):
+    path = tmp_path / "events"
+    path.write_text('{"old": 1}\n')
+    records: list[dict[str, object]] = [
+        {"type": "a", "text": 'quote " \n ü \udcff'},
+        {"type": "b", "number": 1, "none": None},
+    ]
+    events = EventFile(path, no_error)
+    for record in records:
+        events.write(record)
+    events.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"old": 1}, *records]
+
+
+def test_a_record_can_be_read_at_once(tmp_path):
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:  # noqa: PTH123 (a descriptor)
+        events = EventFile(path, no_error)
+        os.set_blocking(reader.fileno(), True)
+        events.write({"n": 1})
+        assert reader.readline() == b'{"n": 1}\n'
+        events.close()
+        assert reader.read() == b""
+
+
+def test_a_pipe_without_a_reader_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "events")
+    with pytest.raises(BadUsage, match="this pipe has no reader; try: start its reader first"):
+        EventFile(tmp_path / "events", no_error)
+
+
+def test_a_new_file_is_for_its_owner_alone(tmp_path):
+    before = os.umask(0o022)
+    try:
+        EventFile(tmp_path / "events", no_error).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "events").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"), [("no/such", "no such file or directory"), (".", "is a directory")]
+)
+def test_an_unwritable_file_is_bad_usage(tmp_path, name, cause):
+    with pytest.raises(BadUsage, match=f"--events .*: {cause}; try: a file that you may write to"):
+        EventFile(tmp_path / name, no_error)
+
+
+def test_a_full_disk_is_told_of_once(tmp_path):
+    path = tmp_path / "events"
+    path.symlink_to("/dev/full")
+    told: list[str] = []
+    events = EventFile(path, told.append)
+    for number in range(3):
+        events.write({"n": number})
+    events.close()
+    assert told == [f"--events {path}: no space left on device; some events are lost"]
+
+
+def test_a_hanging_disk_blocks_no_caller(tmp_path):
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    events = EventFile(path, no_error)
+    for _ in range(100):
+        events.write({"text": "x" * 10_000})
+    events.close(timeout=0.01)
+    os.set_blocking(reader, True)
+    with os.fdopen(reader, "rb") as pipe:
+        assert len(pipe.read().splitlines()) == 100
