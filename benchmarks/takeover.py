@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.command_line import argument_parser, need_hosts
 from benchmarks.measure import heading, spread, table
-from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.console.output_store import items, segment_path, segments
 from hvlaunch.outside import ABOUT, known_jobs
 from tests.cluster.jobs import HVLAUNCH
 from tests.testhosts.hosts import TestHosts, wait_until

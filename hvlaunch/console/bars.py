@@ -1,12 +1,10 @@
 """Progress bars: redrawn lines, kept apart from lines that stay."""
 
 import re
-from collections.abc import Callable
 
 from hvlaunch.console.lines import Key
-from hvlaunch.console.recent import Origin
 
-__all__ = ["INTERVAL", "BarStates", "Bars"]
+__all__ = ["INTERVAL", "Bars"]
 
 INTERVAL = 0.5
 """Seconds between two states of one bar that are printed as lines."""
@@ -121,75 +119,3 @@ class Bars:
 
 def _is_blank(state: bytes) -> bool:
     return not re.sub(_INVISIBLE, b"", state)
-
-
-_PAUSE = 1.0
-"""Seconds between two stored states of a bar."""
-
-State = tuple[bytes, Origin | None]
-
-
-class BarStates:
-    """Selects states of progress bars for the output store: one per second, because all states would fill it.
-
-    The newest state of each stream is held back until the last stored state is old enough, or other output
-    comes.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._held: dict[Key, State] = {}
-        self._next: dict[Key, float] = {}
-        """Earliest time for the next stored state."""
-        self._begun: set[Key] = set()
-        """Streams whose last stored state is incomplete."""
-
-    def add(self, key: Key, data: bytes, origin: Origin | None) -> list[State]:
-        """Return the states to store now: held-back states and this one. due() and release() return the others
-        later.
-        """
-        before = self._held.pop(key, None)
-        if b"\n" in data or not (data.startswith(b"\r") or data.endswith(b"\r")):
-            return self._kept(key, [(data, origin)] if before is None else [before, (data, origin)])
-        if before is not None:
-            data = _newest(before[0] + data, is_begun=key in self._begun)
-        now = self._clock()
-        # Too early: hold it back, and let a newer state replace it.
-        if now < self._next.get(key, 0.0):
-            self._held[key] = data, origin
-            return []
-        self._next[key] = now + _PAUSE
-        return self._kept(key, [(data, origin)])
-
-    def release(self, key: Key) -> State | None:
-        """Return the held-back state of a stream that has ended."""
-        self._begun.discard(key)
-        return self._held.pop(key, None)
-
-    def due(self) -> list[tuple[Key, State]]:
-        """Return the states that have been held back long enough."""
-        if not self._held:
-            return []
-        now = self._clock()
-        keys = [key for key in self._held if now >= self._next[key]]
-        self._next.update(dict.fromkeys(keys, now + _PAUSE))
-        return [(key, state) for key in keys for state in self._kept(key, [self._held.pop(key)])]
-
-    @property
-    def deadline(self) -> float | None:
-        """Time of the next due state."""
-        return min((self._next[key] for key in self._held), default=None)
-
-    def _kept(self, key: Key, states: list[State]) -> list[State]:
-        (self._begun.discard if states[-1][0].endswith((b"\r", b"\n")) else self._begun.add)(key)
-        return states
-
-
-def _newest(states: bytes, *, is_begun: bool) -> bytes:
-    """Drop states that later states overwrite: keep the last complete state and the bytes after it.
-
-    Chunks may end inside a state. If the stored part of a state `is_begun`, its end is kept too.
-    """
-    first, last = states.find(b"\r"), states.rfind(b"\r")
-    begin = max(first, states.rfind(b"\r", 0, last))
-    return (states[:first] if is_begun else b"") + states[begin:]

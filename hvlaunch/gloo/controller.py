@@ -480,8 +480,7 @@ def _output_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
 
 def _new_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
     """Raises OSError."""
-    from hvlaunch.console.output_store import OutputStore  # noqa: PLC0415 (for jobs that somebody looks at from elsewhere)
-    from hvlaunch.console.stored import head_of  # noqa: PLC0415 (as above)
+    from hvlaunch.console.output_store import OutputStore, head_of  # noqa: PLC0415 (for jobs that somebody looks at from elsewhere)
 
     return OutputStore(directory.path, head_of(spec.console))
 

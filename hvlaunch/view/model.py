@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from hvlaunch.console.lines import visible, visible_line
-from hvlaunch.console.stored import Stored
+from hvlaunch.console.output_store import Stored
 from hvlaunch.view.timeline import Moment, RoundSpan, Timeline
 
 __all__ = [

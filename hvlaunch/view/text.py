@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from hvlaunch.console.lines import aligned, visible
+from hvlaunch.console.output_store import Stored
 from hvlaunch.console.status import duration
-from hvlaunch.console.stored import Stored
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks, number_set
 from hvlaunch.telemetry.stack import from_json, summary, tree_lines
 from hvlaunch.view.model import HostRow, RankRow, View, ViewEnding, as_json

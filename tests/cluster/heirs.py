@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.console.output_store import items, segment_path, segments
 from hvlaunch.outside import jobs_directory
 from tests.testhosts.hosts import TestHosts, wait_until
 

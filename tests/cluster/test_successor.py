@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.console.notes import UnfinishedLines
-from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.console.output_store import items, segment_path, segments
 from hvlaunch.driver.job_record import UNFINISHED
 from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES

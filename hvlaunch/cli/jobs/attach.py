@@ -11,8 +11,16 @@ from contextlib import suppress
 from hvlaunch.children import uninterrupted
 from hvlaunch.cli.jobs.view import OutputView, await_output, is_shown
 from hvlaunch.cli.process import BROKEN_PIPE, complain
+from hvlaunch.console.output_store import (
+    STREAMS,
+    Position,
+    Stored,
+    StoreReader,
+    from_where,
+    newest_lines,
+    segments,
+)
 from hvlaunch.console.status import count, duration
-from hvlaunch.console.stored import STREAMS, Position, Stored, StoreReader, from_where, newest_lines, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.outside import KnownJob, choose, has_driver, has_ended, result_of

@@ -2,7 +2,7 @@
 
 import time
 
-from hvlaunch.console.stored import StoreReader
+from hvlaunch.console.output_store import StoreReader
 from hvlaunch.outside import KnownJob, await_driver, has_ended
 from hvlaunch.outside.control import ControlClient, DriverGone
 from hvlaunch.view.model import Feed, View

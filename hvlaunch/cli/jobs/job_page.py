@@ -13,7 +13,7 @@ from hvlaunch import view
 from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.web_access import Access
 from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
-from hvlaunch.console.stored import StoreReader
+from hvlaunch.console.output_store import StoreReader
 from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.view.text import newest_lines_with, shown_stacks, view_record

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from hvlaunch.cli.jobs.feed import JobFeed
-from hvlaunch.console.stored import StoreReader
+from hvlaunch.console.output_store import StoreReader
 from hvlaunch.errors import HvlaunchError
 from hvlaunch.view.model import HostRow, RankRow, View
 from hvlaunch.view.text import (

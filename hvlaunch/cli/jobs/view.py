@@ -16,8 +16,8 @@ from typing import Any, cast
 from hvlaunch.cli.process import BROKEN_PIPE, print_answer
 from hvlaunch.console.lines import Stream, visible
 from hvlaunch.console.notes import lost_output_text
+from hvlaunch.console.output_store import Stored, StoreReader, from_where, options_of, segments
 from hvlaunch.console.printer import Printer
-from hvlaunch.console.stored import Stored, StoreReader, from_where, options_of, segments
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside import REPORT, KnownJob, choose, has_driver, has_ended
 from hvlaunch.outside.control import ControlClient, DriverGone

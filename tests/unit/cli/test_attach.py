@@ -17,7 +17,7 @@ import pytest
 
 from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.cli.jobs.attach import Viewed
-from hvlaunch.console.stored import Position
+from hvlaunch.console.output_store import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import has_driver, known_jobs
 from hvlaunch.outside.control import DriverGone

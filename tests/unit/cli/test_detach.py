@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvlaunch.console.stored import items, segment_path, segments
+from hvlaunch.console.output_store import items, segment_path, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside import KnownJob, known_jobs
 from hvlaunch.watch.overview import PARTS

@@ -16,8 +16,7 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.job_page import JobPage
 from hvlaunch.cli.jobs.web_access import Access
 from hvlaunch.cli.jobs.web_server import WebServer
-from hvlaunch.console.output_store import OutputStore
-from hvlaunch.console.stored import head_of
+from hvlaunch.console.output_store import OutputStore, head_of
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside import KnownJob

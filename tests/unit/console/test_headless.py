@@ -3,10 +3,9 @@
 import io
 import os
 
-from hvlaunch.console.output_store import OutputStore
+from hvlaunch.console.output_store import OutputStore, items, segment_path
 from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import Status
-from hvlaunch.console.stored import items, segment_path
 from hvlaunch.job import ConsoleOptions
 from tests.unit.console.consoles import WAIT, Console
 

@@ -14,8 +14,7 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.jobs.job_page import JobPage
 from hvlaunch.cli.jobs.web_access import Access
 from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest, WebServer
-from hvlaunch.console.output_store import OutputStore
-from hvlaunch.console.stored import head_of
+from hvlaunch.console.output_store import OutputStore, head_of
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside import KnownJob
 from hvlaunch.view.model import View

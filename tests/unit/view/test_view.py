@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.console.stored import Stored
+from hvlaunch.console.output_store import Stored
 from hvlaunch.view.model import Feed, Model, RankProgress, Tails, as_json, slowest_rank
 from hvlaunch.view.text import bar, host_cells, newest_lines_with, plain, size, steps, strip, verdict
 from tests.unit.view.scenes import SCENES
