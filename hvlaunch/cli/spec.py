@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.cli.environment import MAX_STRING, user_env
 from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.console.prefix import ASCTIME, Prefix
+from hvlaunch.console.lines import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.allocation import Allocation, allocation
 from hvlaunch.hosts.hostfile import read_hostfile

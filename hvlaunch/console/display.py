@@ -4,9 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hvlaunch.console.bars import Bars
-from hvlaunch.console.lines import Key, LineSplitter, Screen, Stream, TracebackFilter, visible
-from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.lines import Bars, Key, LineSplitter, Prefix, Screen, Stream, TracebackFilter, visible
 from hvlaunch.console.raw_file import RawFile, same_place
 from hvlaunch.console.status import AskStatus, count
 from hvlaunch.job import ColorPolicy, ConsoleOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.console.bars import INTERVAL
+from hvlaunch.console.lines import INTERVAL
 from tests.full_pipe import full_pipe
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]

@@ -12,7 +12,7 @@ import pytest
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import MAX_STRING
 from hvlaunch.cli.spec import current_directory, job_spec
-from hvlaunch.console.prefix import ASCTIME
+from hvlaunch.console.lines import ASCTIME
 from hvlaunch.errors import BadHost, BadUsage, SlotsUnlikely
 from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import (

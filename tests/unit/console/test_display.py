@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from hvlaunch.console.display import Display
-from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.lines import Prefix
 from hvlaunch.console.raw_file import RawFile
 from hvlaunch.console.status import Status
 

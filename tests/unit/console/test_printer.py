@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch.console.display import Display
 from hvlaunch.console.files import OutputFiles
-from hvlaunch.console.prefix import Prefix
+from hvlaunch.console.lines import Prefix
 from hvlaunch.console.printer import BATCH, TAIL, Outlet, Output, Printer
 from hvlaunch.console.raw_file import RawFile
 from hvlaunch.console.status import Status
