@@ -17,8 +17,7 @@ from paramiko.ssh_exception import (
 from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied, SentAway, StartTimeout
 from hvlaunch.job import HostKeyPolicy
 from hvlaunch.ssh import stage
-from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
-from hvlaunch.ssh.by_paramiko.transport import SSHTransport
+from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection, SSHTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
 from hvlaunch.ssh.config import OPENSSH, LoginTarget, allowed
 from hvlaunch.ssh.streams import Stream

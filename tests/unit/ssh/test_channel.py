@@ -1,4 +1,4 @@
-"""Commands over a real sshd: bytes, statuses, ends."""
+"""Commands over a real sshd: bytes, statuses, ends. And the errors of paramiko's transport."""
 
 import hashlib
 import os
@@ -6,13 +6,17 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import paramiko
 import psutil
 import pytest
+from cryptography.exceptions import InvalidTag
 from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED
+from paramiko.ssh_exception import SSHException
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
+from hvlaunch.ssh.by_paramiko.connection import SSHTransport
 
 from .conftest import PATIENCE, connect, gone, in_thread, kill_sshds, read_all, until
 
@@ -238,3 +242,31 @@ def test_a_host_that_does_not_take_the_command(sshd, serve, stage):
         for transport in transports:
             transport.join(PATIENCE)
             transport.close()
+
+
+@pytest.fixture
+def transport() -> Iterator[SSHTransport]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = SSHTransport(ours, "a")  # type: ignore[arg-type]  # a socket will do for a stream
+        yield transport
+        transport.hang_up()
+
+
+@pytest.mark.parametrize("error", [InvalidTag(), IndexError("index out of range"), ValueError("no such key")])
+def test_unexpected_exceptions_of_paramiko_are_the_hosts_fault(
+    transport: SSHTransport, error: Exception
+) -> None:
+    transport.saved_exception = error
+    found = transport.get_exception()
+    assert isinstance(found, SSHException)
+    assert type(error).__name__ in str(found)
+    assert found.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [None, SSHException("no"), EOFError(), ConnectionResetError()])
+def test_other_ends_of_a_connection_are_told_as_they_are(
+    transport: SSHTransport, error: Exception | None
+) -> None:
+    transport.saved_exception = error
+    assert transport.get_exception() is error

@@ -18,7 +18,7 @@ from paramiko.common import (
 from paramiko.message import Message
 
 from hvlaunch.errors import StartTimeout
-from hvlaunch.ssh.by_paramiko.transport import JumpStream, SSHTransport, open_jump
+from hvlaunch.ssh.by_paramiko.connection import JumpStream, SSHTransport, open_jump
 
 from .conftest import PATIENCE, connect, in_thread, until
 
