@@ -19,7 +19,7 @@ from hvlaunch.mpi import ALL_NAMES, Kind, names_of, ranks_of
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.listeners import Listeners
 from hvlaunch.rendezvous.serving.traffic import UnauthenticatedClients, UnauthenticatedLimits, plain_address
-from hvlaunch.ssh.tcp import persist
+from hvlaunch.ssh.streams import persist
 
 if TYPE_CHECKING:
     import ssl

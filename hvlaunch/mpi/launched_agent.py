@@ -21,7 +21,7 @@ from hvlaunch.driver.program import AgentProgram
 from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
 from hvlaunch.mpi.calls import ReturnCalls
-from hvlaunch.ssh.tcp import is_near, silence, was_reset
+from hvlaunch.ssh.streams import is_near, silence, was_reset
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame

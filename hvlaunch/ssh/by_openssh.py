@@ -20,10 +20,8 @@ from hvlaunch.ssh.complaints import FAILED, explain, lost
 from hvlaunch.ssh.config import HostSettings, by_hand, resolve, ssh_words
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hops
-from hvlaunch.ssh.early import EarlyStarts
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
-from hvlaunch.ssh.streams import borrow
-from hvlaunch.ssh.tcp import ConnectLimit, addresses_toward, persist, silence
+from hvlaunch.ssh.streams import ConnectLimit, EarlyStarts, addresses_toward, borrow, persist, silence
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]
 

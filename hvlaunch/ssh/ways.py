@@ -64,7 +64,7 @@ class Ways:
         return self._client
 
     def _make_client(self) -> _Client:
-        from hvlaunch.ssh.tcp import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)
+        from hvlaunch.ssh.streams import ConnectLimit  # noqa: PLC0415  (see the docstring of the class)
 
         connect_limit = ConnectLimit(self._options.connect_limit)
         if self._options.client == "openssh":

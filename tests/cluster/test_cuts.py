@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hvlaunch.ssh.tcp import persist
+from hvlaunch.ssh.streams import persist
 from tests.cluster.jobs import Job
 from tests.testhosts.hosts import TestHosts
 

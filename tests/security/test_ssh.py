@@ -15,7 +15,7 @@ from hvlaunch.errors import ConnectFailed, HostError, PermissionDenied
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.config import Algorithms, allowed
-from hvlaunch.ssh.tcp import ConnectLimit
+from hvlaunch.ssh.streams import ConnectLimit
 from tests.unit.ssh.conftest import PATIENCE, Sshd, agent_answers, connect, keygen, read_all, refusal, until
 
 

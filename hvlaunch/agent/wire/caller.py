@@ -52,7 +52,7 @@ WORD_SIZE = 64
 _STAGGER = 0.25  # seconds between addresses: a dead address may take minutes to fail
 _PATIENCE, _PATIENCE_AGAIN = 30.0, 4.0
 _PERSISTENCE = ((44, 1000), (18, 900_000))
-"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as at the driver's end (ssh/tcp.py): after a cut, data is sent again each second."""
+"""TCP_RTO_MAX_MS and TCP_USER_TIMEOUT, as at the driver's end (ssh/streams.py): after a cut, data is sent again each second."""
 _TLS_1_3: Any = 0x0304
 _HEAD = 5  # bytes at the start of a TLS record; the last two are the length of its content (RFC 8446, 5.1)
 _RECORDS = (20, 21, 22, 23)

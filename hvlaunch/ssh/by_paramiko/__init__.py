@@ -13,9 +13,16 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
 from hvlaunch.ssh.config.hops import Hop, Hops, behind
-from hvlaunch.ssh.early import EarlyStarts
-from hvlaunch.ssh.streams import ProxySocket, Stream, start_proxy
-from hvlaunch.ssh.tcp import ConnectLimit, Dialed, dial, dial_early
+from hvlaunch.ssh.streams import (
+    ConnectLimit,
+    Dialed,
+    EarlyStarts,
+    ProxySocket,
+    Stream,
+    dial,
+    dial_early,
+    start_proxy,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -426,7 +426,7 @@ class ParamikoConnection:
         return ParamikoChannel(self._transport, session)
 
     def open_jump(self, target: tuple[str, int], *, host: str, timeout: float) -> JumpStream:
-        """Open a stream through this host to the next one; see open_jump()."""
+        """Open a stream through this host to the next one. Raises ConnectFailed, StartTimeout."""
         local_address = self.local_address or ""
         return open_jump(self._transport, self._host, local_address, target, host=host, timeout=timeout)
 

@@ -14,7 +14,7 @@ import hvlaunch
 from hvlaunch.agent.wire import caller
 from hvlaunch.agent.wire.caller import Sealed
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
-from hvlaunch.ssh.tcp import persist
+from hvlaunch.ssh.streams import persist
 from tests.unit.agent.harness import interpreter
 
 ROOT = str(Path(hvlaunch.__file__).parents[1])

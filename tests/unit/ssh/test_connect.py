@@ -27,8 +27,7 @@ from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
 from hvlaunch.ssh.config import LoginTarget, resolve
 from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
-from hvlaunch.ssh.streams import GreetingSocket
-from hvlaunch.ssh.tcp import ConnectLimit
+from hvlaunch.ssh.streams import ConnectLimit, GreetingSocket
 from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout
-from hvlaunch.ssh.tcp import ConnectLimit
+from hvlaunch.ssh.streams import ConnectLimit
 
 from .conftest import in_thread, until
 

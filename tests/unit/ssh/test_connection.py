@@ -12,7 +12,7 @@ from hvlaunch.job import Host
 from hvlaunch.ssh import Connection
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.pipes import connect_local
-from hvlaunch.ssh.tcp import ConnectLimit
+from hvlaunch.ssh.streams import ConnectLimit
 
 from .conftest import PATIENCE, connect, in_thread, read_all
 

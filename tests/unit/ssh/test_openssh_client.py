@@ -23,7 +23,7 @@ from hvlaunch.errors import (
     UnknownHost,
 )
 from hvlaunch.ssh.by_openssh import OpenSSHClient, OpenSSHConnection
-from hvlaunch.ssh.tcp import ConnectLimit
+from hvlaunch.ssh.streams import ConnectLimit
 
 from .conftest import (
     PATIENCE,
