@@ -16,8 +16,7 @@ from hvlaunch.errors import HostError, HvlaunchError, Problem
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobSpec, SSHOptions
 from hvlaunch.ssh import Connection
-from hvlaunch.ssh.config import resolve
-from hvlaunch.ssh.config.ask_ssh import ask_ssh
+from hvlaunch.ssh.config import ask_ssh, resolve
 from hvlaunch.ssh.pipes import connect_local
 from hvlaunch.ssh.ways import Ways, connect_by_agent
 

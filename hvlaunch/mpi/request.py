@@ -219,7 +219,7 @@ def key_exchange_words(
     ):
         return ()
     # A launcher that stays on this machine calls no ssh.
-    from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions  # noqa: PLC0415 (see above)
+    from hvlaunch.ssh.config import AskSSH, Questions  # noqa: PLC0415 (see above)
 
     with closing(AskSSH()) as ask_ssh:
         questions = Questions(ask or ask_ssh)

@@ -17,9 +17,7 @@ from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
 from hvlaunch.ssh import Channel, stage
 from hvlaunch.ssh.complaints import FAILED, explain, lost
-from hvlaunch.ssh.config import HostSettings, by_hand, resolve, ssh_words
-from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
-from hvlaunch.ssh.config.hops import Hops
+from hvlaunch.ssh.config import AskSSH, Hops, HostSettings, Questions, by_hand, resolve, ssh_words
 from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.streams import ConnectLimit, EarlyStarts, addresses_toward, borrow, persist, silence
 

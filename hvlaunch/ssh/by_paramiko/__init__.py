@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hvlaunch.errors import ConnectFailed, HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import OPENSSH, LoginTarget, by_hand, resolve
-from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
-from hvlaunch.ssh.config.hops import Hop, Hops, behind
+from hvlaunch.ssh.config import OPENSSH, AskSSH, Hop, Hops, LoginTarget, Questions, behind, by_hand, resolve
 from hvlaunch.ssh.streams import (
     ConnectLimit,
     Dialed,

@@ -25,8 +25,7 @@ from hvlaunch.job import Host
 from hvlaunch.ssh import listen
 from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
-from hvlaunch.ssh.config import LoginTarget, resolve
-from hvlaunch.ssh.config.ask_ssh import AskSSH, Questions
+from hvlaunch.ssh.config import AskSSH, LoginTarget, Questions, resolve
 from hvlaunch.ssh.streams import ConnectLimit, GreetingSocket
 from hvlaunch.ssh.trust.keyring import Keyring
 

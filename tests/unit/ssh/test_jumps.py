@@ -8,7 +8,7 @@ import pytest
 from hvlaunch.errors import ConnectFailed, HostError, HostKeyUnknown, StartTimeout
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_paramiko import Jumps
-from hvlaunch.ssh.config.hops import Hops, behind, parse_hop
+from hvlaunch.ssh.config import Hops, behind, parse_hop
 
 from .conftest import in_thread, until
 

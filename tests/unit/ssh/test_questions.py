@@ -1,17 +1,17 @@
-"""One `ssh -G` for many hosts gives what each would give, and is asked again where it must be."""
+"""Questions to ssh. One `ssh -G` for many hosts gives what each would give, and is asked again where it must be."""
 
 import shutil
 import subprocess
 import threading
 
+import psutil
 import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import resolve
-from hvlaunch.ssh.config.ask_ssh import Questions, ask_ssh
+from hvlaunch.ssh.config import AskSSH, Questions, ask_ssh, resolve
 
-from .conftest import PATIENCE, in_thread
+from .conftest import PATIENCE, gone, in_thread, until
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 NAMES = ("n1", "n2", "N3", "10.0.0.4", "fd00::5")
@@ -150,3 +150,35 @@ def test_waiting_for_another_question_uses_up_time():
     second.join()
     assert isinstance(ended[0], subprocess.TimeoutExpired)
     assert len(asked) == 1
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """A question that has no end, and a file where the command that does not end tells its number."""
+    told = tmp_path / "pid"
+    config = tmp_path / "config"
+    config.write_text(
+        f'Match exec "echo $$ > {told}.new; mv {told}.new {told}; exec sleep 600"\n  User ada\n'
+    )
+    return ["-F", str(config), "-G", "node"], told
+
+
+def test_a_command_of_the_configuration_ends_with_the_time(hanging):
+    arguments, told = hanging
+    with pytest.raises(subprocess.TimeoutExpired):
+        AskSSH()(arguments, 1.0)
+    if told.exists():
+        until(lambda: not psutil.pid_exists(int(told.read_text())), "the command ends")
+
+
+def test_a_command_of_the_configuration_ends_with_the_job(hanging):
+    arguments, told = hanging
+    ask = AskSSH()
+    thread, _ = in_thread(lambda: ask(arguments, PATIENCE))
+    until(told.exists, "the command runs")
+    command = psutil.Process(int(told.read_text()))
+    ask.close()
+    thread.join(PATIENCE)
+    until(lambda: gone(command), "the command ends")
+    with pytest.raises(subprocess.TimeoutExpired):
+        ask(["-V"], PATIENCE)

@@ -12,8 +12,7 @@ import pytest
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config import by_hand, resolve
-from hvlaunch.ssh.config.ask_ssh import ask_ssh
+from hvlaunch.ssh.config import ask_ssh, by_hand, resolve
 
 HOME = pwd.getpwuid(os.getuid()).pw_dir
 USER = pwd.getpwuid(os.getuid()).pw_name

@@ -15,8 +15,7 @@ from hvlaunch.errors import ConnectFailed, HostError, StartTimeout, UnknownHost
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh import streams
 from hvlaunch.ssh.by_paramiko import ParamikoClient
-from hvlaunch.ssh.config import resolve
-from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config import AskSSH, resolve
 from hvlaunch.ssh.streams import (
     ConnectLimit,
     Dialed,

@@ -11,7 +11,7 @@ from hvlaunch.gloo import begin_connections, run
 from hvlaunch.job import ElasticOptions, Host, JobSpec, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHConnection
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
-from hvlaunch.ssh.config.ask_ssh import AskSSH
+from hvlaunch.ssh.config import AskSSH
 from hvlaunch.ssh.ways import Ways
 
 from .conftest import PATIENCE, read_all, until

@@ -1,32 +1,199 @@
-"""A host's settings: the user's options first, then the ssh configuration."""
+"""The ssh configuration: questions to the ssh binary (`ssh -G`), and the settings of hosts and of their jump hosts (ProxyJump).
 
+The user's options for hvlaunch come first.
+"""
+
+import contextlib
 import fnmatch
 import functools
 import os
 import pwd
 import re
 import shlex
+import signal
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
-from hvlaunch.ssh.config.ask_ssh import ask_ssh
 
 __all__ = [
     "OPENSSH",
     "Algorithms",
     "Ask",
+    "AskSSH",
+    "Hop",
+    "Hops",
     "HostSettings",
     "LoginTarget",
+    "Questions",
     "allowed",
+    "ask_ssh",
+    "behind",
     "by_hand",
+    "parse_hop",
     "resolve",
     "ssh_words",
 ]
+
+
+class AskSSH:
+    """Runs `ssh` and returns its answer. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._closed = False
+
+    def __call__(self, arguments: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+        """Return the answer to `ssh ARGUMENTS`, within `timeout` seconds.
+
+        Raises FileNotFoundError without an ssh binary, and subprocess.TimeoutExpired, also after close().
+        """
+        with self._start(arguments) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout)
+            finally:
+                with self._lock:
+                    self._running.discard(process)
+                    _kill(process)
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def close(self) -> None:
+        """Kill running questions. May be repeated."""
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                _kill(process)
+
+    def _start(self, arguments: Sequence[str]) -> "subprocess.Popen[str]":
+        command = ["ssh", *arguments]
+        with self._lock:
+            # After close() no process may start: nothing would end it.
+            if self._closed:
+                raise subprocess.TimeoutExpired(command, 0.0)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="surrogateescape",
+                # A process group of its own, to kill it with the commands of `Match exec`.
+                start_new_session=True,
+            )
+            self._running.add(process)
+        return process
+
+
+def ask_ssh(arguments: Sequence[str], timeout: float) -> "subprocess.CompletedProcess[str]":
+    """Ask one question; see AskSSH."""
+    return AskSSH()(arguments, timeout)
+
+
+def _kill(process: "subprocess.Popen[str]") -> None:
+    """Kill the process and its children, unless it was reaped: its number may be reused by then."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+Answer = subprocess.CompletedProcess[str]
+
+_READ = re.compile(r"^debug1: Reading configuration data (.+)$", re.MULTILINE)
+_KEYWORD = re.compile(r"\s*(\w+)\s*(?:=|\s)\s*(.*?)\s*")
+
+
+class Questions:
+    """Asks ssh for settings, with few processes; called like ask_ssh. Thread-safe.
+
+    An `ssh -G` takes 4 ms of CPU, which adds up with many hosts. With -v it names the files that it reads. If
+    these files have no `Match`, no `HostName`, no token and only `Host *`, and the host keeps its given name,
+    the answer for any other name is the same.
+    """
+
+    def __init__(self, ask: Callable[[Sequence[str], float], Answer]) -> None:
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._answers: dict[tuple[str, ...], _Asked] = {}
+
+    def is_same_for_all(self) -> bool:
+        """True if the answers so far serve all hosts, and further hosts cost no process."""
+        with self._lock:
+            return all(asked.template is not None for asked in self._answers.values())
+
+    def __call__(self, arguments: Sequence[str], timeout: float) -> Answer:
+        """Return the answer to `ssh ARGUMENTS`; the last argument is the host's name. Raises the errors of `ask`."""
+        *words, name = arguments
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            # The lock of one set of arguments, so that others can ask meanwhile.
+            asked = self._answers.setdefault(tuple(words), _Asked())
+        with asked.lock:
+            if not asked.done:
+                asked.done = True
+                answer = self._ask(["-v", *words, name], self._left(arguments, deadline))
+                asked.template = _template(answer, name)
+                if answer.returncode == 0:
+                    return answer
+        # A token in the name would be expanded by ssh, and not by the template.
+        if asked.template is not None and "%" not in name:
+            return subprocess.CompletedProcess(list(arguments), 0, asked.template.replace("\0", name), "")
+        return self._ask(arguments, self._left(arguments, deadline))
+
+    @staticmethod
+    def _left(arguments: Sequence[str], deadline: float) -> float:
+        """Return the remaining seconds, after waiting for an earlier question. Raises TimeoutExpired at 0."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise subprocess.TimeoutExpired(list(arguments), 0.0)
+        return left
+
+
+class _Asked:
+    """The state of one set of arguments: the answer as a template with NUL for the name, if it fits all hosts."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.done = False
+        self.template: str | None = None
+
+
+def _template(answer: Answer, name: str) -> str | None:
+    if answer.returncode != 0 or not answer.stderr.startswith("OpenSSH_"):
+        return None
+    lines: list[str] = []
+    for line in answer.stdout.splitlines():
+        key, _, value = line.partition(" ")
+        # Canonical names depend on DNS, so answers may differ by host.
+        if key == "canonicalizehostname" and value not in ("false", "no"):
+            return None
+        if key == "hostname" and value.lower() != name.lower():
+            return None
+        lines.append(f"{key} \0" if key in ("host", "hostname") else line)
+    alike = all(_is_same_for_all(Path(file)) for file in _READ.findall(answer.stderr))
+    return "\n".join(lines) if alike else None
+
+
+def _is_same_for_all(file: Path) -> bool:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    return all(_means_all(line) for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _means_all(line: str) -> bool:
+    match = _KEYWORD.fullmatch(line)
+    if match is None or "%" in line:
+        return False
+    keyword, words = match[1].lower(), match[2]
+    return words == "*" if keyword == "host" else keyword not in ("match", "hostname")
 
 
 _SAME = {"curve25519-sha256": "curve25519-sha256@libssh.org"}
@@ -407,3 +574,89 @@ def _account() -> tuple[str, str]:
     except KeyError:
         return str(os.getuid()), os.path.expanduser("~")  # noqa: PTH111  (as above)
     return entry.pw_name, entry.pw_dir
+
+
+_WORD = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[^]]+)\]|(?P<name>[^:@/]+))(?::(?P<port>\d+))?/?"
+)
+
+
+class Hop(NamedTuple):
+    """A jump host. `key` is the way to it, in words; equal ways share a connection."""
+
+    host: Host
+    key: tuple[str, ...]
+    jump: str | None
+    """ProxyJump to this host, if another host's ProxyJump determines it; None uses its own configuration."""
+
+
+def parse_hop(word: str, *, host: str) -> Host:
+    """Parse one word of a ProxyJump: `[user@]name[:port]` or an ssh:// URI. `host` is for messages.
+
+    Raises HostError.
+    """
+    match = _WORD.fullmatch(word.strip())
+    if match is None:
+        raise HostError(f"its ProxyJump has {word!r}, which is not a host", host=host)
+    port = match["port"]
+    return Host(match["v6"] or match["name"], user=match["user"], port=int(port) if port else None)
+
+
+class Hops:
+    """The jump hosts and their settings; each is looked up once. Thread-safe.
+
+    As in OpenSSH, the port, user and identity of `options` or of a host do not apply to its jump hosts.
+    """
+
+    def __init__(self, options: SSHOptions, *, timeout: float, ask: Ask = ask_ssh) -> None:
+        # Only the configuration file and the policy for host keys apply to jump hosts.
+        self.options = SSHOptions(config=options.config, host_keys=options.host_keys)
+        self._timeout = timeout
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._settings: dict[tuple[Host, str | None], HostSettings] = {}
+
+    def settings(self, hop: Host, jump: str | None = None) -> HostSettings:
+        """Return the settings of a jump host; `jump` replaces its own ProxyJump. Raises HostError."""
+        with self._lock:
+            if (hop, jump) not in self._settings:
+                self._settings[hop, jump] = resolve(
+                    hop, self.options, jump=jump, timeout=self._timeout, ask=self._ask
+                )
+            return self._settings[hop, jump]
+
+    def before(self, host: str, jump: str | None) -> tuple[Hop, ...]:
+        """Return the jump hosts before `host`, in the order of connecting; `jump` is the host's ProxyJump.
+
+        The first jump host may have a ProxyJump too. Raises HostError for a loop.
+        """
+        way: tuple[Hop, ...] = ()
+        jumps: list[str] = []
+        while jump is not None:
+            if jump in jumps:
+                cause = f"its jump hosts form a loop: {' → '.join((*jumps, jump))}"
+                raise HostError(
+                    cause, host=host, hint=f"ssh -v {host} shows them; change the ProxyJump of one"
+                )
+            jumps.append(jump)
+            words = jump.split(",")
+            way = (
+                *(
+                    Hop(parse_hop(word, host=host), (word,), ",".join(words[:index]) or None)
+                    for index, word in enumerate(words)
+                ),
+                *way,
+            )
+            try:
+                # The first jump host's own ProxyJump leads to it; the others are reached from their
+                # predecessors.
+                jump = self.settings(way[0].host).proxy_jump
+            except HostError as error:
+                raise behind(host, words[0], error) from None
+        names = [hop.key[0] for hop in way]
+        return tuple(Hop(hop.host, tuple(names[: index + 1]), hop.jump) for index, hop in enumerate(way))
+
+
+def behind(host: str, jump: str, error: HostError) -> HostError:
+    """Turn the error of a jump host into an error of the host behind it."""
+    return error.about(host, f"its jump host {jump}: {error.cause}")
