@@ -14,7 +14,7 @@ from hvlaunch.ssh import Connection
 from hvlaunch.ssh.pipes import PipeConnection
 
 if TYPE_CHECKING:
-    from hvlaunch.ssh.trust.keyring import Keyring
+    from hvlaunch.ssh.keyring import Keyring
 
 __all__ = ["Ways", "agent_words", "connect_by_agent"]
 
@@ -78,7 +78,7 @@ class Ways:
         )
 
     def _keys(self) -> "Keyring":
-        from hvlaunch.ssh.trust.keyring import Keyring  # noqa: PLC0415
+        from hvlaunch.ssh.keyring import Keyring  # noqa: PLC0415
 
         with self._lock:
             self._keyring = self._keyring or Keyring()

@@ -21,8 +21,8 @@ from hvlaunch.job import Host, JobSpec, SSHOptions
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
 from hvlaunch.ssh.config import resolve
-from hvlaunch.ssh.trust.identity import read_identity
-from hvlaunch.ssh.trust.keyring import Keyring
+from hvlaunch.ssh.identity import read_identity
+from hvlaunch.ssh.keyring import Keyring
 
 Give = Callable[[Path], Path]
 
@@ -78,7 +78,7 @@ def test_the_key_that_the_user_names_is_refused_by_name(key: Path) -> None:
 
 
 def test_a_key_file_without_an_end_is_not_read_to_its_end(tmp_path: Path) -> None:
-    script = "import sys; from hvlaunch.ssh.trust.identity import read_identity; print(read_identity('/dev/zero').problem)"
+    script = "import sys; from hvlaunch.ssh.identity import read_identity; print(read_identity('/dev/zero').problem)"
     limited = ["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh", sys.executable, "-c", script]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "it is not an RSA, ECDSA or Ed25519 private key", done.stderr

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
     from hvlaunch.ssh.by_paramiko.login import Login
-    from hvlaunch.ssh.trust.keyring import Keyring
+    from hvlaunch.ssh.keyring import Keyring
 
 __all__ = ["Jumps", "ParamikoClient"]
 

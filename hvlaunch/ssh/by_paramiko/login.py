@@ -20,9 +20,9 @@ from hvlaunch.ssh import stage
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection, SSHTransport
 from hvlaunch.ssh.complaints import TOO_MANY_KEYS, was_sent_away
 from hvlaunch.ssh.config import OPENSSH, LoginTarget, allowed
+from hvlaunch.ssh.keyring import Keyring, Locked, Offers
+from hvlaunch.ssh.known_hosts import HostKey, preferred_algorithms
 from hvlaunch.ssh.streams import Stream
-from hvlaunch.ssh.trust.keyring import Keyring, Locked, Offers
-from hvlaunch.ssh.trust.known_hosts import HostKey, preferred_algorithms
 
 __all__ = ["Login"]
 

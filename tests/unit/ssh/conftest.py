@@ -22,8 +22,8 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh import Channel
 from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
+from hvlaunch.ssh.keyring import Keyring
 from hvlaunch.ssh.streams import ConnectLimit
-from hvlaunch.ssh.trust.keyring import Keyring
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 PATIENCE = 60.0

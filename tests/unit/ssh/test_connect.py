@@ -26,8 +26,8 @@ from hvlaunch.ssh import listen
 from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.login import Login
 from hvlaunch.ssh.config import AskSSH, LoginTarget, Questions, resolve
+from hvlaunch.ssh.keyring import Keyring
 from hvlaunch.ssh.streams import ConnectLimit, GreetingSocket
-from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import (
     PATIENCE,

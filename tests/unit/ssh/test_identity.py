@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.ssh.trust.identity import certified, read_certificate, read_identity
+from hvlaunch.ssh.identity import certified, read_certificate, read_identity
 
 from .conftest import keygen
 

@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config import HostSettings, resolve
-from hvlaunch.ssh.trust.keyring import Keyring, Locked
+from hvlaunch.ssh.keyring import Keyring, Locked
 
 from .conftest import agent_answers, in_thread, keygen, until
 

@@ -13,7 +13,7 @@ from hvlaunch.errors import (
     HostError,
     PermissionDenied,
 )
-from hvlaunch.ssh.trust.keyring import Keyring
+from hvlaunch.ssh.keyring import Keyring
 
 from .conftest import agent_answers, answer, connect, keygen, read_all, refusal, until, user
 

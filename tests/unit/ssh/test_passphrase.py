@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from hvlaunch.ssh.trust.keyring import Terminal
+from hvlaunch.ssh.keyring import Terminal
 
 from .conftest import in_thread, until
 
@@ -113,7 +113,7 @@ def test_a_terminal_that_is_not_ours(tty):
 
 
 SEIZE = "import os,fcntl,termios;os.setsid();fcntl.ioctl(0,termios.TIOCSCTTY,0);"
-ASK = "from hvlaunch.ssh.trust.keyring import Terminal;t=Terminal();print(t.is_there());t.close()"
+ASK = "from hvlaunch.ssh.keyring import Terminal;t=Terminal();print(t.is_there());t.close()"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh import streams
 from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.config import AskSSH, resolve
+from hvlaunch.ssh.keyring import Keyring
 from hvlaunch.ssh.streams import (
     ConnectLimit,
     Dialed,
@@ -28,7 +29,6 @@ from hvlaunch.ssh.streams import (
     silence,
     start_proxy,
 )
-from hvlaunch.ssh.trust.keyring import Keyring
 
 from .conftest import PATIENCE, free_port, gone, read_all, until
 

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from hvlaunch.errors import HostError
 from hvlaunch.ssh import stage
 from hvlaunch.ssh.config import HostSettings
-from hvlaunch.ssh.trust.known_hosts import KnownHosts
+from hvlaunch.ssh.known_hosts import KnownHosts
 
 if TYPE_CHECKING:
     from paramiko.pkey import PKey, PublicBlob
 
+    from hvlaunch.ssh.identity import Identity, UserCertificate
     from hvlaunch.ssh.paramiko_private import AgentClient
-    from hvlaunch.ssh.trust.identity import Identity, UserCertificate
 
 __all__ = ["Asker", "Keyring", "Locked", "Offer", "Offers", "Terminal"]
+
 
 _LONGEST = 1024
 _CLEAR_TO_END = "\x1b[K"
@@ -246,7 +247,7 @@ class Keyring:
         self, identity: "Identity", certificates: "Iterable[UserCertificate]", deadline: float | None
     ) -> Iterator[Offer]:
         """Yield offers of an encrypted key; the user is asked only if the host refused all keys before it."""
-        from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
+        from hvlaunch.ssh.identity import certified  # noqa: PLC0415  (paramiko)
 
         def load(blob: "PublicBlob") -> "PKey":
             return certified(self._open(identity.path, deadline), blob)
@@ -258,7 +259,7 @@ class Keyring:
 
     def _open(self, path: str, deadline: float | None) -> "PKey":
         """Return the key of an encrypted file, with the user's passphrase. Raises Locked."""
-        from hvlaunch.ssh.trust.identity import read_identity  # noqa: PLC0415  (paramiko)
+        from hvlaunch.ssh.identity import read_identity  # noqa: PLC0415  (paramiko)
 
         with self._asking:
             # Other hosts waited here for the same key, and need no second question.
@@ -288,14 +289,14 @@ class Keyring:
         return opened.key
 
     def _identity(self, path: str) -> "Identity":
-        from hvlaunch.ssh.trust.identity import read_identity  # noqa: PLC0415  (paramiko)
+        from hvlaunch.ssh.identity import read_identity  # noqa: PLC0415  (paramiko)
 
         if path not in self._identities:
             self._identities[path] = read_identity(path)
         return self._identities[path]
 
     def _certificate(self, path: str) -> "UserCertificate | None":
-        from hvlaunch.ssh.trust.identity import read_certificate  # noqa: PLC0415  (paramiko)
+        from hvlaunch.ssh.identity import read_certificate  # noqa: PLC0415  (paramiko)
 
         if path not in self._certificates:
             self._certificates[path] = read_certificate(path)
@@ -316,7 +317,7 @@ class Keyring:
 
 def _ready(label: str, key: "PKey", certificates: "Iterable[UserCertificate]") -> list[Offer]:
     """Return offers of a key without a passphrase: with each of its certificates, then bare."""
-    from hvlaunch.ssh.trust.identity import certified  # noqa: PLC0415  (paramiko)
+    from hvlaunch.ssh.identity import certified  # noqa: PLC0415  (paramiko)
 
     shown = [certificate for certificate in certificates if certificate.public == key.asbytes()]
     offers = [Offer(certificate.path, partial(certified, key, certificate.blob)) for certificate in shown]

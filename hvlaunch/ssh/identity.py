@@ -22,9 +22,10 @@ from paramiko.ssh_exception import SSHException
 
 from hvlaunch.owners import other_reader
 from hvlaunch.ssh.config import OPENSSH
-from hvlaunch.ssh.trust.host_certificate import CERTIFICATE
+from hvlaunch.ssh.known_hosts import CERTIFICATE
 
 __all__ = ["Identity", "UserCertificate", "bare_key", "certified", "read_certificate", "read_identity"]
+
 
 _LONGEST = 1 << 20
 """Maximum size of a key file in bytes."""

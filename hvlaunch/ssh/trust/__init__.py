@@ -1,1 +1,0 @@
-"""Trust: the user's keys and passphrases, known host keys and host certificates."""
