@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hvlaunch.hosts.local import is_local
-from hvlaunch.ssh.ways import Ways
+from hvlaunch.ssh import Ways
 
 if TYPE_CHECKING:
     from hvlaunch.job import JobResult, JobSpec

@@ -32,8 +32,7 @@ from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_t
 from hvlaunch.job import Host, JobResult, JobSpec
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
-from hvlaunch.ssh import Connection
-from hvlaunch.ssh.ways import Ways
+from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
@@ -76,8 +75,6 @@ def by_ssh(
     """Open hvlaunch's own ways: by ssh (with `shared` if they have begun), or by a scheduler's own program."""
     agent = spec.ssh.remote_agent
     if agent is not None:
-        from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few jobs have one)
-
         remote = partial(connect_by_agent, agent)
         yield HostWays(partial(_connect, spec, remote), partial(_lost, spec, remote))
         return
@@ -639,10 +636,7 @@ class _Remote(Protocol):
 
 def _connect(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
     """Connect by pipes to this machine itself, else by `remote`. Raises HostError."""
-    # Each way is imported on its first use: a local job does without ssh.
     if is_local(host):
-        from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (see the docstring)
-
         environ = _host_environ(spec)
         return CommandConnection(connect_local(host, environ), lambda _timeout: connect_local(host, environ))
     try:
@@ -659,8 +653,6 @@ def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
     """Return the lost connection that _connect() would have made."""
     if not is_local(host):
         return LostConnection(partial(remote, host))
-    from hvlaunch.ssh.pipes import connect_local  # noqa: PLC0415 (as above)
-
     environ = _host_environ(spec)
     return LostConnection(lambda _timeout: connect_local(host, environ))
 

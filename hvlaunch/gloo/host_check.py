@@ -15,10 +15,8 @@ from hvlaunch.driver.program import agent_command, python_candidates
 from hvlaunch.errors import HostError, HvlaunchError, Problem
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobSpec, SSHOptions
-from hvlaunch.ssh import Connection
+from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 from hvlaunch.ssh.config import ask_ssh, resolve
-from hvlaunch.ssh.pipes import connect_local
-from hvlaunch.ssh.ways import Ways, connect_by_agent
 
 __all__ = ["HostAnswer", "ask_hosts"]
 

@@ -12,7 +12,7 @@ from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.controller import HostWays, WaysToHosts
 from hvlaunch.hosts.variables import without_outer_rank
 from hvlaunch.job import Host, JobSpec
-from hvlaunch.ssh.pipes import PipeConnection, connect_local
+from hvlaunch.ssh import PipeConnection, connect_local
 
 __all__ = ["PretendedHosts"]
 

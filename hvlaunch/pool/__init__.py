@@ -33,8 +33,7 @@ from hvlaunch.outside import IN_MAKING, JobDirectory, has_driver, remove
 from hvlaunch.owners import peer_is_own
 from hvlaunch.pool.host import PoolStream, WarmHost
 from hvlaunch.rendezvous.serving.certificate import Certificate
-from hvlaunch.ssh import Connection
-from hvlaunch.ssh.ways import Ways
+from hvlaunch.ssh import Connection, Ways, connect_by_agent
 
 __all__ = ["WarmPool", "hold_pool", "printed_status"]
 
@@ -116,8 +115,6 @@ def _about(name: str, spec: JobSpec) -> dict[str, object]:
 @contextmanager
 def _connect(spec: JobSpec) -> Iterator[Callable[[Host], Connection]]:
     if spec.ssh.remote_agent is not None:
-        from hvlaunch.ssh.ways import connect_by_agent  # noqa: PLC0415 (few sites have one)
-
         yield partial(connect_by_agent, spec.ssh.remote_agent)
         return
     with closing(Ways(spec.ssh, timeout=spec.start_timeout)) as ways:

@@ -15,10 +15,9 @@ from typing import Protocol
 from hvlaunch.children import Sweeper
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, HostKeyPolicy, SSHOptions
-from hvlaunch.ssh import Channel, stage
+from hvlaunch.ssh import Channel, PipeChannel, stage, start_piped
 from hvlaunch.ssh.complaints import FAILED, explain, lost
 from hvlaunch.ssh.config import AskSSH, Hops, HostSettings, Questions, by_hand, resolve, ssh_words
-from hvlaunch.ssh.pipes import PipeChannel, start_piped
 from hvlaunch.ssh.streams import ConnectLimit, EarlyStarts, addresses_toward, borrow, persist, silence
 
 __all__ = ["OpenSSHChannel", "OpenSSHClient", "OpenSSHConnection"]

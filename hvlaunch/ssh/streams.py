@@ -21,9 +21,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hvlaunch.errors import ConnectFailed, HostError, SentAway, StartTimeout, UnknownHost
 from hvlaunch.job import Host
-from hvlaunch.ssh import stage
+from hvlaunch.ssh import Tail, stage
 from hvlaunch.ssh.config import HostSettings
-from hvlaunch.ssh.pipes import Tail
 
 __all__ = [
     "ConnectLimit",

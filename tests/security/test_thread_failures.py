@@ -47,7 +47,7 @@ FAULTS = {
     "stdin": "hvlaunch.driver.stdin:StdinPump:_run",
     "rendezvous": "hvlaunch.rendezvous.serving:RendezvousServer:_run_loop",
     "event file": "hvlaunch.console.files:EventFile:_run",
-    "a host's stderr": "hvlaunch.ssh.pipes:PipeChannel:_drain_stderr",
+    "a host's stderr": "hvlaunch.ssh:PipeChannel:_drain_stderr",
     "discovery": "hvlaunch.hosts.discovery:Discovery:_run",
 }
 

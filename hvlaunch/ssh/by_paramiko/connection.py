@@ -16,9 +16,8 @@ from paramiko.packet import Packetizer
 from paramiko.ssh_exception import ChannelException, SSHException
 
 from hvlaunch.errors import ConnectFailed, HostError, HostLost, StartTimeout
-from hvlaunch.ssh import Channel
+from hvlaunch.ssh import Channel, Tail
 from hvlaunch.ssh.paramiko_private import HookedTransport, close_here, forget_channel, send_message
-from hvlaunch.ssh.pipes import Tail
 from hvlaunch.ssh.streams import Stream, greeting_with
 
 if TYPE_CHECKING:

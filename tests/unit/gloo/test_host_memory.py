@@ -21,7 +21,7 @@ from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec, WorkerExit
 from hvlaunch.outside.ledger import VERDICTS, Ledger
 from hvlaunch.report.evidence import Evidence
 from hvlaunch.report.failure_report import FailureReport, make_report
-from hvlaunch.ssh.pipes import connect_local
+from hvlaunch.ssh import connect_local
 from tests.testhosts.hosts import wait_until
 
 from .elastic_history import arrive, elastic

@@ -15,7 +15,7 @@ from hvlaunch.driver.links.session import HostSession
 from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
-from hvlaunch.ssh.pipes import connect_local
+from hvlaunch.ssh import connect_local
 from tests.unit.gloo.fakes import FakeListener
 
 CONFIG = {"grace": 1.0, "lease": 60.0, "window": 1 << 20, "reconnect": 60.0, "spill": 0}

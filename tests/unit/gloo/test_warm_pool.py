@@ -27,7 +27,7 @@ from hvlaunch.outside.pools import KnownPool, PoolGone, ask, find_pool, open_str
 from hvlaunch.pool import WarmPool
 from hvlaunch.pool.host import WarmHost
 from hvlaunch.rendezvous.serving.certificate import tls_context
-from hvlaunch.ssh.pipes import PipeConnection
+from hvlaunch.ssh import PipeConnection
 from tests.unit.agent.harness import until
 from tests.unit.gloo.fakes import FakeListener
 

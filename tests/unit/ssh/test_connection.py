@@ -9,9 +9,8 @@ from contextlib import closing
 import pytest
 
 from hvlaunch.job import Host
-from hvlaunch.ssh import Connection
+from hvlaunch.ssh import Connection, connect_local
 from hvlaunch.ssh.by_openssh import OpenSSHClient
-from hvlaunch.ssh.pipes import connect_local
 from hvlaunch.ssh.streams import ConnectLimit
 
 from .conftest import PATIENCE, connect, in_thread, read_all

@@ -10,7 +10,7 @@ import pytest
 
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
-from hvlaunch.ssh.pipes import connect_local
+from hvlaunch.ssh import Tail, connect_local
 
 from .conftest import PATIENCE, in_thread, read_all, until
 
@@ -123,3 +123,21 @@ def test_a_command_gets_the_usual_signals():
         assert read_all(channel) == b"y\n"
         assert channel.exit_status(PATIENCE) == 0
         assert b"roken pipe" not in channel.stderr()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kept"),
+    [
+        ([], b""),
+        ([b"ab"], b"ab"),
+        ([b"abcd"], b"abcd"),
+        ([b"abcdef"], b"cdef"),
+        ([b"abc", b"", b"de"], b"bcde"),
+        ([b"a"] * 9 + [b"b"], b"aaab"),
+    ],
+)
+def test_the_last_bytes_are_kept(pieces, kept):
+    tail = Tail(size=4)
+    for piece in pieces:
+        tail.add(piece)
+    assert tail.get() == kept

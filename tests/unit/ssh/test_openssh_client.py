@@ -54,7 +54,7 @@ def test_no_ssh_outlives_a_driver_that_is_killed():
         import sys
         from hvlaunch.children import Sweeper
         from hvlaunch.ssh.by_openssh import OpenSSHChannel
-        from hvlaunch.ssh.pipes import start_piped
+        from hvlaunch.ssh import start_piped
         processes = [start_piped(["sleep", "1000"]) for _ in range(3)]
         channels = [OpenSSHChannel(process, sweeper) for sweeper in [Sweeper()] for process in processes]
         channels[1].close()

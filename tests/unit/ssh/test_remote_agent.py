@@ -9,7 +9,7 @@ import pytest
 
 from hvlaunch.errors import ConnectFailed, HostError
 from hvlaunch.job import Host
-from hvlaunch.ssh.ways import agent_words, connect_by_agent
+from hvlaunch.ssh import agent_words, connect_by_agent
 
 KUBEXEC = """\
 #!/bin/sh

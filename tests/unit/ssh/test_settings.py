@@ -279,7 +279,7 @@ def test_many_threads_at_once(config):
 
 def test_imports_of_a_local_job():
     code = (
-        "import sys, hvlaunch.ssh.config, hvlaunch.ssh.pipes, hvlaunch.ssh.keyring;"
+        "import sys, hvlaunch.ssh.config, hvlaunch.ssh, hvlaunch.ssh.keyring;"
         "assert not {'paramiko', 'cryptography'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

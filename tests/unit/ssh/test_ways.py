@@ -9,10 +9,10 @@ import pytest
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo import begin_connections, run
 from hvlaunch.job import ElasticOptions, Host, JobSpec, SSHOptions
+from hvlaunch.ssh import Ways
 from hvlaunch.ssh.by_openssh import OpenSSHConnection
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.config import AskSSH
-from hvlaunch.ssh.ways import Ways
 
 from .conftest import PATIENCE, read_all, until
 
@@ -80,7 +80,7 @@ def test_connections_that_have_begun_are_closed_if_the_job_can_not_start(monkeyp
 
 def test_nothing_is_loaded_before_it_is_used():
     code = (
-        "import sys; from hvlaunch.job import SSHOptions; from hvlaunch.ssh.ways import Ways;"
+        "import sys; from hvlaunch.job import SSHOptions; from hvlaunch.ssh import Ways;"
         "Ways(SSHOptions(), timeout=1).close();"
         "print([name for name in sys.modules if 'paramiko' in name or name.startswith('hvlaunch.ssh.k')])"
     )
