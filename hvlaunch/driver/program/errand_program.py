@@ -78,5 +78,6 @@ def _candidates(name: str) -> list[Path]:
         package, folders = errands.__name__, list(errands.__path__)
     path = name.removeprefix(package).strip(".").replace(".", "/")
     bases = [Path(folder) / path for folder in folders]
-    candidates = (base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases)
+    # Not by is_dir(): a folder that was a package once may still have compiled files.
+    candidates = (file for base in bases for file in (base / "__init__.py", base.with_suffix(".py")))
     return [file for file in candidates if file.is_file()]

@@ -40,8 +40,9 @@ class Rig:
         if self.modules is not None:
             more["preload"] = {"modules": self.modules, "program": standby_program()}
         self.agent.start(argv, round_number=self.round, cwd=str(self.folder), **more)
-        self.pid: int = self.agent.expect("started")[0]["pid"]
-        return self.pid
+        pid: int = self.agent.expect("started")[0]["pid"]
+        self.pid = pid
+        return pid
 
     def kill(self) -> None:
         """Kill the worker, as a failure does."""
