@@ -29,7 +29,7 @@ from torch import distributed as dist
 
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import heading, spread, table
-from hvlaunch.rendezvous.client_errors import WaitTimeout
+from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.torch.backends import GroupSockets
 from hvlaunch.torch.current import World, meet, members
 from hvlaunch.torch.place import Place

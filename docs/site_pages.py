@@ -49,7 +49,11 @@ REFERENCE: Mapping[str, Mapping[str, Sequence[str]]] = {
         "Why a round ends": ("torch.group_errors",),
     },
     "hvlaunch.torch.group_errors": {"Errors": ("torch.group_errors",)},
-    "hvlaunch.rendezvous": {"Progress": ("rendezvous.telling",), "The client": ("rendezvous.client",)},
+    "hvlaunch.rendezvous": {
+        "Progress": ("rendezvous.worker",),
+        "The client": ("rendezvous.client",),
+        "Errors": ("rendezvous",),
+    },
     "hvlaunch.errors": {"Errors": ("errors",)},
 }
 """The public packages, and what of them is from which modules."""
@@ -106,7 +110,7 @@ def reference(package: griffe.Object, sections: Mapping[str, Sequence[str]]) -> 
                 member for member in offered if whole_path(member).rpartition(".")[0] == f"hvlaunch.{module}"
             ]
             offered = [member for member in offered if member not in found]
-            options = INHERITING if module.endswith("errors") else ""
+            options = INHERITING if title == "Errors" or module.endswith("errors") else ""
             blocks += [f"::: {member.path}{options}" for member in found]
     if offered:
         blocks += ["## More", *(f"`{member.name}` is {elsewhere(member)}." for member in offered)]

@@ -14,8 +14,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
+from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import Dismissed, Membership
 from hvlaunch.rendezvous.telling import progress
 

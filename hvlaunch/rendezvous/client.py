@@ -22,8 +22,7 @@ from secrets import token_hex
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from hvlaunch.rendezvous import messages
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     BadCertificate,
     NoRendezvous,
     NotANumber,
@@ -36,6 +35,7 @@ from hvlaunch.rendezvous.client_errors import (
     UnexpectedAnswer,
     ValueTooLarge,
     WaitTimeout,
+    messages,
 )
 from hvlaunch.rendezvous.messages import Changes
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from hvlaunch.rendezvous import RendezvousClosed, RendezvousError, RendezvousUnreachable
 from hvlaunch.rendezvous.client import Client, WrongCertificate
-from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, RendezvousUnreachable
 from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,

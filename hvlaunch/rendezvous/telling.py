@@ -96,8 +96,8 @@ def new_teller(scope: str, prefix: str = "") -> _Tells:
     worker = os.environ.get("HVLAUNCH_WORKER")
     if not worker or not os.environ.get("HVLAUNCH_RENDEZVOUS") or not os.environ.get("HVLAUNCH_TOKEN"):
         return _Silent()
+    from hvlaunch.rendezvous import RendezvousError  # noqa: PLC0415 (as above)
     from hvlaunch.rendezvous.client import Client  # noqa: PLC0415 (the driver, which tells nothing, needs none)
-    from hvlaunch.rendezvous.client_errors import RendezvousError  # noqa: PLC0415 (as above)
 
     client = Client.from_environment()
 

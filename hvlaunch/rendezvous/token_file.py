@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hvlaunch.errors import EXIT_USAGE
 from hvlaunch.owners import other_writer
-from hvlaunch.rendezvous.client_errors import RendezvousError
+from hvlaunch.rendezvous import RendezvousError
 
 __all__ = ["BadTokenFile", "certificate_beside", "make_private_file", "make_token_file", "read_token_file"]
 

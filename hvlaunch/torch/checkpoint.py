@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import patiently
 from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.torch import current

@@ -30,8 +30,8 @@ from torch import distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
+from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.torch.backends import abort_groups, answer_agent, wait_until_idle
 from hvlaunch.torch.group_errors import (
     AlreadyInitialized,

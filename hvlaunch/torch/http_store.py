@@ -18,8 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from torch import distributed as dist
 from torch.distributed import DistNetworkError, DistStoreError, Store, register_rendezvous_handler
 
-from hvlaunch.rendezvous.client import Client, read_lease
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     NoRendezvous,
     RendezvousClosed,
     RendezvousError,
@@ -27,6 +26,7 @@ from hvlaunch.rendezvous.client_errors import (
     TooManyConnections,
     WaitTimeout,
 )
+from hvlaunch.rendezvous.client import Client, read_lease
 from hvlaunch.torch.current import meet, round_scope
 from hvlaunch.torch.group_errors import BadParameter
 from hvlaunch.torch.place import Place

@@ -16,8 +16,8 @@ import pytest
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY, WORD_SIZE
 from hvlaunch.mpi.calls import AgentCaller, CallListener
 from hvlaunch.mpi.request import caller_command
+from hvlaunch.rendezvous import RendezvousUnreachable
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
 

@@ -10,13 +10,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hvlaunch.rendezvous.client_errors import RendezvousClosed
-from hvlaunch.rendezvous.serving.early_answers import Answerer, answer_early
-from hvlaunch.rendezvous.serving.horovod import HorovodScopes
-from hvlaunch.rendezvous.serving.listeners import RESERVED, ControlSockets, Listeners, Shortage, listen_again
+from hvlaunch.rendezvous import RendezvousClosed
+from hvlaunch.rendezvous.serving.listeners import (
+    RESERVED,
+    Answerer,
+    ControlSockets,
+    Listeners,
+    Shortage,
+    answer_early,
+    listen_again,
+)
 from hvlaunch.rendezvous.serving.store_record import Once, StoreFile, StoreRecord
 from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
-from hvlaunch.rendezvous.store import Store, StoreLimits
+from hvlaunch.rendezvous.store import HorovodScopes, Store, StoreLimits
 
 if TYPE_CHECKING:
     import asyncio

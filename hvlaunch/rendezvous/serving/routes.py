@@ -12,14 +12,12 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from hvlaunch.rendezvous import messages
-from hvlaunch.rendezvous.client_errors import NotANumber, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous import NotANumber, StoreFull, ValueTooLarge, messages
 from hvlaunch.rendezvous.messages import Changes
-from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route
 from hvlaunch.rendezvous.serving.store_record import Once
 from hvlaunch.rendezvous.serving.traffic import Stats
-from hvlaunch.rendezvous.store import Store, until_all_set, until_changed
+from hvlaunch.rendezvous.store import HorovodScopes, Store, until_all_set, until_changed
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from hvlaunch.rendezvous.serving.early_answers import Answerer
+from hvlaunch.rendezvous.serving.listeners import Answerer
 
 __all__ = ["ClientTransport", "is_loopback"]
 

@@ -28,8 +28,8 @@ from torch import distributed as dist
 from torch.distributed import Store
 from torch.torch_version import TorchVersion
 
+from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import WaitTimeout
 from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.messages import Grant, worker_of
 from hvlaunch.torch import current

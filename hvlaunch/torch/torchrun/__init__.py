@@ -30,9 +30,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from hvlaunch.rendezvous import BadCertificate, RendezvousUnreachable, WaitTimeout
+from hvlaunch.rendezvous import RendezvousError as ClientError
 from hvlaunch.rendezvous.client import Client, is_loopback, read_pin
-from hvlaunch.rendezvous.client_errors import BadCertificate, RendezvousUnreachable, WaitTimeout
-from hvlaunch.rendezvous.client_errors import RendezvousError as ClientError
 from hvlaunch.rendezvous.token_file import BadTokenFile, certificate_beside, read_token_file
 from hvlaunch.torch.torchrun.keeper import Backend, StateKeeper
 from hvlaunch.torch.torchrun.state import (

@@ -13,13 +13,13 @@ from itertools import count
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
-from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     RendezvousClosed,
     RendezvousError,
     RendezvousUnreachable,
     TooManyConnections,
 )
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.torchrun.state import JobState, decode, encode, left
 
 __all__ = ["Backend", "Leases", "StateKeeper", "watched"]

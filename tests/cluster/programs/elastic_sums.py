@@ -16,8 +16,8 @@ from typing import Any
 
 from orders import Orders
 
+from hvlaunch.rendezvous import RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.membership import Dismissed, Membership
 
 COMMIT_EVERY = 4

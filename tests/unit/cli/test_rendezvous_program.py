@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from hvlaunch.cli.rendezvous import main
+from hvlaunch.rendezvous import RendezvousUnreachable, Unauthorized
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import RendezvousUnreachable, Unauthorized
 from tests.ipv6 import has_ipv6
 
 RUN = "from hvlaunch.cli.rendezvous import script; script()"

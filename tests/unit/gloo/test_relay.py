@@ -13,8 +13,8 @@ import pytest
 from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.driver.links.relay import HostRelay, peer_name
+from hvlaunch.rendezvous import RendezvousClosed
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import RendezvousClosed
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.agent.harness import AgentProcess, until
 

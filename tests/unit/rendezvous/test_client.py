@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     NoRendezvous,
     NotANumber,
     RendezvousClosed,
@@ -16,6 +15,7 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.calls import calls

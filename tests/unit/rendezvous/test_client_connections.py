@@ -6,9 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.rendezvous import client as client_module
-from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     NoRendezvous,
     RendezvousClosed,
     RendezvousError,
@@ -20,6 +18,8 @@ from hvlaunch.rendezvous.client_errors import (
     ValueTooLarge,
     WaitTimeout,
 )
+from hvlaunch.rendezvous import client as client_module
+from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import TrafficLimits
 from tests.unit.rendezvous.calls import calls

@@ -10,12 +10,12 @@ from contextlib import closing
 
 import pytest
 
-from hvlaunch.rendezvous.client import Client, Versioned
-from hvlaunch.rendezvous.client_errors import (
+from hvlaunch.rendezvous import (
     NoRendezvous,
     RendezvousClosed,
     RendezvousUnreachable,
 )
+from hvlaunch.rendezvous.client import Client, Versioned
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from tests.unit.rendezvous.kept_server import KeptServer

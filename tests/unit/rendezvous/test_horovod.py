@@ -2,10 +2,9 @@
 
 import pytest
 
-from hvlaunch.rendezvous.serving.horovod import HorovodScopes
 from hvlaunch.rendezvous.serving.http import Answer, Head
 from hvlaunch.rendezvous.serving.routes import Routes
-from hvlaunch.rendezvous.store import Store
+from hvlaunch.rendezvous.store import HorovodScopes, Store
 from tests.unit.rendezvous.wire import TOKEN
 
 HOST = "10.0.0.1"

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from hvlaunch.rendezvous import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.client import Client, Versioned
-from hvlaunch.rendezvous.client_errors import NotANumber, RendezvousClosed, RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.messages import Changes
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN

@@ -8,8 +8,8 @@ from contextlib import closing
 
 import pytest
 
+from hvlaunch.rendezvous import CannotListen
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import CannotListen
 from hvlaunch.rendezvous.serving import RendezvousServer, listeners
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.wire import TOKEN, Response, Wire

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvlaunch.rendezvous.client_errors import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous import RendezvousClosed, RendezvousError, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.ipv6 import has_ipv6
 from tests.unit.rendezvous.wire import TOKEN, Wire, get, put, transports

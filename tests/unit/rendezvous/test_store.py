@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hvlaunch.rendezvous.client_errors import RendezvousError, StoreFull, ValueTooLarge
+from hvlaunch.rendezvous import RendezvousError, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.store import Store, StoreLimits
 
 NAMES = st.sampled_from(["a", "b", "round-0"])

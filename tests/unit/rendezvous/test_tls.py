@@ -10,8 +10,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from hvlaunch.rendezvous import BadCertificate, NoRendezvous, RendezvousUnreachable
 from hvlaunch.rendezvous.client import Client, read_pin
-from hvlaunch.rendezvous.client_errors import BadCertificate, NoRendezvous, RendezvousUnreachable
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from tests.unit.rendezvous.wire import TOKEN

@@ -6,8 +6,8 @@ from contextlib import closing
 
 import pytest
 
+from hvlaunch.rendezvous import Unauthorized
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import Unauthorized
 from hvlaunch.rendezvous.serving import RendezvousServer
 from tests.unit.rendezvous.wire import TOKEN
 

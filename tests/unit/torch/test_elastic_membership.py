@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from hvlaunch.rendezvous import Client
+from hvlaunch.rendezvous import Client, RendezvousUnreachable
 from hvlaunch.rendezvous.client import WrongCertificate
-from hvlaunch.rendezvous.client_errors import RendezvousUnreachable
 from hvlaunch.rendezvous.membership import Membership
 from hvlaunch.rendezvous.messages import (
     ASKS,

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from torch import distributed as dist
 
+from hvlaunch.rendezvous import NoRendezvous, RendezvousUnreachable, Unauthorized, WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import NoRendezvous, RendezvousUnreachable, Unauthorized, WaitTimeout
 from hvlaunch.torch import HTTPStore
 from hvlaunch.torch.http_store import default_scope
 from tests.unit.torch.ranks import in_forks

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from hvlaunch.rendezvous import NoRendezvous
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.client_errors import NoRendezvous
 from tests.unit.torch.ranks import in_forks
 
 LONG = timedelta(seconds=60)
