@@ -16,8 +16,7 @@ from typing import Any
 
 from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.membership import Dismissed, Membership
-from hvlaunch.rendezvous.telling import progress
+from hvlaunch.rendezvous.worker import Dismissed, Membership, progress
 
 __all__ = ["END", "REPORTS", "SLOW", "SLOW_STEP", "SLOW_TIME", "UserOrders", "main"]
 

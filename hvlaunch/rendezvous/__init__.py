@@ -6,7 +6,7 @@ from hvlaunch.errors import EXIT_USAGE, HvlaunchError
 
 if TYPE_CHECKING:
     from hvlaunch.rendezvous.client import Client
-    from hvlaunch.rendezvous.telling import progress
+    from hvlaunch.rendezvous.worker import progress
 
 __all__ = [
     "BadCertificate",
@@ -155,7 +155,7 @@ def __getattr__(
 
         return Client
     if name == "progress":
-        from hvlaunch.rendezvous.telling import progress  # noqa: PLC0415 (see above)
+        from hvlaunch.rendezvous.worker import progress  # noqa: PLC0415 (see above)
 
         return progress
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,10 @@ __all__ = [
     "ASKS",
     "BEATS",
     "KEPT",
+    "LONGEST_NAME",
+    "MOST_METRICS",
     "PLACES",
+    "PROGRESS",
     "ROUNDS",
     "Ask",
     "Beat",
@@ -49,6 +52,12 @@ KEPT = "hvlaunch.kept"
 `cost.WORKER` is a progress report of rank 0: `step` is the number of commits, the metrics are `delayed` (seconds without training, all
 commits together) and `whole` (seconds until the newest commit was whole in memory).
 """
+PROGRESS = "hvlaunch.progress"
+"""Progress reports, by worker: written by workers."""
+MOST_METRICS = 32
+"""Of a progress report."""
+LONGEST_NAME = 64
+"""Of a metric: letters."""
 
 
 class Ask(NamedTuple):

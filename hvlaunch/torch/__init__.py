@@ -17,7 +17,7 @@ from typing import Literal, TextIO
 
 from torch.nn import SyncBatchNorm
 
-from hvlaunch.rendezvous.telling import progress
+from hvlaunch.rendezvous.worker import progress
 from hvlaunch.torch import current, elastic
 from hvlaunch.torch.backends import (
     ccl_built,

@@ -17,8 +17,8 @@ import torch
 
 from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.membership import patiently
 from hvlaunch.rendezvous.messages import KEPT
+from hvlaunch.rendezvous.worker import patiently
 from hvlaunch.torch import current
 from hvlaunch.torch.kept import (
     CommitCosts,

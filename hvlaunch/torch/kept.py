@@ -20,7 +20,7 @@ from hvlaunch.agent.commits import PAGE, KeptCommit, NoRoom, Version, choose
 from hvlaunch.agent.commits.saves import Saved, versions
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.messages import KEPT
-from hvlaunch.rendezvous.telling import new_teller
+from hvlaunch.rendezvous.worker import new_teller
 from hvlaunch.torch.sharing import TensorSpec
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Progress of workers by their own reports (hvlaunch.rendezvous.telling)."""
+"""Progress of workers by their own reports (hvlaunch.rendezvous.worker)."""
 
 import json
 import threading
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hvlaunch.agent.wire.frames import mapping, number, or_null, record, text, whole
 from hvlaunch.driver.process_events import loud
+from hvlaunch.rendezvous.messages import LONGEST_NAME, MOST_METRICS, PROGRESS, worker_of
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.telling import LONGEST_NAME, MOST_METRICS, PROGRESS
 
 __all__ = ["Progress", "Steps"]
 
@@ -127,8 +127,6 @@ class Progress:
 
     def _heard(self, key: str, value: bytes | None, _version: int) -> None:
         """Take a report. Nonsense is ignored: any worker may write to the rendezvous."""
-        from hvlaunch.rendezvous.messages import worker_of  # noqa: PLC0415 (few workers tell anything)
-
         try:
             worker = worker_of(key)
         except ValueError:

@@ -30,8 +30,8 @@ from torch.torch_version import TorchVersion
 
 from hvlaunch.rendezvous import WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.membership import Dismissed, Membership, patiently
 from hvlaunch.rendezvous.messages import Grant, worker_of
+from hvlaunch.rendezvous.worker import Dismissed, Membership, patiently
 from hvlaunch.torch import current
 from hvlaunch.torch.backends import GroupSockets, abort_groups, has_timed_out, is_groups
 from hvlaunch.torch.current import World, let_go, meet

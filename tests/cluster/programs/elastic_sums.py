@@ -18,7 +18,7 @@ from orders import Orders
 
 from hvlaunch.rendezvous import RendezvousUnreachable, WaitTimeout
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.membership import Dismissed, Membership
+from hvlaunch.rendezvous.worker import Dismissed, Membership
 
 COMMIT_EVERY = 4
 STEP = float(os.environ.get("STEP", "0.03"))

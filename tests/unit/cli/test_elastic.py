@@ -127,7 +127,7 @@ STEPS = """
 import os, pathlib, sys, time
 from hvlaunch.rendezvous import progress
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.telling import PROGRESS
+from hvlaunch.rendezvous.messages import PROGRESS
 tries = pathlib.Path(sys.argv[1])
 tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
 # Each try gets further than the one before.

@@ -17,7 +17,7 @@ ERRORS = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("
 ROWS: dict[str, str] = dict(re.findall(r'^\| <a id="(\w+)"></a>`\1` \| (.+) \|$', ERRORS, re.MULTILINE))
 PACKAGE = ROOT / "hvlaunch"
 ROOTS = {"HvlaunchError"}
-FOR_PYTHON = ("api/", "rendezvous/membership.py", "torch/")
+FOR_PYTHON = ("api/", "rendezvous/worker.py", "torch/")
 """What programs import: whatever is raised there is seen by users, of whatever kind it is."""
 VARYING = {"EndedByLauncher", "GaveUp", "HostsFailed", "JobFailed", "JobStopped", "WorkerFailed"}
 NEVER_AT_THE_END = {

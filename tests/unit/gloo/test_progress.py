@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from hvlaunch.driver.observing.progress import Progress, Steps
-from hvlaunch.rendezvous import telling
+from hvlaunch.rendezvous import worker
+from hvlaunch.rendezvous.messages import PROGRESS
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.telling import PROGRESS, Teller
+from hvlaunch.rendezvous.worker import Teller
 
 LONG = 60.0
 A, B = ("a", 0, 0), ("b", 1, 2)
@@ -190,9 +191,9 @@ def test_progress_does_nothing_outside_hvlaunch(monkeypatch: pytest.MonkeyPatch)
     for name in list(os.environ):
         if name.startswith("HVLAUNCH_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(telling, "_teller", None)
+    monkeypatch.setattr(worker, "_teller", None)
     before = threading.active_count()
-    telling.progress(3, 10, loss=1.0)
+    worker.progress(3, 10, loss=1.0)
     assert threading.active_count() == before
 
 

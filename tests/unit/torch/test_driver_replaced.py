@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.membership import Membership
 from hvlaunch.rendezvous.messages import ASKS, BEATS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving.certificate import Certificate
+from hvlaunch.rendezvous.worker import Membership
 from hvlaunch.torch.http_store import HTTPStore
 from tests.unit.rendezvous.kept_server import KeptServer
 from tests.unit.rendezvous.wire import TOKEN

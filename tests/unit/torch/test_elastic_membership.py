@@ -6,7 +6,6 @@ import pytest
 
 from hvlaunch.rendezvous import Client, RendezvousUnreachable
 from hvlaunch.rendezvous.client import WrongCertificate
-from hvlaunch.rendezvous.membership import Membership
 from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
@@ -20,6 +19,7 @@ from hvlaunch.rendezvous.messages import (
     encode,
 )
 from hvlaunch.rendezvous.serving import RendezvousServer
+from hvlaunch.rendezvous.worker import Membership
 
 LONG = 30.0
 

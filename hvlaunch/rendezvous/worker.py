@@ -1,19 +1,30 @@
-"""A worker's conversation with the driver of an elastic job: ask for a place, receive it, hear of broken rounds, send beats."""
+"""What a worker tells the driver: progress, `progress(120, total=1000, loss=0.31)`; and its conversation with the driver of an elastic job.
 
-import ssl
+docs/interfaces/rendezvous-http.md has the format of progress for other languages. In an elastic job a worker asks for a place,
+receives it, hears of broken rounds, and sends beats.
+"""
+
+from __future__ import annotations
+
+import json
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from math import isfinite
+from operator import index
+from typing import TYPE_CHECKING, Protocol, SupportsFloat, SupportsIndex, TypeVar
 
 from hvlaunch.rendezvous import RendezvousClosed, RendezvousError, RendezvousUnreachable
-from hvlaunch.rendezvous.client import Client, WrongCertificate
 from hvlaunch.rendezvous.messages import (
     ASKS,
     BEATS,
+    LONGEST_NAME,
+    MOST_METRICS,
     PLACES,
+    PROGRESS,
     ROUNDS,
     Ask,
     Beat,
@@ -23,7 +34,118 @@ from hvlaunch.rendezvous.messages import (
     encode,
 )
 
-__all__ = ["Dismissed", "Membership", "patiently"]
+# Reports outside of hvlaunch need no client, which takes 20 ms.
+if TYPE_CHECKING:
+    from hvlaunch.rendezvous.client import Client
+
+__all__ = ["Dismissed", "Membership", "Teller", "new_teller", "patiently", "progress"]
+
+_PROGRESS_PAUSE = 0.5
+"""Seconds between two messages."""
+_LATE = 1.0
+"""Seconds after which the newest step is sent without a successor; more than _PROGRESS_PAUSE."""
+
+
+class _Tells(Protocol):
+    def tell(
+        self, step: SupportsIndex, total: SupportsIndex | None, metrics: Mapping[str, SupportsFloat]
+    ) -> None: ...
+
+
+def progress(step: SupportsIndex, total: SupportsIndex | None = None, **metrics: SupportsFloat) -> None:
+    """Report this worker's step, the total number of steps, and some numbers, such as the loss.
+
+    A call takes a microsecond and never waits: a thread sends the newest report twice a second at most, and only then are
+    metrics read. Without hvlaunch a call does nothing. Raises TypeError and ValueError for values without a number.
+    """
+    global _teller  # noqa: PLW0603 (a process has one)
+    if _teller is None:
+        _teller = new_teller(PROGRESS)
+    _teller.tell(step, total, metrics)
+
+
+class Teller:
+    """Sends reports with `put` from a daemon thread; errors of `put` are its own affair."""
+
+    def __init__(self, put: Callable[[bytes], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._put = put
+        self._clock = clock
+        self._due = 0.0
+        self._newest: tuple[int, int | None] = 0, None
+        self._metrics: Mapping[str, float | None] = {}
+        self._has_news = threading.Event()
+        threading.Thread(target=self._run, name="hvlaunch progress", daemon=True).start()
+
+    def tell(
+        self, step: SupportsIndex, total: SupportsIndex | None, metrics: Mapping[str, SupportsFloat]
+    ) -> None:
+        """Take a report, as progress() does."""
+        newest = index(step), None if total is None else index(total)
+        now = self._clock()
+        # Metrics may live on a GPU: reading them is left to the calls whose report is sent.
+        if now >= self._due:
+            self._metrics = _numbers(metrics)
+            self._due = now + _PROGRESS_PAUSE
+            self._newest = newest
+            self._has_news.set()
+        else:
+            self._newest = newest
+
+    def _run(self) -> None:
+        self._has_news.wait()
+        while True:
+            self._has_news.clear()
+            sent = self._newest
+            step, total = sent
+            self._put(json.dumps({"step": step, "total": total, "metrics": self._metrics}).encode("ascii"))
+            # The last step of a burst must arrive too, even without a following step.
+            if not self._has_news.wait(_LATE) and self._newest == sent:
+                self._has_news.wait()
+
+
+class _Silent:
+    """Ignores reports: no driver listens."""
+
+    def tell(self, step: object, total: object, metrics: object) -> None:
+        pass
+
+
+_teller: _Tells | None = None
+
+
+def new_teller(scope: str, prefix: str = "") -> _Tells:
+    """Return a teller for this worker's key in the scope, behind `prefix`; a silent one outside of hvlaunch."""
+    # Missing outside of hvlaunch, where progress() may be called too.
+    worker = os.environ.get("HVLAUNCH_WORKER")
+    if not worker or not os.environ.get("HVLAUNCH_RENDEZVOUS") or not os.environ.get("HVLAUNCH_TOKEN"):
+        return _Silent()
+    from hvlaunch.rendezvous.client import Client  # noqa: PLC0415 (see the top)
+
+    client = Client.from_environment()
+
+    def put(message: bytes) -> None:
+        with suppress(RendezvousError):  # training must go on; the next step may get through
+            client.put(scope, prefix + worker, message)
+
+    return Teller(put)
+
+
+def _numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
+    """Return the metrics for JSON, which has only finite numbers. Raises TypeError, ValueError."""
+    if len(metrics) > MOST_METRICS or any(len(name) > LONGEST_NAME for name in metrics):
+        raise ValueError(f"at most {MOST_METRICS} metrics, with names of at most {LONGEST_NAME} letters")
+    numbers = {name: float(value) for name, value in metrics.items()}
+    return {name: value if isfinite(value) else None for name, value in numbers.items()}
+
+
+def _forget() -> None:
+    """Start anew in a forked child, which lacks the thread."""
+    global _teller  # noqa: PLW0603 (as above)
+    _teller = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
 
 T = TypeVar("T")
 
@@ -197,6 +319,10 @@ def patiently(request: Callable[[], T]) -> T:
         try:
             return request()
         except RendezvousUnreachable as error:  # noqa: PERF203 (an attempt each)
+            import ssl  # noqa: PLC0415 (see the top; the client that failed has loaded both)
+
+            from hvlaunch.rendezvous.client import WrongCertificate  # noqa: PLC0415 (as above)
+
             # A wrong certificate never becomes right by waiting; repeating would hide an attack.
             if isinstance(error.__cause__, ssl.SSLError | WrongCertificate):
                 raise
