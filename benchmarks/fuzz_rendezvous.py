@@ -26,7 +26,7 @@ import psutil
 from benchmarks.command_line import argument_parser
 from benchmarks.measure import mebibytes
 from hvlaunch.rendezvous.serving import RendezvousServer, routes
-from hvlaunch.rendezvous.serving.http import HttpLimits
+from hvlaunch.rendezvous.serving.traffic import HttpLimits
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.corpus import HOSTILE, VALID
 from tests.unit.rendezvous.wire import TOKEN

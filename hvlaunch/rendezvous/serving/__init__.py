@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hvlaunch.rendezvous import RendezvousClosed
 from hvlaunch.rendezvous.serving.listeners import (
     RESERVED,
-    Answerer,
     ControlSockets,
     Listeners,
     Shortage,
@@ -21,7 +20,14 @@ from hvlaunch.rendezvous.serving.listeners import (
     listen_again,
 )
 from hvlaunch.rendezvous.serving.store_record import Once, StoreFile, StoreRecord
-from hvlaunch.rendezvous.serving.traffic import Stats, Traffic, TrafficLimits, plain_address
+from hvlaunch.rendezvous.serving.traffic import (
+    Answerer,
+    HttpLimits,
+    Stats,
+    Traffic,
+    TrafficLimits,
+    plain_address,
+)
 from hvlaunch.rendezvous.store import HorovodScopes, Store, StoreLimits
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from hvlaunch.rendezvous.serving.certificate import Certificate
-    from hvlaunch.rendezvous.serving.http import Answer, ClientConnection, Head, HttpLimits, Route
+    from hvlaunch.rendezvous.serving.http import Answer, ClientConnection, Head, Route
     from hvlaunch.rendezvous.serving.listeners import Acceptor
     from hvlaunch.rendezvous.serving.routes import Routes
 
@@ -403,9 +409,8 @@ class RendezvousServer:
         from hvlaunch.rendezvous.serving.http import (  # noqa: PLC0415 (see the top)
             Answer,
             ClientConnection,
-            HttpLimits,
+            ClientTransport,
         )
-        from hvlaunch.rendezvous.serving.tls import ClientTransport  # noqa: PLC0415 (see the top)
 
         routes = self._routes()
         limits = self._http_limits or HttpLimits(body=self._store.limits.value)

@@ -12,11 +12,11 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.owners import peer_is_own
 from hvlaunch.rendezvous import CannotListen
-from hvlaunch.rendezvous.serving.traffic import Traffic, TrafficLimits
+from hvlaunch.rendezvous.serving.traffic import Answerer, HttpLimits, Traffic, TrafficLimits
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,7 +29,6 @@ __all__ = [
     "EVERYWHERE",
     "RESERVED",
     "Acceptor",
-    "Answerer",
     "ControlSockets",
     "Listeners",
     "Shortage",
@@ -296,7 +295,7 @@ class ControlSockets:
 
     def open(self, listener: socket.socket, when_short: Callable[[], bool]) -> Acceptor:
         """Accept connections in the running event loop; when_short() is as an Acceptor says."""
-        from hvlaunch.rendezvous.serving.http import ClientConnection, HttpLimits  # noqa: PLC0415 (asyncio)
+        from hvlaunch.rendezvous.serving.http import ClientConnection  # noqa: PLC0415 (asyncio)
 
         admit, limits = self._admit[listener], HttpLimits(body=_CONTROL_LIMITS.bodies)
         return Acceptor(
@@ -314,15 +313,6 @@ class ControlSockets:
 
 _MOST_CALLERS = 512
 """Silent callers; with one more, the event loop takes over."""
-
-
-class Answerer(Protocol):
-    """Answers questions of `size` bytes beginning with `mark`, neither HTTP nor TLS."""
-
-    mark: bytes
-    size: int
-
-    def answer(self, data: bytes, addresses: Iterable[str], port: int) -> bytes | None: ...
 
 
 def answer_early(

@@ -16,12 +16,15 @@ from hvlaunch.rendezvous.store import Store
 
 __all__ = [
     "UNAUTHENTICATED_LIMITS",
+    "Answerer",
     "Arriving",
+    "HttpLimits",
     "Stats",
     "Traffic",
     "TrafficLimits",
     "UnauthenticatedClients",
     "UnauthenticatedLimits",
+    "is_loopback",
     "plain_address",
     "room_for",
 ]
@@ -131,6 +134,15 @@ def _network(address: str) -> str:
         return address
 
 
+class Answerer(Protocol):
+    """Answers questions of `size` bytes beginning with `mark`, neither HTTP nor TLS."""
+
+    mark: bytes
+    size: int
+
+    def answer(self, data: bytes, addresses: Iterable[str], port: int) -> bytes | None: ...
+
+
 _RESERVE = 256  # descriptors for the rest of the process, or half of the hard limit
 
 
@@ -138,6 +150,11 @@ def plain_address(name: object) -> str:
     """Return the address in a socket's name; an IPv4 client of an IPv6 socket has its IPv4 address."""
     address = str(name[0]) if isinstance(name, tuple) and name else ""
     return address.removeprefix("::ffff:").partition("%")[0]
+
+
+def is_loopback(address: str) -> bool:
+    """True if the address belongs to this machine only; in the form of a socket's name."""
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
 def room_for(connections: int) -> bool:
@@ -160,6 +177,25 @@ def room_for(connections: int) -> bool:
 
 
 _FAREWELLS = 100  # excess connections with an answer; more are cut off
+
+
+class HttpLimits(NamedTuple):
+    """Limits of a connection's cost."""
+
+    head: int = 16 << 10
+    """Bytes of a request line and its header fields."""
+    body: int = 16 << 20
+    """Bytes of a request's body."""
+    exchange: float = 30.0
+    """Seconds for a request to arrive after its first byte (or after the connection), and for its answer to be taken."""
+    idle: float = 300.0
+    """Seconds between an answer and the next request."""
+    linger: float = 2.0
+    """Seconds for a client to read its last answer and hang up."""
+    farewell: int = 64 << 10
+    """Bytes still accepted from an unauthenticated client meanwhile, and thrown away."""
+    unauthenticated: float = 10.0
+    """Seconds from the start of a connection to its first head with the token."""
 
 
 class TrafficLimits(NamedTuple):

@@ -20,7 +20,8 @@ from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.workers import TIME as INSPECTION
 from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.serving.http import ClientConnection, HttpLimits
+from hvlaunch.rendezvous.serving.http import ClientConnection
+from hvlaunch.rendezvous.serving.traffic import HttpLimits
 from hvlaunch.watch.rounds import Ranks
 from hvlaunch.watch.sentences import detail, sentence
 from tests.security.fuzz.broken import Valid

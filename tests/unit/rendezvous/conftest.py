@@ -9,8 +9,7 @@ import pytest
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.serving.http import HttpLimits
-from hvlaunch.rendezvous.serving.traffic import TrafficLimits
+from hvlaunch.rendezvous.serving.traffic import HttpLimits, TrafficLimits
 from hvlaunch.rendezvous.store import StoreLimits
 from tests.unit.rendezvous.scripted import Scripted
 from tests.unit.rendezvous.wire import TOKEN, Wire

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvlaunch.rendezvous.serving.http import Answer, Head, HttpLimits, RequestReader, render_head
+from hvlaunch.rendezvous.serving.http import Answer, Head, RequestReader, render_head
+from hvlaunch.rendezvous.serving.traffic import HttpLimits
 
 LIMITS = HttpLimits(head=400, body=100)
 PUT = b"PUT /s/k HTTP/1.1\r\nContent-Length: 3\r\nAuthorization: Bearer t\r\n\r\nabc"
