@@ -1,4 +1,4 @@
-"""What a server keeps in its file, and what another makes of it, wherever the first one ended."""
+"""What a server keeps in its file, and what another makes of it, wherever the first one ended; its memory of requests that come twice."""
 
 import errno
 import os
@@ -356,3 +356,24 @@ def test_the_server_continues_after_a_partial_write(path):
 
 def read_only(_descriptor: int, _data: Any, _offset: int) -> int:
     raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_only_the_newest_are_remembered():
+    once = Once(size=2)
+    for identity in (b"a", b"b", b"c"):
+        once(identity, lambda: Answer(200), Answer)
+    assert once(b"c", pytest.fail, Answer) == Answer(200)
+    assert once(b"b", pytest.fail, Answer) == Answer(200)
+    assert once(b"a", lambda: Answer(404), Answer) == Answer(404)
+
+
+def test_without_an_identity_it_is_done_each_time():
+    once = Once()
+    answers = iter([Answer(200), Answer(404)])
+    assert [once(None, lambda: next(answers), Answer) for _ in range(2)] == [Answer(200), Answer(404)]
+
+
+def test_failures_are_not_remembered():
+    once = Once()
+    assert once(b"a", lambda: Answer(412), Answer) == Answer(412)
+    assert once(b"a", lambda: Answer(200), Answer) == Answer(200)
