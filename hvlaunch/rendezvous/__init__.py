@@ -37,6 +37,7 @@ class RendezvousError(HvlaunchError):
         # The URL has no token: messages may be shown and logged.
         super().__init__(f"rendezvous {url}: {cause}" if url else cause, hint=hint)
         self.url = url
+        """The server's address, without the token; None if it is not known."""
 
 
 class BadCertificate(RendezvousError):
@@ -46,6 +47,7 @@ class BadCertificate(RendezvousError):
     """
 
     exit_code = EXIT_USAGE
+    """2: wrong usage."""
 
     def __init__(self, cause: str) -> None:
         super().__init__(cause, hint="the certificate's file in PEM, or sha256: and 64 hexadecimal digits")
@@ -58,12 +60,15 @@ class CannotListen(RendezvousError):
     """
 
     exit_code = EXIT_USAGE
+    """2: wrong usage."""
 
     def __init__(self, cause: str, *, host: str, port: int) -> None:
         address = f"{host or 'all addresses'} port {port}"
         super().__init__(f"the rendezvous can't listen on {address}: {cause}", hint="another port")
         self.listen_host = host
+        """The requested address; "" is every address of this machine."""
         self.port = port
+        """The requested port."""
 
 
 class NoRendezvous(RendezvousError):
@@ -104,6 +109,7 @@ class UnexpectedAnswer(RendezvousError):
             hint="check that this is the address of the job's driver",
         )
         self.status = status
+        """HTTP status of the answer."""
 
 
 class WaitTimeout(RendezvousError):
@@ -115,8 +121,11 @@ class WaitTimeout(RendezvousError):
     def __init__(self, scope: str, key: str, seconds: float, *, url: str | None = None) -> None:
         super().__init__(f"nobody set {scope}/{key} within {seconds:g} s", url=url)
         self.scope = scope
+        """Scope of the key."""
         self.key = key
+        """The awaited key, or the first of several."""
         self.seconds = seconds
+        """Seconds waited."""
 
 
 class ValueTooLarge(RendezvousError):

@@ -55,9 +55,9 @@ commits together) and `whole` (seconds until the newest commit was whole in memo
 PROGRESS = "hvlaunch.progress"
 """Progress reports, by worker: written by workers."""
 MOST_METRICS = 32
-"""Of a progress report."""
+"""Metrics of a progress report."""
 LONGEST_NAME = 64
-"""Of a metric: letters."""
+"""Letters of a metric's name."""
 
 
 class Ask(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a worker tells the driver: progress, `progress(120, total=1000, loss=0.31)`; and its conversation with the driver of an elastic job.
+"""A worker's reports to the driver: progress, `progress(120, total=1000, loss=0.31)`; and its conversation with the driver of an elastic job.
 
 docs/interfaces/rendezvous-http.md has the format of progress for other languages. In an elastic job a worker asks for a place,
 receives it, hears of broken rounds, and sends beats.
