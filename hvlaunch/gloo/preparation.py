@@ -150,7 +150,7 @@ def load_end_of_job() -> None:
     """Import the modules that keep an ended job's directory: 25 ms, which no user waits for while hosts compare files."""
     from hvlaunch.driver import job_record  # noqa: F401, PLC0415 (as above)
     from hvlaunch.gloo import run_record  # noqa: F401, PLC0415 (as above)
-    from hvlaunch.report import json_form  # noqa: F401, PLC0415 (as above)
+    from hvlaunch.report import forms  # noqa: F401, PLC0415 (as above)
     from hvlaunch.sync import collection  # noqa: F401, PLC0415 (as above)
     from hvlaunch.watch import recorder  # noqa: F401, PLC0415 (as above)
 

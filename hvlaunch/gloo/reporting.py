@@ -80,7 +80,7 @@ class Reporting:
 
     def form(self, result: JobResult) -> Mapping[str, Any]:
         """Return the report as JSON."""
-        from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
+        from hvlaunch.report.forms import as_json  # noqa: PLC0415 (as above)
 
         return as_json(self.report(result))
 
@@ -99,7 +99,7 @@ class Reporting:
         """Return the report of the running job; in the loop's thread."""
         from dataclasses import replace  # noqa: PLC0415 (when somebody asks)
 
-        from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (as above)
+        from hvlaunch.report.forms import as_json  # noqa: PLC0415 (as above)
 
         elapsed = time.time() - self._about["began"]
         so_far = self.report(JobResult(exit_code=0, elapsed=elapsed))
@@ -223,12 +223,12 @@ def check_report_path(path: Path) -> None:
 
 def write_report(path: Path, report: "FailureReport") -> None:
     """Write the report to `path`. Raises OSError."""
-    from hvlaunch.report.json_form import as_json  # noqa: PLC0415 (when the job has ended)
+    from hvlaunch.report.forms import as_json  # noqa: PLC0415 (when the job has ended)
 
     # The HTML form is made from the JSON form, so secrets are masked once for both.
     form = as_json(report)
     if path.suffix == ".html":
-        from hvlaunch.report.html_page import as_html  # noqa: PLC0415 (as above)
+        from hvlaunch.report.forms import as_html  # noqa: PLC0415 (as above)
 
         text = as_html(form)
     else:

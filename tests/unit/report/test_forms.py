@@ -11,8 +11,7 @@ from hvlaunch.errors import BadUsage, HostLost
 from hvlaunch.gloo.reporting import check_report_path, write_report
 from hvlaunch.job import JobResult
 from hvlaunch.report.failure_report import Memory, Missing, RoundFailure, Survivors, make_report
-from hvlaunch.report.html_page import as_html
-from hvlaunch.report.json_form import as_json
+from hvlaunch.report.forms import as_html, as_json
 from tests.unit.report.reports import ended, stopped, worker
 
 GIB = 1 << 30
