@@ -223,8 +223,8 @@ class HangWatch:
     def _decide(
         self, judge: "Judge", stacks: "Sequence[ProcessStack]", native: "Sequence[ProcessStack]"
     ) -> None:
+        from hvlaunch.telemetry.hang import steps_apart  # noqa: PLC0415 (as the judge)
         from hvlaunch.telemetry.peers import agreed, behind, notes  # noqa: PLC0415 (as the judge)
-        from hvlaunch.telemetry.verdict import steps_apart  # noqa: PLC0415 (as the judge)
 
         self._listen(judge)
         if judge.is_due(self._clock()):

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.telemetry.hang import Judge
+from hvlaunch.telemetry.hang import Judge, Verdict, steps_apart
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
 from hvlaunch.telemetry.stack import Frame, ProcessStack, ThreadStack
-from hvlaunch.telemetry.verdict import Verdict, steps_apart
 
 TIMEOUT = 60.0
 REDUCE = (
