@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.deep import OUTCOMES, PORTS
 from hvlaunch.check import Finding, Values
-from hvlaunch.check.deep import (
+from hvlaunch.check.measures import (
     DeviceTimes,
     Group,
     SumOfGroup,

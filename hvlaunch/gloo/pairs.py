@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.pairs import MEASURES, PORTS
 from hvlaunch.check import Finding, Values
-from hvlaunch.check.matrix import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
+from hvlaunch.check.measures import Measure, Pair, find_faults, findings_of_pairs, partners, values_of_pairs
 from hvlaunch.driver.links.errands import Answers, Errand, write_line
 from hvlaunch.engine.network import candidates
 from hvlaunch.gloo.examination import Gathering

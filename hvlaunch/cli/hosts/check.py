@@ -8,9 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from hvlaunch.check import Finding, matrix
-from hvlaunch.check import deep as trial
-from hvlaunch.check.expectations import Expectation, expectations_of, unexpected
+from hvlaunch.check import Expectation, Finding, expectations_of, measures, unexpected
 from hvlaunch.check.report import Comparison, as_hostfile, as_html, as_json, as_text
 from hvlaunch.check.table import CHECKS
 from hvlaunch.cli.arguments import Answered, parse
@@ -137,7 +135,7 @@ def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
         host: {**of_host, "pairs": between.get(host), "deep": trials.get(host)}
         for host, of_host in examination.values.items()
     }
-    return Comparison(spec.hosts, (*CHECKS, *matrix.CHECKS, *trial.CHECKS), values, findings)
+    return Comparison(spec.hosts, (*CHECKS, *measures.CHECKS), values, findings)
 
 
 def _finding(host: str, problem: Problem) -> Finding:

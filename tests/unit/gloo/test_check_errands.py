@@ -11,7 +11,7 @@ import pytest
 
 from hvlaunch.agent.errands import pairs as pairs_errand
 from hvlaunch.agent.errands.deep import OUTCOMES
-from hvlaunch.check.matrix import find_faults
+from hvlaunch.check.measures import find_faults
 from hvlaunch.driver.links.errands import Answers, ErrandFailed
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.gloo import deep as deep_module
