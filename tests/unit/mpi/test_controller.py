@@ -1,4 +1,4 @@
-"""Whole jobs, by a stand-in for mpirun that starts its processes here."""
+"""Whole jobs, by a stand-in for mpirun that starts its processes here; the launcher as a child."""
 
 import contextlib
 import os
@@ -6,9 +6,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from hvlaunch.mpi import controller as module
+from hvlaunch.mpi.builders import LauncherCommand
+from hvlaunch.mpi.controller import LauncherProcess
 
 MPIRUN = """\
 #!{python}
@@ -215,3 +220,20 @@ def test_places_in_the_command_under_a_launcher(line):
     assert (first[0], second[0]) == ("0/2", "1/2")
     assert first[1] == second[1]
     assert (first[2:], second[2:]) == (["head", "{rank}"], ["{rank}"])
+
+
+def test_killed_launcher_whose_ssh_holds_its_pipes_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(module, "_LAST_WORDS", 1000.0)
+    ended: list[int] = []
+    is_there = threading.Event()
+    process = LauncherProcess(
+        LauncherCommand(("sh", "-c", "sleep 3600 & echo there; wait"), {}),
+        dict(os.environ),
+        say=lambda _: is_there.set(),
+        ended=ended.append,
+    )
+    assert is_there.wait(60)
+    closing = threading.Thread(target=process.close, args=(0.0,), daemon=True)
+    closing.start()
+    closing.join(60)
+    assert ended == [143]

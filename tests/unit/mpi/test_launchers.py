@@ -1,16 +1,24 @@
-"""What --version really prints, of each implementation that there is."""
+"""Which launcher the flags mean, what `--version` of each implementation prints, and launchers' variables, seen under real ones or documented."""
 
 import stat
+import subprocess
 
 import pytest
 
+from hvlaunch.errors import BadUsage
+from hvlaunch.job import MPIOptions
 from hvlaunch.mpi import (
+    ALL_NAMES,
     Kind,
     LauncherProgram,
     NoLauncher,
+    ProcessRanks,
     UnknownLauncher,
     detect,
+    find,
+    ranks_of,
     read_version,
+    shell_shim,
     version_text,
 )
 
@@ -133,3 +141,107 @@ def test_the_program_is_asked(tmp_path):
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     assert version_text(str(program)) == "mpirun (Open MPI) 5.0.3\n"
     assert version_text(str(tmp_path / "none")) is None
+
+
+def test_mpirun_is_asked_what_it_is(tmp_path):
+    program = tmp_path / "mpirun"
+    program.write_text('#!/bin/sh\necho "mpirun (Open MPI) 5.0.3"\n')
+    program.chmod(0o755)
+    assert find(MPIOptions(program=str(program)), {}) == LauncherProgram(
+        Kind.OPEN_MPI, (5, 0, 3), str(program)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "variable"), [("srun", Kind.SRUN, "SLURM_JOB_ID"), ("jsrun", Kind.JSRUN, "LSB_JOBID")]
+)
+def test_a_schedulers_launcher_needs_its_job(name, kind, variable):
+    options = MPIOptions(launcher=name)
+    assert find(options, {variable: "7"}, lambda _: f"/bin/{name}") == LauncherProgram(kind, (), name)
+    with pytest.raises(BadUsage, match=f"{variable} is not set"):
+        find(options, {}, lambda _: f"/bin/{name}")
+    with pytest.raises(NoLauncher, match=f"no {name} on PATH"):
+        find(options, {variable: "7"}, lambda _: None)
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH_VARIABLES = {
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
+JSM = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+}
+WHOLE = ProcessRanks(3, 8, 1, 2)
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ", "expected"),
+    [
+        (Kind.OPEN_MPI, OPEN_MPI, WHOLE),
+        (Kind.OPEN_MPI, OPEN_MPI | BATCH, WHOLE),
+        (Kind.OPEN_MPI, {"PMIX_RANK": "3"}, ProcessRanks(3, None, None, None)),
+        (Kind.SPECTRUM, OPEN_MPI, WHOLE),
+        (Kind.MPICH, HYDRA, WHOLE),
+        (Kind.MPICH, HYDRA | BATCH | OPEN_MPI, WHOLE),
+        (Kind.MPICH, {"PMI_RANK": "3", "PMI_SIZE": "8"}, ProcessRanks(3, 8, None, None)),
+        (Kind.INTEL, HYDRA, WHOLE),
+        (Kind.MVAPICH, HYDRA, WHOLE),
+        (Kind.MVAPICH, MVAPICH_VARIABLES | {"PMI_RANK": "0"}, WHOLE),
+        (Kind.SRUN, SLURM, ProcessRanks(3, 8, 1, None)),
+        (Kind.SRUN, SLURM | {"PMI_RANK": "0"}, ProcessRanks(3, 8, 1, None)),
+        (Kind.JSRUN, JSM | OPEN_MPI, WHOLE),
+        (Kind.JSRUN, OPEN_MPI, WHOLE),
+        (Kind.MPICH, OPEN_MPI, None),
+        (Kind.OPEN_MPI, {}, None),
+        (Kind.OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "-1"}, None),
+    ],
+)
+def test_ranks_of_a_process(kind, environ, expected):
+    assert ranks_of(kind, environ) == expected
+    assert ranks_of(kind, {name: value for name, value in environ.items() if name in ALL_NAMES}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "environ"),
+    [(Kind.OPEN_MPI, OPEN_MPI), (Kind.MPICH, HYDRA), (Kind.MVAPICH, MVAPICH_VARIABLES), (Kind.JSRUN, JSM)],
+)
+def test_shell_shim_sets_the_variables_of_torch(kind, environ):
+    words = [
+        *shell_shim(kind),
+        "sh",
+        "-c",
+        "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $*",
+        "-",
+        "a b",
+    ]
+    assert (
+        subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+        == "3 8 1 2 a b\n"
+    )
+
+
+def test_a_shell_under_slurm_has_no_local_size():
+    shell = [
+        *shell_shim(Kind.SRUN),
+        "sh",
+        "-c",
+        "echo $RANK $WORLD_SIZE $LOCAL_RANK ${LOCAL_WORLD_SIZE-none}",
+    ]
+    assert (
+        subprocess.run(shell, env=SLURM, capture_output=True, text=True, check=True).stdout == "3 8 1 none\n"
+    )
