@@ -184,7 +184,7 @@ class Reporting:
 
     def last_words(self, result: JobResult) -> Callable[[bool], str]:
         """Return the last line of a job that has ended well, as a function of whether output was lost."""
-        from hvlaunch.watch.milestones import ended_well  # noqa: PLC0415 (the loop has loaded it)
+        from hvlaunch.watch import ended_well  # noqa: PLC0415 (the loop has loaded it)
 
         bill = ""
         # A short job must not pay for loading the modules.

@@ -10,7 +10,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec
-from hvlaunch.watch.milestones import starting
+from hvlaunch.watch import starting
 
 __all__ = ["Narrator"]
 

@@ -13,7 +13,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.errors import EXIT_NO_PROGRESS, GaveUp, JobHung
 from hvlaunch.hosts.parse import fold_hosts
 from hvlaunch.report.text import signal_name
-from hvlaunch.watch.milestones import assumed, starting
+from hvlaunch.watch import assumed, starting
 
 __all__ = ["because", "detail", "launcher_advice", "sentence", "span", "start_detail"]
 

@@ -14,7 +14,7 @@ from docs.make_animation import LAST, LENGTH, WIDTH
 from hvlaunch.engine.causes import MoreWorkers, WorkerEnded
 from hvlaunch.engine.facts import Fact, RoundFormed, RoundStarting
 from hvlaunch.job import JobResult
-from hvlaunch.watch.milestones import ended_well
+from hvlaunch.watch import ended_well
 from hvlaunch.watch.sentences import sentence
 from tests.browser import needs_chromium
 

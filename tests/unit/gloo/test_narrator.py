@@ -9,7 +9,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed, HostLost
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobResult
-from hvlaunch.watch.milestones import ended_well
+from hvlaunch.watch import ended_well
 from hvlaunch.watch.narrator import Narrator
 
 from .history import History, facts, ready, spec
