@@ -30,7 +30,7 @@ def manual_page() -> str:
     """Where it is, from here: made of the table of options, which needs nothing but Python."""
     sys.path.insert(0, str(ROOT))
     from hvlaunch.cli.options.table import GROUPS  # noqa: PLC0415 (as above)
-    from hvlaunch.cli.pages.documents import man_page  # noqa: PLC0415 (which is not installed)
+    from hvlaunch.cli.pages.help import man_page  # noqa: PLC0415 (which is not installed)
 
     path = ROOT / "build" / "hvlaunch.1"
     path.parent.mkdir(exist_ok=True)

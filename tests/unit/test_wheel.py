@@ -13,7 +13,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.pages.documents import man_page
+from hvlaunch.cli.pages.help import man_page
 
 ROOT = Path(__file__).parents[2]
 UPLOT = "licenses/hvlaunch/view/page/uplot.LICENSE.txt"

@@ -11,7 +11,7 @@ from hvlaunch import __version__
 from hvlaunch.cli.options import Option, OptionGroup, Value
 from hvlaunch.cli.options.parser import EXAMPLES, sentences
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.pages.documents import man_page
+from hvlaunch.cli.pages.help import man_page
 
 
 def shown(page):
@@ -32,7 +32,7 @@ def shown(page):
 
 def test_the_module_prints_it():
     done = subprocess.run(
-        [sys.executable, "-m", "hvlaunch.cli.pages.documents"],
+        [sys.executable, "-m", "hvlaunch.cli.pages.help"],
         capture_output=True,
         text=True,
         check=True,
