@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from hvlaunch.api.errors import ResultLost
 from hvlaunch.cli.jobs import state_word
-from hvlaunch.cli.jobs.view import await_output
+from hvlaunch.cli.jobs.output import await_output
 from hvlaunch.console.output_store import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import (

@@ -13,7 +13,7 @@ from paramiko.common import AUTH_FAILED, cMSG_DISCONNECT
 from paramiko.message import Message
 
 from hvlaunch.cli.arguments import parse
-from hvlaunch.cli.jobs import attach, job_table, metrics
+from hvlaunch.cli.jobs import job_table, metrics, output
 from hvlaunch.cli.jobs.web_server import WebServer
 from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.errors import BadUsage, HostError
@@ -170,7 +170,7 @@ def test_names_of_jobs_from_elsewhere_are_one_printable_line(
         "jobs": job_table([(job, state)]),
         "top": plain(Model().view(state, None, 2.0), 200),
         "metrics": metrics_text([now]).decode(),
-        "attach": attach.described(job),
+        "attach": output.described(job),
     }
     for word, text in shown.items():
         assert visible_line(name) in text.replace("\\\\", "\\"), word

@@ -41,6 +41,8 @@ State = Mapping[str, Any] | None
 """The driver's answer about its job; None without an answer."""
 
 _EVENTS_WAIT = 30
+_STACKS_WAIT = 30.0
+"""Seconds beyond the usual limit of answers: py-spy needs some seconds for each process."""
 _PATIENCE = 2.0
 """Seconds for the answer of a driver, of many jobs' drivers."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -324,6 +326,39 @@ def _collect(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return run_collect_command(job, options.globs, os.environ, is_json=options.json)
 
 
+@_what_can_be_read()
+def _stacks(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print stacks of the job's workers, now or before they were killed."""
+    from hvlaunch.telemetry.stack import from_json, tree_lines, whole_stacks  # noqa: PLC0415 (for this word alone)
+
+    def is_selected(rank: int) -> bool:
+        return options.ranks is None or any(rank in part for part in options.ranks)
+
+    answer = _stacks_of(choose(jobs, options.job), options)
+    if options.json:
+        selected = [stack for stack in whole_stacks(answer) if is_selected(stack["rank"])]
+        return print_answer("".join(f"{json.dumps(stack)}\n" for stack in selected))
+    processes = [process for process in from_json(answer) if is_selected(process.rank)]
+    lines = tree_lines(processes) if processes else ["no workers"]
+    return print_answer("".join(f"{visible(line)}\n" for line in lines))
+
+
+def _stacks_of(job: KnownJob, options: argparse.Namespace) -> Mapping[str, Any]:
+    """Return the driver's answer, or what it kept when it killed the workers. Raises BadUsage, DriverGone, OSError."""
+    from hvlaunch.driver.observing.stacks import kept_stacks  # noqa: PLC0415 (for this word alone)
+
+    if await_driver(job):
+        ranges = [f"{part.start}-{part.stop - 1}/{part.step}" for part in options.ranks or ()]
+        wish = {"ranks": None if options.ranks is None else ",".join(ranges), "native": options.native}
+        answer: Mapping[str, Any] = ControlClient(job).post("/stacks", wish, _STACKS_WAIT)
+        return answer
+    kept = list(kept_stacks(job.directory))
+    if not kept:
+        raise BadUsage(f"job {job.id} has ended, and no stacks were taken", hint=f"hvlaunch logs {job.id}")
+    complain(f"job {job.id} has ended: its workers' stacks before they were stopped:")
+    return kept[-1]
+
+
 def _signal(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     ControlClient(_running(jobs, options.job)).post("/signal", {"signal": options.signal})
     return 0
@@ -429,18 +464,18 @@ _COMMANDS: Mapping[str, str] = {
 }
 """Functions by word that parse the words behind it."""
 _LATE_ACTS: Mapping[str, str] = {
-    "attach": "jobs.attach.attach",
-    "logs": "jobs.view.logs",
+    "attach": "jobs.output.attach",
+    "logs": "jobs.output.logs",
     "top": "jobs.top.top",
     "metrics": "jobs.metrics.metrics",
-    "stacks": "jobs.stacks.stacks",
-    "diff": "jobs.diff.diff",
+    "diff": "jobs.rerun.diff",
 }
 """Functions by word that get the jobs and the parsed options, in modules of their own; _ACTS has those of this module."""
 _ACTS: Mapping[str, Callable[[Sequence[KnownJob], argparse.Namespace], int]] = {
     "jobs": _jobs,
     "events": _events,
     "collect": _collect,
+    "stacks": _stacks,
     "signal": _signal,
     "move": _move,
     "stop": _stop,

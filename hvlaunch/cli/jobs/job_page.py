@@ -11,8 +11,7 @@ from urllib.parse import parse_qs
 
 from hvlaunch import view
 from hvlaunch.cli.jobs.feed import JobFeed
-from hvlaunch.cli.jobs.web_access import Access
-from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest
+from hvlaunch.cli.jobs.web_server import Access, WebAnswer, WebRequest
 from hvlaunch.console.output_store import StoreReader
 from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone

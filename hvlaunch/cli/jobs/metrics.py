@@ -110,8 +110,12 @@ def _write(path: Path, text: bytes) -> None:
 
 def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
     """Serve the job's metrics in the foreground until the job ends or Ctrl-C."""
-    from hvlaunch.cli.jobs.web_access import has_bearer  # noqa: PLC0415 (with --scrape alone)
-    from hvlaunch.cli.jobs.web_server import WebAnswer, WebRequest, WebServer  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.jobs.web_server import (  # noqa: PLC0415 (with --scrape alone)
+        WebAnswer,
+        WebRequest,
+        WebServer,
+        has_bearer,
+    )
 
     token = os.urandom(32).hex()
 

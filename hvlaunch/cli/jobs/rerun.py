@@ -1,24 +1,30 @@
-"""`hvlaunch rerun`: a job starts again, from the record of its run."""
+"""Records of jobs' runs: `hvlaunch rerun` starts a job again from its record, and `hvlaunch diff` prints the differences between two."""
 
+import argparse
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.environment import shown, user_env
 from hvlaunch.cli.options import by_name
 from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import COMMAND, GROUPS
+from hvlaunch.cli.process import print_answer
 from hvlaunch.cli.spec import job_spec
+from hvlaunch.console.lines import visible
 from hvlaunch.console.masking import MASK
 from hvlaunch.engine.codec import BadData, decode
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec, SyncOptions
-from hvlaunch.outside import choose, jobs_directory, known_jobs
-from hvlaunch.outside.run_record import MANIFEST, read_run
+from hvlaunch.outside import KnownJob, choose, jobs_directory, known_jobs
+from hvlaunch.outside.run_record import MANIFEST, Difference, differences, not_compared, read_run
 
-__all__ = ["Rerun"]
+__all__ = ["Rerun", "diff"]
 
 _OWN = frozenset([COMMAND.name, "job_name"])
 """Not of the new job: two jobs of a name would need their ids."""
@@ -121,3 +127,53 @@ class Rerun:
                 hint=f"hvlaunch rerun {self._job.id} --sync, for the files as they are now",
             )
         return sync._replace(job=directory, to=self._place)
+
+
+_MOST_FILES = 50
+"""Files that the text names; the JSON form has all."""
+_SHORT = 12
+"""Digits of a hash."""
+
+
+def diff(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
+    """Print the differences. Raises BadUsage for a job without a record."""
+    a, b = choose(jobs, options.job), choose(jobs, options.other)
+    changes = [*differences(a, b)]
+    unknown = not_compared(a, b)
+    if options.json:
+        rows = [difference._asdict() for difference in changes]
+        return print_answer(
+            json.dumps({"a": a.id, "b": b.id, "differences": rows, "not_compared": unknown}) + "\n"
+        )
+    lines = [*_lines(changes), *(f"not compared: {text}" for text in unknown)]
+    heading = f"a is {a.label}, b is {b.label}"
+    return print_answer(
+        "".join(f"{visible(line)}\n" for line in (heading, *(lines or ["no difference is known"])))
+    )
+
+
+def _lines(differences: Sequence[Difference]) -> Iterator[str]:
+    files = [difference for difference in differences if difference.part == "file"]
+    for difference in differences:
+        if difference.part == "file":
+            if difference in files[:_MOST_FILES]:
+                yield f"file {difference.name}: {_change(difference)}"
+        else:
+            yield f"{difference.part} {difference.name}: {_value(difference.a)} → {_value(difference.b)}"
+    if len(files) > _MOST_FILES:
+        yield f"and {len(files) - _MOST_FILES} more files: --json"
+
+
+def _change(difference: Difference) -> str:
+    if difference.a is None:
+        return "added"
+    return "removed" if difference.b is None else "changed"
+
+
+def _value(value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text[:_SHORT] if re.fullmatch(r"[0-9a-f]{40,64}", text) else text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from hvlaunch.cli.jobs.feed import INTERVAL, JobFeed
-from hvlaunch.cli.jobs.view import await_output
+from hvlaunch.cli.jobs.output import await_output
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, await_driver, await_end, choose, result_of
@@ -55,8 +55,7 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 def _web(job: KnownJob, options: argparse.Namespace) -> int:
     """Serve the job's page in the foreground until the job ends or Ctrl-C."""
     from hvlaunch.cli.jobs.job_page import JobPage  # noqa: PLC0415 (as above)
-    from hvlaunch.cli.jobs.web_access import Access  # noqa: PLC0415 (with --web alone)
-    from hvlaunch.cli.jobs.web_server import WebServer  # noqa: PLC0415 (as above)
+    from hvlaunch.cli.jobs.web_server import Access, WebServer  # noqa: PLC0415 (with --web alone)
 
     await_output(job)
     feed = JobFeed(job)

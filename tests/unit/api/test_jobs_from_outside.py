@@ -16,7 +16,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.api.job import Job
-from hvlaunch.cli.jobs.view import await_output
+from hvlaunch.cli.jobs.output import await_output
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import ABOUT, JobDirectory, KnownJob, known_job
 from hvlaunch.outside.control import DriverGone

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from hvlaunch.cli.jobs import run_job_command
-from hvlaunch.cli.jobs.attach import Viewed
+from hvlaunch.cli.jobs.output import Viewed
 from hvlaunch.console.output_store import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import has_driver, known_jobs
@@ -290,7 +290,7 @@ def test_logs(site, go, capfd):
 
 def test_logs_of_a_job_without_a_driver_say_so(site, go, capfd, monkeypatch):
     """As after a start of the machine: what is kept is printed, and how to go on."""
-    monkeypatch.setattr("hvlaunch.cli.jobs.view._DRIVER_PATIENCE", 0.2)
+    monkeypatch.setattr("hvlaunch.cli.jobs.output._DRIVER_PATIENCE", 0.2)
     job = Steps(site, go)
     job.await_step(99)
     [known] = known_jobs(site.root)

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hvlaunch.cli.jobs import job_table, listed
-from hvlaunch.cli.jobs.attach import described
+from hvlaunch.cli.jobs.output import described
 from hvlaunch.cli.main import WORDS, main
 from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.console.status import ago, size_words
