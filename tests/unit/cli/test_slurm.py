@@ -6,10 +6,18 @@ from functools import partial
 import pytest
 
 from hvlaunch.cli.jobs import queue_commands
-from hvlaunch.cli.jobs.slurm import run_sbatch_command, submission
-from hvlaunch.cli.jobs.slurm.directives import batch_options, expanded, read_options, read_script
-from hvlaunch.cli.jobs.slurm.steps import exported, job_variables, scontrol, step_of, task_variables
-from hvlaunch.cli.jobs.slurm.submission import allocation, read_submission, submission_of, submit
+from hvlaunch.cli.jobs.slurm import run_sbatch_command, script
+from hvlaunch.cli.jobs.slurm.run import exported, job_variables, scontrol, step_of, task_variables
+from hvlaunch.cli.jobs.slurm.script import (
+    allocation,
+    batch_options,
+    expanded,
+    read_options,
+    read_script,
+    read_submission,
+    submission_of,
+    submit,
+)
 from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.batch import Allocated
 from hvlaunch.outside.queue import Queue
@@ -256,7 +264,7 @@ def test_kept_submission_is_the_submitted_one(environ, tmp_path, monkeypatch):
     first = submission_of([*line, "s.sh", "--flag", "two words"], environ)
     options, _ = first.options()
     spec, _ = allocation(first, options, environ)
-    monkeypatch.setattr(submission, "enqueue", partial(enqueue_without_server, monkeypatch))
+    monkeypatch.setattr(script, "enqueue", partial(enqueue_without_server, monkeypatch))
     assert submit(first, options, spec, environ) == "1"
     (tmp_path / "s.sh").write_text("#!/bin/sh\nchanged\n")
     monkeypatch.setattr(os, "environ", {"RANK": "3"})

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hvlaunch.cli.arguments import Answered
-from hvlaunch.cli.jobs.slurm.submission import allocation, submission_of, submit
+from hvlaunch.cli.jobs.slurm.script import allocation, submission_of, submit
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.outside.queue import Queue, queue_directory
 from hvlaunch.outside.queue_server import ensure_server
