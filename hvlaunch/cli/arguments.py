@@ -12,7 +12,15 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvlaunch.cli.options import Option, OptionGroup, Typed, UnknownOption, by_name, split
-from hvlaunch.cli.options.settings import HELP_HINT, Options, Setting, check_words, merged, typed_setting
+from hvlaunch.cli.options.settings import (
+    HELP_HINT,
+    Options,
+    Setting,
+    check_words,
+    config_directory,
+    merged,
+    typed_setting,
+)
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage
 
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Answered",
     "OptionSource",
-    "config_directory",
     "options_of_word",
     "other_sources",
     "parse",
@@ -276,17 +283,6 @@ def user_file(environ: Mapping[str, str]) -> str | None:
     directory = config_directory(environ)
     path = f"{directory}/config.toml"
     return path if directory is not None and os.path.lexists(path) else None
-
-
-def config_directory(environ: Mapping[str, str]) -> str | None:
-    """Return the directory of the user's own files; None without a home."""
-    directory = environ.get("XDG_CONFIG_HOME", "")
-    if not directory.startswith("/"):
-        home = environ.get("HOME", "")
-        if not home.startswith("/"):
-            return None
-        directory = f"{home}/.config"
-    return f"{directory}/hvlaunch"
 
 
 def _may_have_options(path: str) -> bool:

@@ -114,7 +114,7 @@ def _do(argv: Sequence[str], run: Run | None) -> int:
 
         return print_answer(check_build() + "\n")
     if options.show_config:
-        from hvlaunch.cli.show_config import show_config  # noqa: PLC0415 (as above)
+        from hvlaunch.cli.pages.show_config import show_config  # noqa: PLC0415 (as above)
 
         return print_answer(show_config(options, GROUPS))
     return _start(options, argv, lambda: job_spec(options, os.environ), run)

@@ -1,4 +1,4 @@
-"""Settings: options with their values, merged from all sources, and `Options`, which adds the defaults."""
+"""Settings: options with their values, merged from all sources, `Options`, which adds the defaults, and the directory of a user's own files."""
 
 import dataclasses
 import os
@@ -17,6 +17,7 @@ __all__ = [
     "Options",
     "Setting",
     "check_words",
+    "config_directory",
     "default_of",
     "is_options",
     "merged",
@@ -54,6 +55,17 @@ class Setting(NamedTuple):
     """Whether hvlaunch found the file, and no user named it."""
     table: str = ""
     """The table of the file: `profiles.big`."""
+
+
+def config_directory(environ: Mapping[str, str]) -> str | None:
+    """Return the directory of the user's own files; None without a home."""
+    directory = environ.get("XDG_CONFIG_HOME", "")
+    if not directory.startswith("/"):
+        home = environ.get("HOME", "")
+        if not home.startswith("/"):
+            return None
+        directory = f"{home}/.config"
+    return f"{directory}/hvlaunch"
 
 
 def unknown_option(

@@ -1,1 +1,1 @@
-"""Help, completion scripts and documents, made of the tables of options."""
+"""Help, completion scripts, documents and --show-config, made of the tables of options."""

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from hvlaunch import agent
-from hvlaunch.cli.arguments import config_directory
 from hvlaunch.cli.config import ConfigFile, Tree, config_settings, read_tree, toml_tree
-from hvlaunch.cli.options.settings import Options, Setting, merged, place_of
+from hvlaunch.cli.options.settings import Options, Setting, config_directory, merged, place_of
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.templates import escaped, names_in

@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.options.table import GROUPS
-from hvlaunch.cli.show_config import show_config
+from hvlaunch.cli.pages.show_config import show_config
 from hvlaunch.errors import BadUsage
 
 REFERENCE = Path(__file__).parents[4] / "docs/reference"

@@ -7,7 +7,7 @@ import pytest
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.options.table import COMMAND, GROUPS
-from hvlaunch.cli.show_config import show_config
+from hvlaunch.cli.pages.show_config import show_config
 from tests.unit.cli.config.samples import (
     IN_FILES,
     IN_VARIABLES,
