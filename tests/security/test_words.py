@@ -14,7 +14,7 @@ from paramiko.message import Message
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.jobs import job_table, metrics, output
-from hvlaunch.cli.jobs.web_server import WebServer
+from hvlaunch.cli.jobs.web import WebServer
 from hvlaunch.console.lines import visible, visible_line
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.gloo.controller import run

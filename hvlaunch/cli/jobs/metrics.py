@@ -110,7 +110,7 @@ def _write(path: Path, text: bytes) -> None:
 
 def _scrape(job: KnownJob, options: argparse.Namespace) -> int:
     """Serve the job's metrics in the foreground until the job ends or Ctrl-C."""
-    from hvlaunch.cli.jobs.web_server import (  # noqa: PLC0415 (with --scrape alone)
+    from hvlaunch.cli.jobs.web import (  # noqa: PLC0415 (with --scrape alone)
         WebAnswer,
         WebRequest,
         WebServer,

@@ -54,8 +54,11 @@ def top(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 def _web(job: KnownJob, options: argparse.Namespace) -> int:
     """Serve the job's page in the foreground until the job ends or Ctrl-C."""
-    from hvlaunch.cli.jobs.job_page import JobPage  # noqa: PLC0415 (as above)
-    from hvlaunch.cli.jobs.web_server import Access, WebServer  # noqa: PLC0415 (with --web alone)
+    from hvlaunch.cli.jobs.web import (  # noqa: PLC0415 (with --web alone)
+        Access,
+        JobPage,
+        WebServer,
+    )
 
     await_output(job)
     feed = JobFeed(job)

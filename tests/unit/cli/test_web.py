@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.cli.jobs import metrics
-from hvlaunch.cli.jobs import web_server as web
+from hvlaunch.cli.jobs import metrics, web
 from hvlaunch.cli.jobs.feed import JobFeed
-from hvlaunch.cli.jobs.job_page import JobPage
-from hvlaunch.cli.jobs.web_server import Access, WebServer
+from hvlaunch.cli.jobs.web import Access, JobPage, WebServer
 from hvlaunch.console.output_store import OutputStore, head_of
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions

@@ -11,8 +11,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from hvlaunch.cli.jobs.feed import JobFeed
-from hvlaunch.cli.jobs.job_page import JobPage
-from hvlaunch.cli.jobs.web_server import Access, WebAnswer, WebRequest, WebServer
+from hvlaunch.cli.jobs.web import Access, JobPage, WebAnswer, WebRequest, WebServer
 from hvlaunch.console.output_store import OutputStore, head_of
 from hvlaunch.job import ConsoleOptions
 from hvlaunch.outside import KnownJob
