@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from hvlaunch.agent.wire.frames import number, or_null, record, several, text, whole
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
-from hvlaunch.driver.observing.hang_watch import HangWatch
 from hvlaunch.driver.observing.observers import Answer, Observers, Target
-from hvlaunch.driver.observing.progress import Progress
+from hvlaunch.driver.observing.progress import HangWatch, Progress
 from hvlaunch.driver.process_events import loud
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Action, TakeStacks

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.driver.observing import Observe, StacksWanted
-from hvlaunch.driver.observing.hang_watch import HangWatch
 from hvlaunch.driver.observing.observers import Answer
-from hvlaunch.driver.observing.progress import Steps
+from hvlaunch.driver.observing.progress import HangWatch, Steps
 from hvlaunch.engine import events as on
 from hvlaunch.telemetry.hang import Judge
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
