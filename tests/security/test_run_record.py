@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.driver.observing.observers import Answer, Observers, Target
+from hvlaunch.driver.observing import Answer, Observers, Target
 from hvlaunch.driver.observing.observing import Versions
 from hvlaunch.outside import known_jobs
 from hvlaunch.outside.run_record import RUN

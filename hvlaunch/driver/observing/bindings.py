@@ -12,7 +12,7 @@ from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import Bind
 
 if TYPE_CHECKING:
-    from hvlaunch.driver.observing.observers import Answer, Observers, Target
+    from hvlaunch.driver.observing import Answer, Observers, Target
 
 __all__ = ["Bindings", "table"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.agent.wire.frames import flag, or_null, record, text
-from hvlaunch.driver.observing.observers import Answer, Observers, Target
+from hvlaunch.driver.observing import Answer, Observers, Target
 from hvlaunch.owners import write_whole
 from hvlaunch.telemetry.sample import Energy, HostSample, as_json, host_sample
 

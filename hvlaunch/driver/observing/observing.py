@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hvlaunch.agent.wire.frames import number, or_null, record, several, text, whole
 from hvlaunch.driver.links.links import HostLinks
-from hvlaunch.driver.observing import Inquiry, Observe, StacksWanted
-from hvlaunch.driver.observing.observers import Answer, Observers, Target
+from hvlaunch.driver.observing import Answer, Inquiry, Observe, Observers, StacksWanted, Target
 from hvlaunch.driver.observing.progress import HangWatch, Progress
 from hvlaunch.driver.process_events import loud
 from hvlaunch.engine import events as on

@@ -20,8 +20,8 @@ from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink
+    from hvlaunch.driver.observing import Answer, Observers, Target
     from hvlaunch.driver.observing.observation import Observation
-    from hvlaunch.driver.observing.observers import Answer, Observers, Target
     from hvlaunch.telemetry.hang import Judge
     from hvlaunch.telemetry.peers import HostPeers
     from hvlaunch.telemetry.stack import ProcessStack

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hvlaunch.agent.wire.frames import flag, or_null, plain, record, text
-from hvlaunch.driver.observing.observers import Answer, Observers, Target
+from hvlaunch.driver.observing import Answer, Observers, Target
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken
 from hvlaunch.engine.workers import Workers

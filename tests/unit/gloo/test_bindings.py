@@ -2,8 +2,8 @@
 
 import pytest
 
+from hvlaunch.driver.observing import Answer, Target
 from hvlaunch.driver.observing.bindings import Bindings, table
-from hvlaunch.driver.observing.observers import Answer, Target
 from hvlaunch.engine import events as on
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.driver.observing import Observe, StacksWanted
-from hvlaunch.driver.observing.observers import Answer
+from hvlaunch.driver.observing import Answer, Observe, StacksWanted
 from hvlaunch.driver.observing.progress import HangWatch, Steps
 from hvlaunch.engine import events as on
 from hvlaunch.telemetry.hang import Judge

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+import hvlaunch.driver.observing as module
 from hvlaunch.driver.links.errands import HostErrands
-from hvlaunch.driver.observing import observers as module
+from hvlaunch.driver.observing import Answer, Observers
 from hvlaunch.driver.observing.observation import Observation
-from hvlaunch.driver.observing.observers import Answer, Observers
 from tests.unit.telemetry.samples import SAMPLE_OF_A_HOST
 
 

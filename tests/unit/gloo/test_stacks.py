@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.errands.observer.stacks import packed
+from hvlaunch.driver.observing import Answer, Target
 from hvlaunch.driver.observing import stacks as module
-from hvlaunch.driver.observing.observers import Answer, Target
 from hvlaunch.driver.observing.stacks import STACKS_FILE, Stacks, kept_stacks
 from hvlaunch.engine.actions import TakeStacks
 from hvlaunch.engine.events import StacksTaken
