@@ -23,9 +23,9 @@ from hvlaunch.driver.observing import (
     StacksWanted,
 )
 from hvlaunch.driver.observing.observing import Observing
+from hvlaunch.driver.process import StdinFeed
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
-from hvlaunch.driver.stdin import StdinFeed
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

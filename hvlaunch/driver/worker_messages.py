@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from hvlaunch.agent.wire.frames import LONGEST_TEXT, plain
-from hvlaunch.driver.process_events import loud
+from hvlaunch.driver.process import loud
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

@@ -22,7 +22,7 @@ from hvlaunch.console.printer import Printer
 from hvlaunch.console.status import OnStatus
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
 from hvlaunch.driver.observing import CollectWanted, Inquiry, MoveRequest, Observe, StacksWanted
-from hvlaunch.driver.process_events import failures_as_events, signals_as_events
+from hvlaunch.driver.process import Detachment, failures_as_events, signals_as_events
 from hvlaunch.driver.program.keys import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
@@ -36,7 +36,6 @@ from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 
 if TYPE_CHECKING:
     from hvlaunch.console.output_store import OutputStore
-    from hvlaunch.driver.detachment import Detachment
     from hvlaunch.driver.history import History
     from hvlaunch.driver.job_record import JobRecord, Past, Takeover
     from hvlaunch.driver.loop import Item, Watcher
@@ -171,7 +170,7 @@ def _run_and_report(
             advise=advise,
         )
         if spec.detach != "never" and store is not None and directory is not None and stdout is not None:
-            detachment = _detachment(directory, printer, on_detached)
+            detachment = Detachment(directory, printer, on_detached)
         on_hangup = partial(events.put, _left_alone(spec, detachment, signal.SIGHUP))
         on_quit = partial(events.put, StacksWanted(partial(_show_stacks, printer)))
         signals.enter_context(signals_as_events(events.put, on_hangup, on_quit))
@@ -228,7 +227,7 @@ def _run(
     events: "SimpleQueue[Item]",
     printer: Printer,
     stdin: int,
-    detachment: "Detachment | None",
+    detachment: Detachment | None,
     reporting: Reporting,
     collector: "_JobCollector",
     observers: "Sequence[Watcher]",
@@ -482,15 +481,7 @@ def _new_store(spec: JobSpec, directory: "JobDirectory") -> "OutputStore":
     return OutputStore(directory.path, head_of(spec.console))
 
 
-def _detachment(
-    directory: "JobDirectory", printer: Printer, on_detached: Callable[[str], None] | None
-) -> "Detachment":
-    from hvlaunch.driver.detachment import Detachment  # noqa: PLC0415 (for jobs that leave their terminal)
-
-    return Detachment(directory, printer, on_detached)
-
-
-def _left_alone(spec: JobSpec, detachment: "Detachment | None", number: signal.Signals) -> on.Event | Inquiry:
+def _left_alone(spec: JobSpec, detachment: Detachment | None, number: signal.Signals) -> on.Event | Inquiry:
     """Return the event of a closed terminal, or of a stdout without a reader: the job ends, or is detached."""
     if detachment is None or spec.detach != "on hangup":
         return on.Interrupted(number)

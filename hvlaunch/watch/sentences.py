@@ -199,7 +199,7 @@ def _interrupted(number: int, grace: float) -> str:
     # No user sends SIGPIPE, and there is no second one to kill with.
     if number == signal.SIGPIPE:
         return f"the reader of the output is gone: workers have {grace:g} s to end"
-    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/process_events.py
+    another = "SIGTERM" if number == signal.SIGHUP else "a second one"  # see driver/process.py
     return f"got {signal_name(number)}: workers have {grace:g} s to end; {another} kills them at once"
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvlaunch.agent.wire.frames import plain
-from hvlaunch.driver.process_events import failures_as_events, loud
+from hvlaunch.driver.process import failures_as_events, loud
 from hvlaunch.engine import events as on
 from hvlaunch.mpi.builders import LauncherCommand
 from hvlaunch.mpi.calls import CallListener
@@ -44,7 +44,7 @@ FAULTS = {
     "printer's end": "hvlaunch.console.display:Display:page",
     "to a host": "hvlaunch.driver.links.session:HostSession:_write",
     "from a host": "hvlaunch.driver.links.host_link:HostLink:_obey",
-    "stdin": "hvlaunch.driver.stdin:StdinPump:_run",
+    "stdin": "hvlaunch.driver.process:StdinPump:_run",
     "rendezvous": "hvlaunch.rendezvous.serving:RendezvousServer:_run_loop",
     "event file": "hvlaunch.console.files:EventFile:_run",
     "a host's stderr": "hvlaunch.ssh:PipeChannel:_drain_stderr",

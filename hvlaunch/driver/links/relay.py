@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
-from hvlaunch.driver.process_events import loud
+from hvlaunch.driver.process import loud
 
 __all__ = ["HostRelay", "Rendezvous", "peer_name"]
 

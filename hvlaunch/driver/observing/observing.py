@@ -14,7 +14,7 @@ from hvlaunch.agent.wire.frames import number, or_null, record, several, text, w
 from hvlaunch.driver.links.links import HostLinks
 from hvlaunch.driver.observing import Answer, Inquiry, Observe, Observers, StacksWanted, Target
 from hvlaunch.driver.observing.progress import HangWatch, Progress
-from hvlaunch.driver.process_events import loud
+from hvlaunch.driver.process import loud
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeA
 
 from hvlaunch.agent.wire.frames import mapping, number, or_null, record, text, whole
 from hvlaunch.driver.observing import Observe, StacksWanted
-from hvlaunch.driver.process_events import loud
+from hvlaunch.driver.process import loud
 from hvlaunch.engine import events as on
 from hvlaunch.rendezvous.messages import LONGEST_NAME, MOST_METRICS, PROGRESS, worker_of
 from hvlaunch.rendezvous.serving import RendezvousServer

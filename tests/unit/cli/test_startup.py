@@ -128,7 +128,6 @@ OWN_DATACLASSES = 6
 LATER = {
     "console/files.py": "jobs with --output-filename or --events",
     "console/masking.py": "lines with a wrong option, and plans and reports that are shown",
-    "driver/detachment.py": "jobs that leave their terminal",
     "driver/control.py": "jobs that somebody asks about",
     "driver/history.py": "jobs with a directory, once it is there",
     "driver/links/errands.py": "jobs that are observed, or run errands",

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from hvlaunch.driver.observing import Inquiry, StacksWanted
-from hvlaunch.driver.process_events import signals_as_events
+from hvlaunch.driver.process import signals_as_events
 from hvlaunch.engine import events as on
 
 
@@ -117,7 +117,7 @@ def test_signal_from_two_senders_counts_once() -> None:
 def test_signals_that_come_at_once_are_heard_while_the_main_thread_waits() -> None:
     """The kernel delivers the second signal to another thread, and the main thread does not wake."""
     script = (
-        "import threading, queue, os, signal; from hvlaunch.driver.process_events import signals_as_events\n"
+        "import threading, queue, os, signal; from hvlaunch.driver.process import signals_as_events\n"
         "events = queue.SimpleQueue()\n"
         "for _ in range(4): threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
         "with signals_as_events(events.put):\n"

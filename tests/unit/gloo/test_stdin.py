@@ -6,7 +6,7 @@ import sys
 from queue import SimpleQueue
 from threading import Thread
 
-from hvlaunch.driver.stdin import StdinPump
+from hvlaunch.driver.process import StdinPump
 
 
 def test_all_input_and_its_end_reach_every_target() -> None:
@@ -58,7 +58,7 @@ def test_a_descriptor_that_cannot_be_read_is_at_its_end() -> None:
 def test_terminal_has_not_ended_for_a_background_process() -> None:
     """A child in a process group of its own reads the terminal, while this one is in the foreground."""
     script = (
-        "import os, signal; from hvlaunch.driver.stdin import StdinPump; got = []\n"
+        "import os, signal; from hvlaunch.driver.process import StdinPump; got = []\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    signal.signal(signal.SIGTTIN, signal.SIG_IGN); os.setpgid(0, 0)\n"
