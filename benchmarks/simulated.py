@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.agent_channel import CommandConnection
 from hvlaunch.driver.loop import Driver, Item
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.gloo import controller
 from hvlaunch.gloo.controller import HostWays
 from hvlaunch.job import Host, JobResult, JobSpec

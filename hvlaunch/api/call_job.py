@@ -33,7 +33,7 @@ from hvlaunch.api.errors import CallNotPickled, JobFailed, JobStopped, ResultNot
 from hvlaunch.api.in_worker import MARK, SIZE
 from hvlaunch.api.job import Job
 from hvlaunch.console.status import Status
-from hvlaunch.driver.result_files import PROBLEM
+from hvlaunch.driver.worker_files import PROBLEM
 from hvlaunch.errors import BadUsage, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec, SyncOptions, WorkerExit
 from hvlaunch.outside import KnownJob, jobs_directory, known_job

@@ -19,7 +19,7 @@ from hvlaunch import __version__
 from hvlaunch.agent.quick import dumps, loads
 from hvlaunch.console.lines import Stream
 from hvlaunch.console.notes import FileSizes, UnfinishedLines
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.turn import Turn
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.codec import BadData, Begin, Entry, begin_entry, begin_of, decode, encode

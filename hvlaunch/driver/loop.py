@@ -24,7 +24,7 @@ from hvlaunch.driver.observing import (
 )
 from hvlaunch.driver.observing.observing import Observing
 from hvlaunch.driver.process import StdinFeed
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.program.start_frame import gets_stdin, start_frame
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hvlaunch.console.notes import FileSizes
     from hvlaunch.driver.job_record import JobRecord, Takeover, TurnRecord
     from hvlaunch.driver.links.host_link import Prepare
-    from hvlaunch.driver.output_files import RoundFiles
+    from hvlaunch.driver.worker_files import RoundFiles
     from hvlaunch.driver.worker_messages import Message, WorkerMessages
     from hvlaunch.hosts.discovery import Discovery
 
@@ -461,7 +461,7 @@ class Driver:
         return TurnRecord(record, self._engine, begin)
 
     def _round_files(self, directory: Path) -> "RoundFiles":
-        from hvlaunch.driver.output_files import RoundFiles  # noqa: PLC0415 (few jobs have files)
+        from hvlaunch.driver.worker_files import RoundFiles  # noqa: PLC0415 (few jobs have files)
 
         def sizes(number: int, size: int, is_known: bool) -> "FileSizes | None":
             return None if self._record is None else self._record.sizes(number, size, is_known=is_known)

@@ -23,7 +23,7 @@ from hvlaunch.console.status import OnStatus
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection, LostConnection
 from hvlaunch.driver.observing import CollectWanted, Inquiry, MoveRequest, Observe, StacksWanted
 from hvlaunch.driver.process import Detachment, failures_as_events, signals_as_events
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.network import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
@@ -102,7 +102,7 @@ def run(
     """
     # The user's mistakes first, before any part of the job exists.
     if spec.output_dir is not None:
-        from hvlaunch.driver.output_files import make_output_directory  # noqa: PLC0415 (few jobs have one)
+        from hvlaunch.driver.worker_files import make_output_directory  # noqa: PLC0415 (few jobs have one)
 
         make_output_directory(spec.output_dir)
     if spec.report is not None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnection
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.controller import HostWays, WaysToHosts
 from hvlaunch.hosts.variables import without_outer_rank

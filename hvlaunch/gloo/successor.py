@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hvlaunch.console.output_store import OutputStore
 from hvlaunch.driver.job_record import JOURNAL, NoJournal, Past, TornJournal, read_past
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.gloo.controller import take_over
 from hvlaunch.job import JobResult

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hvlaunch.agent.wire.probe import Prover
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.links import Heartbeat, HostLinks
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 from hvlaunch.agent.quick import has_own_proc
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.driver.links.agent_channel import AgentConnection
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.engine.network import is_usable
 from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents

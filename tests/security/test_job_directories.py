@@ -15,7 +15,7 @@ import pytest
 
 from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.console.files import JobFolder
-from hvlaunch.driver.output_files import make_output_directory
+from hvlaunch.driver.worker_files import make_output_directory
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import JobDirectory, KnownJob, NoJobDirectory, jobs_directory, known_jobs, prune, remove
 from hvlaunch.outside.control import ControlClient, DriverGone

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.job_record import FrameNumbers, FrameRecord, PastTurn
     from hvlaunch.driver.links.errands import HostErrands
     from hvlaunch.driver.links.relay import HostRelay
-    from hvlaunch.driver.result_files import ResultFiles
+    from hvlaunch.driver.worker_files import ResultFiles
 
 __all__ = [
     "HostLink",

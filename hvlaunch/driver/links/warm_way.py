@@ -15,8 +15,7 @@ from hvlaunch.driver.links.agent_channel import (
     Listener,
     Reconnect,
 )
-from hvlaunch.driver.program import AgentProgram
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import AgentProgram, Keys
 from hvlaunch.errors import ConnectFailed, HostLost, HvlaunchError
 from hvlaunch.job import Host
 from hvlaunch.outside.pools import STREAM_DATA, STREAM_HEAD, KnownPool, ask, open_stream

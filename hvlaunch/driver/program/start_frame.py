@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvlaunch.agent.quick import dumps
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
 from hvlaunch.engine.network import LOOPBACK, SOCKETS
 from hvlaunch.hosts.local import may_be_taken_over

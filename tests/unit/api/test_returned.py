@@ -11,7 +11,7 @@ import pytest
 from hvlaunch.api.call_job import values
 from hvlaunch.api.errors import JobFailed, WorkerFailed
 from hvlaunch.api.in_worker import MARK, SIZE
-from hvlaunch.driver.result_files import ResultFiles
+from hvlaunch.driver.worker_files import ResultFiles
 from hvlaunch.errors import HostLost
 from hvlaunch.job import JobResult, WorkerExit
 

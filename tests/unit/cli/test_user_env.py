@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hvlaunch.cli.environment import MAX_STRING, SET_BY_HVLAUNCH, left_out, shown, user_env
 from hvlaunch.console.masking import MASK, masked
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.program.start_frame import (
     default_env,
     elastic_env,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.driver.links.errands import ErrandFailed
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.program.start_frame import shared_env
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

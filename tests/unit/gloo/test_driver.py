@@ -16,9 +16,9 @@ import pytest
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.job_record import JobRecord
 from hvlaunch.driver.links.agent_channel import CommandConnection
-from hvlaunch.driver.links.lease import patience_alone
+from hvlaunch.driver.links.links import patience_alone
 from hvlaunch.driver.loop import Driver, Item, Watcher
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

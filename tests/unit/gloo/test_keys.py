@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 
 
 def test_every_job_has_keys_of_its_own() -> None:

@@ -1,4 +1,4 @@
-from hvlaunch.driver.links.lease import Lease, agents_lease
+from hvlaunch.driver.links.links import Lease, agents_lease
 
 
 def unknown(_: str) -> None:

@@ -25,7 +25,7 @@ from hvlaunch.driver.job_record import (
     digest,
     read_past,
 )
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.turn import Arrival, Turn
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hvlaunch.agent.workers.binding import Gpu, Topology, bindings
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.program.start_frame import start_frame
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why

@@ -18,8 +18,7 @@ from hvlaunch import pool as pool_module
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.driver.links.agent_channel import AgentChannel, AgentConnection
 from hvlaunch.driver.links.warm_way import WarmWay
-from hvlaunch.driver.program import AgentProgram
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import AgentProgram, Keys
 from hvlaunch.errors import BadUsage, ConnectFailed, HostError
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside import JobDirectory

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hvlaunch.driver.program.keys import Keys
+from hvlaunch.driver.program import Keys
 from hvlaunch.driver.program.start_frame import default_env, identity_env, shared_env, start_frame
 from hvlaunch.engine import actions as do
 from hvlaunch.engine.actions import HostAddress, HostNetwork
