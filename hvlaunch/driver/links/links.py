@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hvlaunch.driver.links.suspicion import Suspicion, Vouch
     from hvlaunch.driver.worker_files import ResultFiles
 
-__all__ = ["Heartbeat", "HostLinks", "Lease", "agents_lease", "patience_alone", "workers_python"]
+__all__ = ["Heartbeat", "HostLinks", "Lease", "agents_lease", "pack_sync", "patience_alone", "workers_python"]
 
 _LONGEST_PULSE = 5.0
 _PULSES_PER_LEASE = 4
@@ -213,7 +213,7 @@ class HostLinks:
             leases=spec.leases is not None,
             preloads=spec.elastic is not None and bool(spec.elastic.preload),
             container=_container(spec),
-            errands=() if spec.sync is None else ("sync",),
+            also=None if spec.sync is None else pack_sync,
         )
 
     def __getitem__(self, host: str) -> HostLink:
@@ -412,6 +412,13 @@ def _call_files(call: Call) -> "tuple[Sequence[bytes], ResultFiles]":
     from hvlaunch.driver.worker_files import ResultFiles, parts_of  # noqa: PLC0415 (few jobs call a function)
 
     return parts_of(call.program), ResultFiles(call.results)
+
+
+def pack_sync() -> None:
+    """Make the program that brings the project to near hosts, for the first of them."""
+    from hvlaunch.driver.links.errands import errand_program  # noqa: PLC0415 (not for a local job)
+
+    errand_program("sync", is_near=True)
 
 
 def _own_addresses(used: str) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from itertools import takewhile
@@ -136,15 +136,15 @@ class AgentProgram:
         leases: bool = False,
         preloads: bool = False,
         container: Mapping[str, Any] | None = None,
-        errands: Sequence[str] = (),
+        also: Callable[[], None] | None = None,
     ) -> None:
         """`binds`: the agent needs the module for --bind; `leases`: that for --lease-gpus; `preloads`: that for --preload.
 
-        `container` has the options of agent/container.py; None without one. `errands` follow each hello.
+        `container` has the options of agent/container.py; None without one. `also` makes programs that follow each hello.
         """
         self.config = config
         self.container = container
-        self._errands = errands
+        self._also = also
         self._python = python
         self._own_pythons = own_pythons
         self._more = (
@@ -174,10 +174,8 @@ class AgentProgram:
 
     def _make_for_near(self) -> None:
         self.packed(is_near=True)
-        for name in self._errands:
-            from hvlaunch.driver.program.errand_program import errand_program  # noqa: PLC0415 (not for most jobs)
-
-            errand_program(name, is_near=True)
+        if self._also is not None:
+            self._also()
 
     def command(self, host: Host, *, is_here: bool, is_near: bool) -> tuple[str, bytes]:
         """Return the command for the host's login shell, and the program for its stdin.

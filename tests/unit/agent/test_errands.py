@@ -13,9 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
+import hvlaunch.driver.links.errands as module
 from hvlaunch.agent.wire.frames import ERRAND_WINDOW, LONGEST_RESULT, MOST_ERRANDS, BadFrame
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, HostErrands, Limits
-from hvlaunch.driver.program import AgentProgram, errand_program
+from hvlaunch.driver.links.links import pack_sync
+from hvlaunch.driver.program import AgentProgram
 from tests.unit.agent.errand_rig import ErrandRig
 from tests.unit.agent.harness import PATIENCE, AgentProcess, Hunt, has_ended, interpreter, until
 from tests.unit.agent.test_rejoin import KEY, Again
@@ -260,22 +262,20 @@ def test_a_program_is_made_once_for_all_hosts_that_ask_at_the_same_time(
         made.append(begin)
         return b"program"
 
-    monkeypatch.setattr(errand_program, "make_program", make)
-    errand_program._made.cache_clear()
+    monkeypatch.setattr(module, "make_program", make)
+    module._made.cache_clear()
     try:
         with ThreadPoolExecutor(8) as hosts:
-            programs = set(
-                hosts.map(lambda _: errand_program.errand_program("library", is_near=True), range(8))
-            )
+            programs = set(hosts.map(lambda _: module.errand_program("library", is_near=True), range(8)))
     finally:
-        errand_program._made.cache_clear()
+        module._made.cache_clear()
     assert (programs, len(made)) == ({b"program"}, 1)
 
 
 def test_a_program_is_made_while_the_first_host_proves_its_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     made: SimpleQueue[tuple[str, bool]] = SimpleQueue()
-    monkeypatch.setattr(errand_program, "errand_program", lambda name, is_near: made.put((name, is_near)))
-    program = AgentProgram({}, None, errands=("sync",))
+    monkeypatch.setattr(module, "errand_program", lambda name, is_near: made.put((name, is_near)))
+    program = AgentProgram({}, None, also=pack_sync)
     program.prepare()
     program.prepare()
     assert made.get(timeout=PATIENCE) == ("sync", True)
@@ -297,7 +297,7 @@ def test_near_host_gets_a_compiled_program(is_near: bool) -> None:
 def test_a_program_has_no_modules_of_its_packages_functions() -> None:
     """The check errand borrows two modules of the observer, whose functions import ten more."""
     files: dict[str, Path] = {}
-    errand_program._collect("hvlaunch.agent.errands.check", files, set())
+    module._collect("hvlaunch.agent.errands.check", files, set())
     observer = {name.rpartition(".")[2] for name in files if ".observer." in name}
     assert observer == {"__init__", "versions", "nvml"}
 

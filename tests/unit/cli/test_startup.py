@@ -136,7 +136,6 @@ LATER = {
     "driver/links/warm_way.py": "jobs on a warm pool",
     "driver/observing/observation.py": "jobs that somebody watches",
     "driver/observing/stacks.py": "jobs whose stacks are taken",
-    "driver/program/errand_program.py": "jobs that are observed, or run errands",
     "driver/job_record.py": "jobs with other hosts, or that may be detached",
     "driver/worker_files.py": "jobs with --output-filename, or that call a function",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",
