@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hvlaunch.engine.entries import replay
+    from hvlaunch.engine.codec import replay
 
 __all__ = ["replay"]
 
@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Any:
     """Import replay() on first use: no job needs it."""
     if name != "replay":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hvlaunch.engine.entries import replay  # noqa: PLC0415 (see the docstring)
+    from hvlaunch.engine.codec import replay  # noqa: PLC0415 (see the docstring)
 
     return replay

@@ -1,23 +1,45 @@
-"""Encode events, actions and job specifications for JSON, and decode them, by the types of their fields.
+"""Encode events, actions and job specifications for JSON, and decode them, by the types of their fields; the entries of a journal.
 
 A named tuple or dataclass becomes an object with all of its fields; if it may be one of several classes, `is` has the
 class. Tuples and ranges become arrays; paths and numbers that JSON lacks become strings. Decoding returns an equal
 value. Both directions refuse everything else.
 
-A journal begins with the engine's arguments (Begin), in the same form.
+A journal begins with the engine's arguments (Begin). Each further entry is an event with the resulting actions. Nothing else
+needs to be kept: an engine that gets the same events is in the same state, in another process too. The entries contain neither
+random words nor keys of the job, which the engine never sees.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
+from itertools import zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from hvlaunch.engine.actions import Action
+from hvlaunch.engine.events import Event
 from hvlaunch.job import JobSpec
 
-__all__ = ["FORMAT", "BadData", "Begin", "Entry", "begin_entry", "begin_of", "decode", "encode", "prepare"]
+if TYPE_CHECKING:
+    from hvlaunch.engine.engine import Engine
+
+__all__ = [
+    "FORMAT",
+    "BadData",
+    "Begin",
+    "DecidedTurn",
+    "Diverged",
+    "Entry",
+    "begin_entry",
+    "begin_of",
+    "decode",
+    "encode",
+    "prepare",
+    "replay",
+    "turn_entry",
+]
 
 _TAG = "is"
 
@@ -316,3 +338,55 @@ def begin_of(entry: Entry | None) -> Begin:
         raise BadData(f"format {entry.get('format')!r} of a journal; {FORMAT} is known")
     begin: Begin = decode(Begin, entry)
     return begin
+
+
+class DecidedTurn(NamedTuple):
+    """One event, its time (seconds of the driver's clock), and the engine's actions."""
+
+    at: float
+    event: Event
+    actions: tuple[Action, ...]
+
+
+class Diverged(Exception):
+    """The engine's actions differ from the journal's. `number` counts turns from 0."""
+
+    def __init__(self, number: int, turn: DecidedTurn, actions: Sequence[Action]) -> None:
+        pairs = zip_longest(turn.actions, actions)
+        before, now = next(pair for pair in pairs if not _are_equal(*pair))
+        super().__init__(
+            f"turn {number}, at {turn.at:.3f}, {turn.event}: the journal has {before}, and now it is {now}"
+        )
+        self.number = number
+        self.turn = turn
+        self.actions = tuple(actions)
+
+
+def turn_entry(event: Event, actions: Sequence[Action], now: float) -> Entry:
+    """Make a further entry. Raises BadData."""
+    entry: Entry = encode(DecidedTurn, DecidedTurn(now, event, tuple(actions)))
+    return entry
+
+
+def replay(entries: Iterable[Entry]) -> "Engine":
+    """Return the engine after these entries: it gets each event again, and must return the same actions.
+
+    Raises Diverged if it does not, and BadData if an entry is malformed.
+    """
+    from hvlaunch.engine.engine import Engine  # noqa: PLC0415 (no encoding needs it)
+
+    remaining = iter(entries)
+    begin = begin_of(next(remaining, None))
+    engine = Engine(begin.spec, begin.rendezvous_port)
+    # Times come from the journal: the engine has no clock.
+    for number, entry in enumerate(remaining):
+        turn: DecidedTurn = decode(DecidedTurn, entry)
+        actions = engine.handle_or_end(turn.event, turn.at)
+        if not all(_are_equal(*pair) for pair in zip_longest(turn.actions, actions)):
+            raise Diverged(number, turn, actions)
+    return engine
+
+
+def _are_equal(first: Action | None, second: Action | None) -> bool:
+    """Compare actions as data: named tuples of different classes may be equal."""
+    return bool(encode(Action | None, first) == encode(Action | None, second))

@@ -1,6 +1,6 @@
 """A developer's journal of a job: every event and its actions, in a file for this user alone (HVLAUNCH_JOURNAL).
 
-engine/entries.py describes the entries; replay() plays a journal again.
+engine/codec.py describes the entries; replay() plays a journal again.
 """
 
 import json
@@ -11,8 +11,7 @@ from pathlib import Path
 from hvlaunch import __version__
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.codec import BadData, Entry, begin_entry
-from hvlaunch.engine.entries import turn_entry
+from hvlaunch.engine.codec import BadData, Entry, begin_entry, turn_entry
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import JobSpec
 

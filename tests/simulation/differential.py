@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from hvlaunch.agent.wire.frames import BadFrame
 from hvlaunch.engine import actions as do
-from hvlaunch.engine import entries
+from hvlaunch.engine import engine as engine_module
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.workers import InvalidTransition
@@ -152,7 +152,7 @@ def _beside(package: ModuleType) -> Iterator[list[int]]:
     with (
         mock.patch.object(world, "Engine", Paired),
         mock.patch.object(elastic_world, "Engine", Paired),
-        mock.patch.object(entries, "Engine", Paired),
+        mock.patch.object(engine_module, "Engine", Paired),
     ):
         yield turns
 

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.codec import begin_entry, decode
-from hvlaunch.engine.entries import DecidedTurn, turn_entry
+from hvlaunch.engine.codec import DecidedTurn, begin_entry, decode, turn_entry
 from hvlaunch.job import JobSpec
 
 __all__ = ["Journal", "Origin", "Record"]

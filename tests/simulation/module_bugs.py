@@ -13,7 +13,6 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import (
     codec,
     engine,
-    entries,
     fabric,
     lifecycle,
     policy,
@@ -174,15 +173,15 @@ def a_used_port_is_used_again(patch: Patch) -> None:
     )
 
 
-# entries
+# codec: the entries of a journal
 
 
 def actions_of_other_classes_are_equal(patch: Patch) -> None:
-    patch.setattr(entries, "_are_equal", lambda first, second: bool(first == second))
+    patch.setattr(codec, "_are_equal", lambda first, second: bool(first == second))
 
 
 def missing_actions_are_not_noticed(patch: Patch) -> None:
-    patch.setattr(entries, "zip_longest", lambda *sides: zip(*sides, strict=False))
+    patch.setattr(codec, "zip_longest", lambda *sides: zip(*sides, strict=False))
 
 
 # events
@@ -661,6 +660,10 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("causes", code_and_signal_change_places, "ended so", 17),
     ModuleBug("codec", times_are_rounded_in_the_journal, "leads elsewhere", 3, "idle turns"),
     ModuleBug("codec", zero_becomes_none_in_the_journal, "turn ", 3, "replay"),
+    ModuleBug(
+        "codec", actions_of_other_classes_are_equal, "a spoilt journal is replayed", 0, "spoilt journals"
+    ),
+    ModuleBug("codec", missing_actions_are_not_noticed, "a spoilt journal is replayed", 0, "spoilt journals"),
     ModuleBug("engine", a_beat_with_news_counts_as_idle, "leads elsewhere", 3, "idle turns"),
     ModuleBug("engine", an_idle_summary_forgets_the_next_look, "leads elsewhere", 3, "idle turns"),
     ModuleBug(
@@ -668,12 +671,6 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ),
     ModuleBug("engine", a_signal_of_the_user_reaches_one_host, "get the user's signal", 32),
     ModuleBug("engine", a_used_port_is_used_again, "rank 0 gets port", 20),
-    ModuleBug(
-        "entries", actions_of_other_classes_are_equal, "a spoilt journal is replayed", 0, "spoilt journals"
-    ),
-    ModuleBug(
-        "entries", missing_actions_are_not_noticed, "a spoilt journal is replayed", 0, "spoilt journals"
-    ),
     ModuleBug("events", an_event_has_no_encoding, "is none of Began", 4, "replay"),
     ModuleBug("events", a_beat_says_by_default_that_the_training_is_done, "the job never ends", 1675),
     ModuleBug("facts", least_and_available_slots_change_places, "workers are not the least", 0),

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from hvlaunch.agent.wire.frames import BadFrame
-from hvlaunch.engine.codec import BadData
-from hvlaunch.engine.entries import Diverged
+from hvlaunch.engine.codec import BadData, Diverged
 from hvlaunch.engine.workers import InvalidTransition
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.elastic_world import ElasticWorld

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from hvlaunch.engine import replay
-from hvlaunch.engine.codec import Entry, begin_entry
-from hvlaunch.engine.entries import Diverged, turn_entry
+from hvlaunch.engine.codec import Diverged, Entry, begin_entry, turn_entry
 from tests.simulation.elastic_world import ElasticWorld
 from tests.simulation.play import Play
 from tests.simulation.world import World

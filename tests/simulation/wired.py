@@ -11,8 +11,8 @@ from typing import Any
 from hvlaunch.agent.wire.frames import Session
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
+from hvlaunch.engine.codec import replay
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.entries import replay
 from hvlaunch.engine.pool import HostState
 from hvlaunch.job import JobResult
 from tests.simulation.breakdowns import Breakdowns

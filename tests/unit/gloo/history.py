@@ -11,9 +11,8 @@ from typing import ClassVar, TypeVar
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.actions import Step
-from hvlaunch.engine.codec import begin_entry
+from hvlaunch.engine.codec import begin_entry, turn_entry
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.entries import turn_entry
 from hvlaunch.errors import HostLost, Problem
 from hvlaunch.job import LONG_LEASE, Host, JobResult, JobSpec, Look
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hvlaunch.engine import causes as why
-from hvlaunch.engine import entries as journal
+from hvlaunch.engine import codec as journal
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine import replay
@@ -113,9 +113,9 @@ def test_another_state_leads_to_other_actions() -> None:
 def test_replay_is_imported_on_first_use() -> None:
     script = (
         "import sys, hvlaunch.gloo.controller\n"
-        "assert not {name for name in sys.modules if name.endswith(('.codec', '.entries', '.journal', '.sentences'))}\n"
+        "assert not {name for name in sys.modules if name.endswith(('.codec', '.journal', '.sentences'))}\n"
         "from hvlaunch.engine import replay\n"
-        "assert 'hvlaunch.engine.entries' in sys.modules\n"
+        "assert 'hvlaunch.engine.codec' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 

@@ -6,8 +6,7 @@ import pytest
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.codec import decode
-from hvlaunch.engine.entries import DecidedTurn
+from hvlaunch.engine.codec import DecidedTurn, decode
 from hvlaunch.job import JobResult
 from hvlaunch.watch.overview import BOUNDS, Totals
 from tests.unit.gloo.elastic_history import arrive, elastic, everyone, pool, training
