@@ -63,7 +63,7 @@ class Gathering:
 
 
 class PairMeasures(Protocol):
-    """Measures between hosts, by the errand that reads their values: hvlaunch/gloo/pairs.py."""
+    """Measures between hosts, by the errand that reads their values: hvlaunch/gloo/measures.py."""
 
     def arguments(self, name: str, facts: "HostFacts") -> Mapping[str, Any]: ...
 

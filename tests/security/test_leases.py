@@ -16,7 +16,7 @@ import pytest
 from hvlaunch.agent.errands import leases as errand_module
 from hvlaunch.agent.errands.leases import STATE
 from hvlaunch.agent.leases import TICKET, AgentLeases, NotShared, open_directory
-from hvlaunch.hosts.leases import first_claim, offer_of
+from hvlaunch.gloo.leasing import first_claim, offer_of
 
 NOTE = '{"job":"mine","since":1}'
 MALLORY = 65534

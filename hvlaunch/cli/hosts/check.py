@@ -102,9 +102,8 @@ def _expectations(path: str | None) -> list[Expectation]:
 
 
 def _examined(spec: JobSpec, *, is_deep: bool) -> Comparison:
-    from hvlaunch.gloo.deep import Deep  # noqa: PLC0415 (as below)
     from hvlaunch.gloo.examination import Examination, python_of  # noqa: PLC0415 (errors come first)
-    from hvlaunch.gloo.pairs import Pairs  # noqa: PLC0415 (as above)
+    from hvlaunch.gloo.measures import Deep, Pairs  # noqa: PLC0415 (as above)
     from hvlaunch.gloo.visit import visit_hosts  # noqa: PLC0415 (as above)
 
     examination = Examination(spec)

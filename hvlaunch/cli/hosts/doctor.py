@@ -37,7 +37,7 @@ from hvlaunch.outside import NoJobDirectory, jobs_directory, known_jobs
 from hvlaunch.owners import other_writer
 
 if TYPE_CHECKING:
-    from hvlaunch.gloo.host_check import HostAnswer
+    from hvlaunch.gloo.visit import HostAnswer
 
 __all__ = [
     "Part",
@@ -373,7 +373,7 @@ def _hosts(options: Options, environ: Mapping[str, str]) -> Iterator[ReportLine]
     if spec.allocation is None and not options.given.keys() & {"hosts", "hostfile"}:
         yield ReportLine(section, "hosts", "ok", "none are configured", "hvlaunch doctor -H HOSTS")
         return
-    from hvlaunch.gloo.host_check import ask_hosts  # noqa: PLC0415 (where there are hosts)
+    from hvlaunch.gloo.visit import ask_hosts  # noqa: PLC0415 (where there are hosts)
 
     for answer in ask_hosts(spec):
         yield _of_host(answer, spec)

@@ -14,10 +14,8 @@ from hvlaunch.agent.errands.deep import OUTCOMES
 from hvlaunch.check.measures import find_faults
 from hvlaunch.driver.links.errands import Answers, ErrandFailed
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.gloo import deep as deep_module
-from hvlaunch.gloo import pairs as pairs_module
-from hvlaunch.gloo.deep import Deep
-from hvlaunch.gloo.pairs import Pairs
+from hvlaunch.gloo import measures
+from hvlaunch.gloo.measures import Deep, Pairs
 
 PATIENCE = 30.0
 Program = Callable[[Mapping[str, Any], "Stream"], object]
@@ -106,8 +104,7 @@ def visit(check: Pairs | Deep, programs: Mapping[str, Program | None]) -> dict[s
 
 @pytest.fixture(autouse=True)
 def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs_module, deep_module):
-        monkeypatch.setattr(module, "candidates", lambda _facts: ("127.0.0.1",))
+    monkeypatch.setattr(measures, "candidates", lambda _facts: ("127.0.0.1",))
 
 
 def real(arguments: Mapping[str, Any], stream: Stream) -> None:
@@ -134,7 +131,7 @@ def test_suspicious_pairs_are_found_once_for_all_hosts(monkeypatch: pytest.Monke
         judged.append(len(measures))
         return list(find_faults(measures, hosts))
 
-    monkeypatch.setattr(pairs_module, "find_faults", judge)
+    monkeypatch.setattr(measures, "find_faults", judge)
     assert visit(Pairs(["a", "b", "c"]), dict.fromkeys("abc", real)) == {}
     assert judged == [6]
 

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from hvlaunch.hosts.leases import Holder, HostOffer, Ticket, Unit, choose, first_claim, offer_of
+from hvlaunch.gloo.leasing import Holder, HostOffer, Ticket, Unit, choose, first_claim, offer_of
 
 
 def offer(

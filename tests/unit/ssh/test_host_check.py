@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from hvlaunch.cli.hosts import doctor
-from hvlaunch.gloo import host_check
-from hvlaunch.gloo.host_check import ask_hosts
+from hvlaunch.gloo import visit
+from hvlaunch.gloo.visit import ask_hosts
 from hvlaunch.job import Host, JobSpec
 from tests.unit.ssh.conftest import Sshd
 
@@ -24,7 +24,7 @@ def test_a_host_answers_with_its_python(sshd, client):
     (answer,) = ask_hosts(spec(sshd, sshd.host(port=sshd.port), client=client))
     assert answer.problem is None
     assert answer.python.startswith("3.")
-    assert 0 < answer.seconds < host_check._LIMIT
+    assert 0 < answer.seconds < visit._LIMIT
     finding = doctor._of_host(answer, spec(sshd, answer.host))
     assert finding.level == "ok"
     assert finding.text.endswith("; its key is known")
@@ -69,7 +69,7 @@ def test_the_name_in_the_ssh_configuration_is_not_shown(make_sshd):
 
 
 def test_hosts_are_asked_at_once_and_a_silent_one_is_given_up(sshd, serve, monkeypatch):
-    monkeypatch.setattr(host_check, "_LIMIT", 1.5)
+    monkeypatch.setattr(visit, "_LIMIT", 1.5)
     silent = [
         Host(f"127.0.0.{number}", port=serve(lambda _: None), address="127.0.0.1") for number in range(2, 6)
     ]
@@ -81,21 +81,21 @@ def test_hosts_are_asked_at_once_and_a_silent_one_is_given_up(sshd, serve, monke
 
 
 def test_a_defect_in_asking_one_host_does_not_hide_the_others(sshd, monkeypatch):
-    ask = host_check._ask_for_python
+    ask = visit._ask_for_python
 
     def fail_for_one(connection, candidates, host, *more):
         if host.name == "localhost":
             raise RuntimeError("oh")
         return ask(connection, candidates, host, *more)
 
-    monkeypatch.setattr(host_check, "_ask_for_python", fail_for_one)
+    monkeypatch.setattr(visit, "_ask_for_python", fail_for_one)
     bad, good = ask_hosts(spec(sshd, Host("localhost"), sshd.host(port=sshd.port)))
     assert "internal error: RuntimeError: oh" in str(bad.problem)
     assert good.problem is None
 
 
 def test_a_login_shell_that_hangs_is_given_up(make_sshd, monkeypatch):
-    monkeypatch.setattr(host_check, "_LIMIT", 1.0)
+    monkeypatch.setattr(visit, "_LIMIT", 1.0)
     sshd = make_sshd(words=("ForceCommand sleep 100",))
     start = time.monotonic()
     (answer,) = ask_hosts(spec(sshd, sshd.host(port=sshd.port)))
