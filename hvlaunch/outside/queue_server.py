@@ -33,13 +33,18 @@ from hvlaunch.outside import (
 )
 from hvlaunch.outside.control import ControlClient
 from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_process
-from hvlaunch.outside.queue import ENVIRONMENT, OPEN, SPECS, Queue, QueueEntry, QueueNotWritten
-from hvlaunch.outside.schedule import (
+from hvlaunch.outside.queue import (
     ACTIVE,
+    ENVIRONMENT,
+    OPEN,
+    SPECS,
     Action,
     Event,
     Finished,
+    Queue,
     QueuedJob,
+    QueueEntry,
+    QueueNotWritten,
     Returned,
     Schedule,
     Starting,

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hvlaunch.outside import schedule as schedule_module
-from hvlaunch.outside.schedule import (
+from hvlaunch.outside import queue as queue_module
+from hvlaunch.outside.queue import (
     ACTIVE,
     MARGIN,
     Added,
@@ -397,7 +397,7 @@ PLANTED: dict[str, tuple[str, Callable[..., Any]]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_histories_find_planted_faults(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attribute, fault = PLANTED[name]
-    monkeypatch.setattr(schedule_module.Schedule, attribute, fault)
+    monkeypatch.setattr(queue_module.Schedule, attribute, fault)
     with pytest.raises(AssertionError):
         for seed in range(SHORT_RUN):
             play(seed)

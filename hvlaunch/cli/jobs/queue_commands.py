@@ -28,25 +28,23 @@ from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec, SyncOptions
 from hvlaunch.outside import ABOUT
 from hvlaunch.outside.queue import (
+    ACTIVE,
     ENVIRONMENT,
     SPECS,
-    Queue,
-    QueueEntry,
-    QueueNotWritten,
-    queue_directory,
-)
-from hvlaunch.outside.queue_server import ensure_server, machine_elsewhere
-from hvlaunch.outside.schedule import (
-    ACTIVE,
     Added,
     Event,
     Held,
     Moved,
+    Queue,
     QueuedJob,
+    QueueEntry,
+    QueueNotWritten,
     Released,
     Removed,
     Schedule,
+    queue_directory,
 )
+from hvlaunch.outside.queue_server import ensure_server, machine_elsewhere
 from hvlaunch.owners import make_own_directory, write_whole
 
 __all__ = [

@@ -19,8 +19,7 @@ from hvlaunch.cli.pages.json_forms import FORMS, json_schema
 from hvlaunch.outside import known_jobs
 from hvlaunch.outside.ledger import Ledger, ledger_directory
 from hvlaunch.outside.pools import KnownPool, PoolGone
-from hvlaunch.outside.queue import Queue
-from hvlaunch.outside.schedule import Added, QueuedJob, Schedule
+from hvlaunch.outside.queue import Added, Queue, QueuedJob, Schedule
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
