@@ -374,7 +374,7 @@ class Detachment:
         if threading.current_thread() is threading.main_thread():
             # Not SIG_IGN: processes started by the driver would inherit that.
             signal.signal(signal.SIGHUP, lambda *_: None)
-        from hvlaunch.outside.minder import start_minder  # noqa: PLC0415 (few jobs leave)
+        from hvlaunch.outside import start_minder  # noqa: PLC0415 (few jobs leave)
 
         start_minder(self._directory.path)
         if self._on_detached is not None:

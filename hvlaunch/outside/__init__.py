@@ -1,6 +1,7 @@
-"""Jobs as other programs of the same user see them: their directories, while they run and afterwards.
+"""Jobs as other programs of the same user see them: their directories, while they run and afterwards, and their minders.
 
-A directory has a socket of the driver, too (control.py). The same holds for warm pools (pools.py).
+A directory has a socket of the driver, too (control.py). The same holds for warm pools (pools.py). The minder of a detached job is a
+process that starts another driver if a driver was killed, and ends with the job.
 """
 
 import fcntl
@@ -9,14 +10,19 @@ import os
 import re
 import shlex
 import socket
+import sys
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvlaunch.errors import EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.owners import make_own_directory, open_directory, writer_of_directory
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = [
     "ABOUT",
@@ -28,6 +34,7 @@ __all__ = [
     "REPORT",
     "RESULT",
     "STORE",
+    "SUCCESSOR_LOG",
     "DriverLives",
     "JobDirectory",
     "KnownJob",
@@ -49,9 +56,11 @@ __all__ = [
     "remove",
     "remove_secrets",
     "result_of",
+    "start_minder",
+    "start_process",
+    "start_successor",
     "take_lock",
 ]
-
 
 LOCK, ABOUT, RESULT, CONTROL = "lock", "about.json", "result.json", "control"
 REPORT = "report.json"
@@ -564,3 +573,96 @@ def _read(path: Path) -> Mapping[str, Any] | None:
 
 def _ids(jobs: Iterable[KnownJob]) -> str:
     return ", ".join(job.id for job in jobs)
+
+
+SUCCESSOR_LOG = "successor.log"
+"""The file with the error of the last successor that could not take the job over."""
+
+_MOST_STARTS, _WITHIN = 3, 600.0
+_MINDER_LOOK = 0.1
+
+
+def start_minder(directory: Path) -> None:
+    """Start the job's minder, which outlives this process, unless the job has one. Raises OSError."""
+    if has_minder(directory):
+        return
+    try:
+        lock = take_lock(directory / MINDER, os.O_CREAT)
+    # Another process is starting the minder at this moment.
+    except BlockingIOError:
+        return
+    try:
+        # The minder inherits the lock, so the job is never without it between the two processes.
+        start_process("hvlaunch.outside", directory, kept=[lock], function="run_minder")
+    finally:
+        os.close(lock)
+
+
+def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
+    """Start a driver that takes the job over, in a session of its own; its stderr goes to SUCCESSOR_LOG. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
+    try:
+        return start_process("hvlaunch.gloo.successor", directory, log)
+    finally:
+        os.close(log)
+
+
+def start_process(
+    module: str,
+    path: Path,
+    log: int | None = None,
+    kept: Sequence[int] = (),
+    arguments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    function: str | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Run a module of hvlaunch, or this function of it, in a session of its own: it outlives this process. Raises OSError.
+
+    `path` is its first argument.
+    """
+    import subprocess  # noqa: PLC0415 (a minder that starts nobody shall be small)
+
+    # Not `python -m`: it would import from the working directory first, which may hold any files.
+    program = (
+        f"from {module} import {function}; {function}()"
+        if function is not None
+        else f"import runpy; runpy.run_module({module!r}, run_name='__main__')"
+    )
+    program = f"import sys; sys.path[:] = {sys.path!r}; {program}"
+    log = subprocess.DEVNULL if log is None else log
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", program, str(path), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=kept,
+        env=environ,
+        start_new_session=True,
+    )
+
+
+def _mind(directory: Path) -> None:
+    """Watch until the job has ended, can't be taken over, or has lost too many drivers."""
+    starts: deque[float] = deque(maxlen=_MOST_STARTS)
+    successor: subprocess.Popen[bytes] | None = None
+    while True:
+        # Not by a lock that blocks: a minder that is stopped just as it gets the lock would keep successors from it.
+        while has_driver(directory):
+            time.sleep(_MINDER_LOOK)
+        if successor is not None and successor.wait() == EXIT_HOSTS:
+            return
+        if not (directory / ABOUT).exists() or (directory / RESULT).exists():
+            return
+        # A driver that dies again and again has a cause that another start does not remove.
+        if len(starts) == _MOST_STARTS and time.monotonic() < starts[0] + _WITHIN:
+            return
+        starts.append(time.monotonic())
+        successor = start_successor(directory)
+        while successor.poll() is None and not has_driver(directory):
+            time.sleep(_MINDER_LOOK)
+
+
+def run_minder() -> None:
+    """Run the minder's program."""
+    _mind(Path(sys.argv[1]))

@@ -28,7 +28,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from hvlaunch.outside.minder import start_process
+from hvlaunch.outside import start_process
 from hvlaunch.owners import make_own_directory, part_of, reason
 
 __all__ = ["EVENTS", "NotDelivered", "Notices", "deliver", "deliver_file", "shown", "target_error"]

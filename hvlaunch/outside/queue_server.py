@@ -22,6 +22,7 @@ from hvlaunch.outside import (
     LOCK,
     MINDER,
     REPORT,
+    SUCCESSOR_LOG,
     KnownJob,
     has_driver,
     has_minder,
@@ -29,10 +30,11 @@ from hvlaunch.outside import (
     known_job,
     remove,
     result_of,
+    start_minder,
+    start_process,
     take_lock,
 )
 from hvlaunch.outside.control import ControlClient
-from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_process
 from hvlaunch.outside.queue import (
     ACTIVE,
     ENVIRONMENT,

@@ -68,7 +68,7 @@ def _is_minder(process: psutil.Process, job: KnownJob) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    return str(job.directory) in words and "hvlaunch.outside.minder" in " ".join(words)
+    return str(job.directory) in words and "run_minder" in " ".join(words)
 
 
 def renewed(job: KnownJob) -> float:

@@ -20,8 +20,7 @@ import pytest
 from hvlaunch.cli.jobs.assistant import Tools
 from hvlaunch.cli.jobs.queue_commands import submit
 from hvlaunch.errors import BadUsage
-from hvlaunch.outside import has_driver, has_minder, known_jobs, prune, queue_server
-from hvlaunch.outside.minder import SUCCESSOR_LOG
+from hvlaunch.outside import SUCCESSOR_LOG, has_driver, has_minder, known_jobs, prune, queue_server
 from hvlaunch.outside.queue import OPEN, Queue
 from hvlaunch.outside.queue_server import QueueServer
 from tests.unit.cli.job_site import DEADLINE, Site, wait_until

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hvlaunch import outside
 from hvlaunch.outside import (
     CONTROL,
     LOCK,
@@ -21,7 +22,6 @@ from hvlaunch.outside import (
     has_driver,
     has_minder,
     jobs_directory,
-    minder,
     take_lock,
 )
 
@@ -151,11 +151,11 @@ def test_minder_stopped_as_its_driver_dies_does_not_keep_a_successor_away(
 ) -> None:
     lock = take_lock(tmp_path / LOCK, os.O_CREAT)
     started: list[subprocess.Popen[bytes]] = []
-    start = minder.start_process
+    start = outside.start_process
     monkeypatch.setattr(
-        minder, "start_process", lambda *args, **options: started.append(start(*args, **options))
+        outside, "start_process", lambda *args, **options: started.append(start(*args, **options))
     )
-    minder.start_minder(tmp_path)
+    outside.start_minder(tmp_path)
     (process,) = started
     # It is at its work once it has loaded what it needs.
     time.sleep(0.5)
