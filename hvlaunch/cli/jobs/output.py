@@ -34,9 +34,18 @@ from hvlaunch.console.status import count, duration
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import ConsoleOptions
-from hvlaunch.outside import REPORT, KnownJob, choose, has_driver, has_ended, result_of
+from hvlaunch.outside import (
+    REPORT,
+    SUCCESSOR_LOG,
+    KnownJob,
+    choose,
+    has_driver,
+    has_ended,
+    result_of,
+    start_minder,
+    start_successor,
+)
 from hvlaunch.outside.control import ControlClient, DriverGone, state_of
-from hvlaunch.outside.minder import SUCCESSOR_LOG, start_minder, start_successor
 
 __all__ = ["OutputView", "Ranks", "Viewed", "attach", "await_output", "described", "is_shown", "logs"]
 
