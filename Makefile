@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Python compiles what is imported, which is half of the files that pip would compile.
 PIP_INSTALL := $(PIP) install --quiet --no-compile
 # pip refuses a package without a hash of lock.txt. An index with builds of its own needs `make CONSTRAINTS=constraints.txt …`,
 # which takes the same versions and checks no hash.
@@ -13,10 +14,6 @@ install = $(BIN)/python .ci/locked.py $(1) $(2) > $(VENV)/locked.txt && $(PIP_IN
 else
 install = $(PIP_INSTALL) --constraint $(CONSTRAINTS) '$(1)$(if $(2),[$(2)])'
 endif
-# pip compiles thousands of files one by one; this takes all processors. Some packages have files that are no Python. Half of all
-# files, in these directories, are hardly ever imported, and compiled then.
-RARE := /(_inductor|_vendored|devtools|lexers|mypyc?|networkx|physics|pip|setuptools|testing|tests)/
-COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib || true
 APT_INSTALL := DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends
 CAN_APT := test "$$(id -u)" = 0 && command -v apt-get >/dev/null
 
@@ -249,7 +246,6 @@ $(VENV)/.extras-%: pyproject.toml lock.txt .ci/locked.py $(VENV)/.made
 	@$(MAKE) --no-print-directory $(WHEEL)
 	@echo 'make: installing the packages of pyproject.toml, [$*]'
 	@$(call install,$(WHEEL),$*)
-	@$(COMPILE)
 	@rm -f $(VENV)/.wheel $(VENV)/.editable
 	@touch $@
 

@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import gc
 import os
 import shutil
 import signal
@@ -43,6 +44,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     measuring = session.config.pluginmanager.get_plugin("_cov")
     if measuring is not None and hasattr(session.config, "workerinput"):
         measuring.cov_controller.cov.stop()
+
+
+# Modules and thousands of tests stay until the end: looking for garbage among them is half of the time in which they are loaded.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
