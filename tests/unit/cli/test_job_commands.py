@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -16,9 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hvlaunch.cli.jobs import job_table, listed
+from hvlaunch.cli.jobs import job_table, listed, since
 from hvlaunch.cli.jobs.output import described
 from hvlaunch.cli.main import WORDS, main
+from hvlaunch.cli.options import BadValue
 from hvlaunch.cli.options.parser import JOB_WORDS
 from hvlaunch.console.status import ago, size_words
 from hvlaunch.errors import BadUsage
@@ -363,3 +365,30 @@ def test_attach_tells_no_round_of_a_static_job(site):
     site.start("--job-name", "base")
     (job,) = known_jobs(site.root)
     assert f"job {job.id} (base): running, 2 workers on localhost, begun " in described(job)
+
+
+NOW = datetime(2026, 11, 22, 14, 30, 5, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"),
+    [
+        ("0s", timedelta(0)),
+        ("10m", timedelta(minutes=10)),
+        ("2h", timedelta(hours=2)),
+        ("3d", timedelta(days=3)),
+        ("14:30", timedelta(seconds=5)),
+        ("9:30", timedelta(hours=5, seconds=5)),
+        ("14:30:04", timedelta(seconds=1)),
+        ("14:31", timedelta(hours=23, minutes=59, seconds=5)),
+        ("2026-11-22T14:00:00+00:00", timedelta(minutes=30, seconds=5)),
+    ],
+)
+def test_times(text, ago):
+    assert since(text, NOW) == (NOW - ago).timestamp()
+
+
+@pytest.mark.parametrize("text", ["", "m", "10", "10w", "25:00", "yesterday", "2026-13-01", "-1s", "1:2"])
+def test_malformed_times_are_refused(text):
+    with pytest.raises(BadValue):
+        since(text, NOW)
