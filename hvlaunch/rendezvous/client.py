@@ -67,12 +67,12 @@ class Reply(NamedTuple):
 class Requests:
     """Sends requests to url (`https://HOST:PORT`, IPv6 in brackets) with a token, from any number of threads.
 
-    pin: the fingerprint of the server's certificate. `http://` is for servers on this machine alone, and needs none.
-    timeout: seconds for a connection to be made, and for an answer to come. Connections are kept and
-    used again, by one thread at a time; a kept one that proves dead is replaced once, so every request must be
-    one that may be repeated. It goes where url says and nowhere else: no proxy, no redirect.
+    pin: the fingerprint of the server's certificate. `http://` is for servers on this machine alone, and needs no pin.
+    timeout: seconds to make a connection, and seconds to wait for an answer. Connections are kept and
+    used again, by a single thread at a time; a dead connection is replaced once, and its request is repeated.
+    Therefore every request must be repeatable. No proxy and no redirect is followed.
 
-    Raises NoRendezvous where url or token can't be one, and where the token would travel in the clear.
+    Raises NoRendezvous for a malformed url or token, and if the token would travel in the clear.
     """
 
     def __init__(self, url: str, token: str, pin: str | None, timeout: float) -> None:
@@ -488,7 +488,7 @@ class Client:
     def watch(self, scope: str, key: str | None = None, *, since: int = 0, timeout: float) -> Changes:
         """Wait for changes in the scope, or of its key, after version `since`, and return them.
 
-        Begin with since 0, which returns all keys that are set. Then give the version of the last changes. After
+        Begin with since 0 for every key with a value. Then give the version of the last changes. After
         `timeout` seconds without a change, the result has no values.
         """
         path = f"/-/watch{_path(scope) if key is None else _path(scope, key)}"

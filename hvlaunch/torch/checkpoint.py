@@ -267,7 +267,7 @@ class _Meeting:
         return self._wait(key)
 
     def _bring(self, hosts: list[str], commit: list[Any]) -> bool:
-        """Have a commit brought from one of the hosts; return False if none of them sends a whole one."""
+        """Have a commit brought from another host; return False if no host sends a whole commit."""
         others = [host for host in hosts if host != self._place.host]
         want = {"host": self._place.host, "commit": commit, "hosts": others}
         return bool(others) and self._ask_driver("want", f"{commit[1]}.{commit[2]}", want) == b"1"

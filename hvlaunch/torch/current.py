@@ -107,7 +107,7 @@ class World:
     local_ranks: tuple[int, ...]
     """Global ranks on this host, in order, including this worker."""
     cross_ranks: tuple[int, ...]
-    """Global ranks with this worker's local rank, one per host that has so many, in order."""
+    """Global ranks with this worker's local rank, a rank per host with so many workers, in order."""
     local_group: dist.ProcessGroup
     cross_group: dist.ProcessGroup
     timeout: timedelta | None
@@ -637,7 +637,7 @@ def _client_of(address: str, port: int, size: int, timeout: timedelta) -> TCPSto
 
 
 def _at_master_port(place: Place, timeout: timedelta) -> Store:
-    """Return the store at the given port. The first store there stays: a later one could be confused with it."""
+    """Return the store at the given port. The first store stays: a later store could be confused with the first."""
     if place.master_addr is None or place.master_port is None:
         raise _no_master(place)
     address = place.master_addr, place.master_port

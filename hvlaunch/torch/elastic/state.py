@@ -190,7 +190,7 @@ class State:
             self.apply(join(self._saved.skeleton, copies))
 
     def sync(self) -> None:
-        """Give the newest saved state to the workers that lack it. Collective.
+        """Send the newest saved state to workers without it. Collective.
 
         The first worker with the most commits sends; workers with as many commits keep their own state. If no worker has saved anything,
         the newest commit in the hosts' memory counts, and without one rank 0 sends.
@@ -223,9 +223,9 @@ class State:
         self.commits = max(newest[1], 0)
 
     def _take_kept(self) -> bool:
-        """Take over the newest whole commit that hosts have in memory; return False if there is none. Collective.
+        """Take over the newest whole commit in the memory of hosts; return False without one. Collective.
 
-        Workers of hosts that have it load it, and the others receive it.
+        Workers of its hosts load the commit, and the others receive it.
         """
         if self._keeper is None:
             return False
@@ -261,7 +261,7 @@ class State:
         return True
 
     def _take_parts(self, commits: int, parts: Parts | None, is_here: list[int]) -> None:
-        """Restore a commit, and give it to the workers that lack it. Collective."""
+        """Restore a commit, and send the state to workers without it. Collective."""
         self.commits = commits
         if parts is not None:
             self._saved = Snapshot(*parts)
@@ -272,7 +272,7 @@ class State:
             self._transfer(root, lacking, current.world().carrier)
 
     def _transfer(self, root: int, lacking: Sequence[int], device: torch.device) -> None:
-        """Transfer the state from `root` to the workers that lack it. Collective among these workers.
+        """Transfer the state from `root` to the workers without it. Collective among these workers.
 
         Their group lives as long as the round: torch would name the next group of the same ranks alike and find leftovers in the store.
         """

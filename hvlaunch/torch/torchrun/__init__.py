@@ -71,8 +71,8 @@ class RoundStore(Store):
     """One round's values, on the rendezvous server: they survive the death of any node.
 
     over: returns True if the round has lost a node. A waiting node then gets RoundOver, except during the exchange of ranks just after
-    a round was formed: an agent would mistake an error there for its own end. It gets an answer that lets it start its workers, and
-    its first look at them calls it to the next round.
+    a round was formed: an agent would mistake an error there for its own end. The agent gets an answer, starts its
+    workers, and learns of the next round at its first look at the workers.
     """
 
     def __init__(self, client: Client, scope: str, place: NodePlace, over: Callable[[], bool]) -> None:
