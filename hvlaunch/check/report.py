@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from hvlaunch.check import Check, Finding, Level, Values, merged
 from hvlaunch.console.lines import visible_line
 from hvlaunch.console.status import count
-from hvlaunch.hosts.hostfile import hostfile_line
-from hvlaunch.hosts.parse import host_set
+from hvlaunch.hosts.parse import host_set, hostfile_line
 from hvlaunch.job import Host
 
 __all__ = ["Comparison", "as_hostfile", "as_html", "as_json", "as_text"]

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from hvlaunch.errors import BadEnvironment
-from hvlaunch.hosts.variables import OUTER_RANK_VARIABLES, OWN_VARIABLES, is_pattern, matcher
+from hvlaunch.hosts.local import OUTER_RANK_VARIABLES, OWN_VARIABLES, is_pattern, matcher
 
 __all__ = [
     "MAX_STRING",

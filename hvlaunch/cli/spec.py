@@ -17,10 +17,8 @@ from hvlaunch.cli.options.settings import Options, Setting
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.lines import ASCTIME, Prefix
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.allocation import Allocation, allocation
-from hvlaunch.hosts.hostfile import read_hostfile
 from hvlaunch.hosts.local import launcher_of
-from hvlaunch.hosts.parse import parse_hosts
+from hvlaunch.hosts.parse import Allocation, allocation, parse_hosts, read_hostfile
 from hvlaunch.hosts.placement import in_quota, slots_of, suspects_last, unlikely
 from hvlaunch.job import (
     LONG_LEASE,

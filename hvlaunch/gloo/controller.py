@@ -650,12 +650,12 @@ def _lost(spec: JobSpec, remote: _Remote, host: Host) -> AgentConnection:
 
 def _host_environ(spec: JobSpec) -> dict[str, str]:
     """Return the environment of this machine as a host: the driver's, without variables that other hosts would lack."""
-    from hvlaunch.hosts.variables import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
+    from hvlaunch.hosts.local import without_outer_rank  # noqa: PLC0415 (not for jobs elsewhere)
 
     # A job started by a worker of another job has that worker's rank in its environment.
     environ = without_outer_rank(os.environ)
     if only_local(spec):
         return environ
-    from hvlaunch.hosts.variables import host_environ  # noqa: PLC0415 (not for a local job)
+    from hvlaunch.hosts.local import host_environ  # noqa: PLC0415 (not for a local job)
 
     return host_environ(environ, spec.env)

@@ -10,7 +10,7 @@ from hvlaunch.driver.links.agent_channel import AgentConnection, CommandConnecti
 from hvlaunch.driver.program import Keys
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.gloo.controller import HostWays, WaysToHosts
-from hvlaunch.hosts.variables import without_outer_rank
+from hvlaunch.hosts.local import without_outer_rank
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.ssh import PipeConnection, connect_local
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from hvlaunch.children import Sweeper
 from hvlaunch.errors import BadUsage, DiscoveryFailed, HvlaunchError
-from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
+from hvlaunch.hosts.parse import parse_hostfile, read_hostfile
 from hvlaunch.hosts.placement import in_quota
 from hvlaunch.job import ElasticOptions, Host
 from hvlaunch.owners import path_hint, reason

@@ -13,7 +13,7 @@ from hvlaunch.agent import launched
 from hvlaunch.agent.wire import caller
 from hvlaunch.driver.program import NEW_ENOUGH, python_candidates, without_words
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.allocation import lsf_slots
+from hvlaunch.hosts.parse import lsf_slots
 from hvlaunch.hosts.placement import needed, place
 from hvlaunch.job import Bind, Host, JobSpec, MPIOptions, SSHOptions
 from hvlaunch.mpi import ALL_NAMES, Kind, LauncherProgram, Names

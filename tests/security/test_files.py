@@ -16,7 +16,7 @@ from hvlaunch.console.files import EventFile
 from hvlaunch.errors import BadHost, BadUsage, HostError
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts.discovery import HostFile, HostScript
-from hvlaunch.hosts.hostfile import read_hostfile
+from hvlaunch.hosts.parse import read_hostfile
 from hvlaunch.job import Host, JobSpec, SSHOptions
 from hvlaunch.owners import other_writer
 from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file

@@ -14,11 +14,9 @@ from hvlaunch.errors import BadHost, BadUsage, ConnectFailed, DiscoveryFailed, H
 from hvlaunch.gloo import controller as ways
 from hvlaunch.gloo.controller import run
 from hvlaunch.hosts import local
-from hvlaunch.hosts.allocation import allocation
 from hvlaunch.hosts.discovery import HostScript
-from hvlaunch.hosts.hostfile import parse_hostfile, read_hostfile
 from hvlaunch.hosts.local import Address, is_here_by_dns, is_local
-from hvlaunch.hosts.parse import parse_hosts
+from hvlaunch.hosts.parse import allocation, parse_hostfile, parse_hosts, read_hostfile
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 from hvlaunch.ssh import Connection
 

@@ -24,8 +24,7 @@ from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.cli.spec import job_spec
 from hvlaunch.console.status import count, duration
 from hvlaunch.errors import EXIT_HOSTS, BadUsage
-from hvlaunch.hosts.hostfile import hostfile_line
-from hvlaunch.hosts.parse import host_set
+from hvlaunch.hosts.parse import host_set, hostfile_line
 from hvlaunch.job import Host
 from hvlaunch.outside.ledger import Ledger, ledger_directory
 

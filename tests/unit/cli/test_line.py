@@ -17,7 +17,7 @@ from hvlaunch.cli.line import whole_line, with_python, with_whole_lines
 from hvlaunch.cli.main import main
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.discovery import HostScript
-from hvlaunch.hosts.hostfile import read_hostfile
+from hvlaunch.hosts.parse import read_hostfile
 from hvlaunch.job import JobResult
 from hvlaunch.rendezvous.token_file import BadTokenFile, read_token_file
 

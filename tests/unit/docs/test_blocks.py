@@ -26,7 +26,7 @@ from hvlaunch.cli.plan import plan
 from hvlaunch.cli.rendezvous import parser as rendezvous_parser
 from hvlaunch.cli.spec import first_round, job_spec
 from hvlaunch.errors import BadUsage
-from hvlaunch.hosts.hostfile import parse_hostfile
+from hvlaunch.hosts.parse import parse_hostfile
 from tests.unit.docs.blocks import PAGES, ROOT, Block, blocks_of, name_of, typed
 from tests.unit.docs.names import unknown_names
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.hosts.allocation import allocation, lsf_slots
+from hvlaunch.hosts.parse import allocation, lsf_slots
 
 JOB = {"SLURM_JOB_ID": "4711"}
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvlaunch.errors import BadHost, BadUsage
-from hvlaunch.hosts.hostfile import hostfile_line, parse_hostfile, read_hostfile
+from hvlaunch.hosts.parse import hostfile_line, parse_hostfile, read_hostfile
 from hvlaunch.job import Host
 
 EXAMPLES = Path(__file__).parents[3] / "hostfiles"

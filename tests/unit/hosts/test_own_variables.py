@@ -1,7 +1,6 @@
 """What workers on this machine find where the job has other hosts: no more than those."""
 
-from hvlaunch.hosts.local import only_local
-from hvlaunch.hosts.variables import host_environ
+from hvlaunch.hosts.local import host_environ, only_local
 from hvlaunch.job import ElasticOptions, Host, JobSpec
 
 HERE = {

@@ -135,7 +135,7 @@ def test_the_largest_range_is_quick_to_refuse_and_the_limit_itself_is_fine() -> 
 @pytest.mark.parametrize(("text", "loaded"), [("a:4,bob@[fe80::1]:2", False), ("n[1-2]", True)])
 def test_cluster_shell_is_loaded_for_ranges_only(text: str, loaded: bool) -> None:
     code = (
-        "import sys, hvlaunch.hosts.parse as parse, hvlaunch.hosts.hostfile, hvlaunch.hosts.local\n"
+        "import sys, hvlaunch.hosts.parse as parse, hvlaunch.hosts.parse, hvlaunch.hosts.local\n"
         f"parse.parse_hosts({text!r})\n"
         "print(any(name.startswith('ClusterShell') for name in sys.modules))"
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvlaunch.hosts.variables import is_pattern, matcher
+from hvlaunch.hosts.local import is_pattern, matcher
 
 CHARACTERS = "AB*?[]!_\n"
 

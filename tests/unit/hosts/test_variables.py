@@ -1,6 +1,6 @@
 """What a job around hvlaunch says of hvlaunch's own process is not passed off as a worker's place."""
 
-from hvlaunch.hosts.variables import without_outer_rank
+from hvlaunch.hosts.local import without_outer_rank
 from hvlaunch.mpi import ALL_NAMES
 
 OF_THE_WHOLE_JOB = {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "OMPI_MCA_btl", "LSB_JOBID", "PATH"}

@@ -31,9 +31,9 @@ from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, LeasesTaken
 from hvlaunch.gloo.batch import Allocated, BatchJob, Body, ProgramAnswer, ProgramRequest, StepLine
 from hvlaunch.gloo.queued import as_queued
+from hvlaunch.hosts.local import matcher
 from hvlaunch.hosts.parse import host_set, parse_hosts
 from hvlaunch.hosts.templates import escaped
-from hvlaunch.hosts.variables import matcher
 from hvlaunch.job import ConsoleOptions, JobSpec, LeaseOptions, QueuedAs, SyncOptions, Templates
 from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
 from hvlaunch.owners import reason, write_whole
