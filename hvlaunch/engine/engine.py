@@ -15,10 +15,8 @@ from hvlaunch.engine.actions import Action
 from hvlaunch.engine.causes import Ending
 from hvlaunch.engine.events import Lull, Sign
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
-from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
-from hvlaunch.engine.network import LOOPBACK
-from hvlaunch.engine.policy import Decision, Policy, Then, alone
-from hvlaunch.engine.pool import (
+from hvlaunch.engine.hosts import (
+    LOOPBACK,
     HostState,
     InvalidHostStep,
     Pool,
@@ -29,6 +27,8 @@ from hvlaunch.engine.pool import (
     stuck,
     unfit,
 )
+from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, GroupStates, Lifecycle, Phase
+from hvlaunch.engine.policy import Decision, Policy, Then, alone
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import ALWAYS, AT_WORK_ALWAYS, Wait, Waits

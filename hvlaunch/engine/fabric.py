@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_interface, ip_network
 from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
-from hvlaunch.engine.network import SOCKETS, Network, is_usable
+from hvlaunch.engine.hosts import SOCKETS, Network, is_usable
 
 __all__ = [
     "AdapterChoice",

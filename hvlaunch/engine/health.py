@@ -5,7 +5,7 @@ from math import inf
 from hvlaunch.engine import causes as why
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import HostAnswers, HostQuiet
-from hvlaunch.engine.pool import Pool
+from hvlaunch.engine.hosts import Pool
 from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits

@@ -9,7 +9,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, Finish, GroupState, Step
 from hvlaunch.engine.causes import Ending, NoProgress, RankDone, RestartsUsedUp, RoleDone, StartsFailed
-from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.hosts import HostState, Pool, PoolHost
 from hvlaunch.engine.round import Round, RoundState, cause_of, first_failed
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.workers import AT_ONCE, InvalidTransition, WorkerState, gently, passing_on

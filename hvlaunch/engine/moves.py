@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import MoveWanted
-from hvlaunch.engine.pool import HostState, Pool, PoolHost
+from hvlaunch.engine.hosts import HostState, Pool, PoolHost
 from hvlaunch.engine.round import RoundState
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits

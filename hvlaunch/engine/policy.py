@@ -14,11 +14,11 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.causes import Ending
 from hvlaunch.engine.health import Health
+from hvlaunch.engine.hosts import HostState, Pool, PoolHost
 from hvlaunch.engine.lifecycle import AT_WORK, WITH_WORKERS, Lifecycle, Phase
-from hvlaunch.engine.pool import Cooldown, HostState, Pool, PoolHost
 from hvlaunch.engine.round import STARTS_IN_A_ROW, Round, RoundState, in_order, may_be_consequence
 from hvlaunch.engine.rounds import Rounds
-from hvlaunch.engine.waits import Wait, Waits
+from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerState, WorkerTrigger, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit

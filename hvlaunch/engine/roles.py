@@ -4,7 +4,7 @@ from hvlaunch.engine import causes as why
 from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.causes import Ending
-from hvlaunch.engine.pool import Pool, gone_unasked
+from hvlaunch.engine.hosts import Pool, gone_unasked
 from hvlaunch.engine.round import FRUITFUL, STARTS_IN_A_ROW, Restarts
 from hvlaunch.engine.rounds import Rounds
 from hvlaunch.engine.waits import Wait, Waits

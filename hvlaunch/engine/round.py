@@ -19,8 +19,7 @@ from hvlaunch.engine.causes import (
     WorkerLeft,
 )
 from hvlaunch.engine.events import HostFacts
-from hvlaunch.engine.network import SOCKETS, Probing
-from hvlaunch.engine.pool import PoolHost
+from hvlaunch.engine.hosts import SOCKETS, PoolHost, Probing
 from hvlaunch.engine.workers import Life, Worker, Workers, WorkerState
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import Launch, seats

@@ -14,8 +14,7 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine.actions import Action, HostNetwork
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import HostAnswers, HostQuiet, WorkerBeat
-from hvlaunch.engine.network import LOOPBACK, Probing, shared_machines
-from hvlaunch.engine.pool import Pool, PoolHost
+from hvlaunch.engine.hosts import LOOPBACK, Pool, PoolHost, Probing, shared_machines
 from hvlaunch.engine.round import (
     Bounds,
     Hold,

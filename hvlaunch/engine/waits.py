@@ -1,10 +1,11 @@
-"""The table of a job's waits: thing, time limit and consequence. Pure."""
+"""The table of a job's waits: thing, time limit and consequence; and cool-downs, which get longer. Pure."""
 
 import heapq
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from enum import Enum, unique
 
-__all__ = ["ALWAYS", "AT_WORK_ALWAYS", "ROUND_WAITS", "Wait", "Waits"]
+__all__ = ["ALWAYS", "AT_WORK_ALWAYS", "ROUND_WAITS", "Cooldown", "Wait", "Waits"]
 
 
 @unique
@@ -297,3 +298,55 @@ class Waits(Mapping[tuple[Wait, Hashable], float]):
                 return until
             heapq.heappop(heap)
         return None
+
+
+_MOST_DOUBLINGS = 30
+"""Of a cool-down: the exponent is bounded, since 2.0 ** 1024 overflows."""
+
+
+class Cooldown:
+    """A cool-down that doubles each time, until the host or slot was well for twice the longest one."""
+
+    def __init__(self) -> None:
+        self.until = -math.inf
+        self._before: float | None = None
+        """End of the newest cool-down of a retired host."""
+        self.count = 0
+        """Cool-downs in a row."""
+
+    def begin(self, now: float, bounds: tuple[float, float] | None) -> float:
+        """Begin a cool-down at `now`, between the bounds (least, most); None excludes for good. Returns its seconds."""
+        if self._before is not None:
+            self.until, self._before = self._before, None
+        if bounds is None:
+            self.until = math.inf
+            return math.inf
+        least, most = bounds
+        # A host that was well for this long begins with the shortest cool-down again.
+        if now > self.until + 2 * most:
+            self.count = 0
+        seconds = min(most, least * 2.0 ** min(self.count, _MOST_DOUBLINGS))
+        self.count += 1
+        self.until = now + seconds
+        return seconds
+
+    def holds(self, now: float) -> bool:
+        return now < self.until
+
+    @property
+    def is_for_good(self) -> bool:
+        return self.until == math.inf
+
+    def retire(self) -> None:
+        """Exclude for good without any failure."""
+        self._before, self.until = self.until, math.inf
+
+    def cut_short(self, now: float) -> None:
+        """End the cool-down now; the next one is still twice as long."""
+        self.until = min(self.until, now)
+
+    def lift(self) -> None:
+        """End a cool-down that is for good."""
+        if self.is_for_good:
+            self.until = -math.inf if self._before is None else self._before
+            self._before = None

@@ -9,8 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 from hvlaunch.engine.actions import Action, Leave, Step, Stop, TakeStacks
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import WorkerExited, WorkerNotStarted
-from hvlaunch.engine.pool import Cooldown
-from hvlaunch.engine.waits import Wait, Waits
+from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.errors import Defect
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from hvlaunch.agent.errands.batch import ANSWER, READY
 from hvlaunch.console.printer import Printer
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
-from hvlaunch.engine.network import LOOPBACK, candidates
+from hvlaunch.engine.hosts import LOOPBACK, candidates
 from hvlaunch.errors import HostError, HostFault, Problem
 from hvlaunch.gloo.examination import Gathering
 from hvlaunch.gloo.leasing import JobLeases

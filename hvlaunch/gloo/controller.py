@@ -25,7 +25,7 @@ from hvlaunch.driver.observing import CollectWanted, Inquiry, MoveRequest, Obser
 from hvlaunch.driver.process import Detachment, failures_as_events, signals_as_events
 from hvlaunch.driver.program import Keys
 from hvlaunch.engine import events as on
-from hvlaunch.engine.network import LOOPBACK
+from hvlaunch.engine.hosts import LOOPBACK
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local

@@ -28,7 +28,7 @@ from hvlaunch.check.measures import (
     values_of_pairs,
 )
 from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
-from hvlaunch.engine.network import LOOPBACK, candidates, interface_of
+from hvlaunch.engine.hosts import LOOPBACK, candidates, interface_of
 from hvlaunch.gloo.examination import Gathering
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hvlaunch.agent.errands.pairs import MEASURES, PORTS
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.links.errands import Answers, Errand, Limits, write_line
 from hvlaunch.engine.fabric import Fabric, fabric_of
-from hvlaunch.engine.network import candidates
+from hvlaunch.engine.hosts import candidates
 from hvlaunch.errors import HostError
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from hvlaunch.driver.program import Keys, agent_command, python_candidates
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.network import LOOPBACK
-from hvlaunch.engine.pool import no_start
+from hvlaunch.engine.hosts import LOOPBACK, no_start
 from hvlaunch.errors import HostError, HostFault, HvlaunchError, Problem
 from hvlaunch.gloo.controller import by_ssh
 from hvlaunch.hosts.local import is_local

@@ -23,7 +23,7 @@ from hvlaunch.agent.quick import has_own_proc
 from hvlaunch.agent.wire.caller import ADDRESSES, CERTIFICATE, ENTRY
 from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.program import Keys
-from hvlaunch.engine.network import is_usable
+from hvlaunch.engine.hosts import is_usable
 from hvlaunch.gloo.controller import HostWays
 from hvlaunch.gloo.controller import run as run_by_agents
 from hvlaunch.hosts.local import is_local, own_addresses

@@ -9,7 +9,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.pool import PoolHost
+from hvlaunch.engine.hosts import PoolHost
 from hvlaunch.engine.round import Round
 from hvlaunch.engine.workers import Worker
 from hvlaunch.watch.rounds import Member, RoundBegin, RoundEnd, round_change

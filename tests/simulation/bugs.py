@@ -13,13 +13,12 @@ from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import HostAnswers, HostQuiet
 from hvlaunch.engine.health import Draining, Health, Hearing, Overdue
+from hvlaunch.engine.hosts import Network, Pool, Probing
 from hvlaunch.engine.lifecycle import AT_WORK, Lifecycle, Phase
-from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy
-from hvlaunch.engine.pool import Cooldown, Pool
 from hvlaunch.engine.round import Restarts, RoundState
 from hvlaunch.engine.rounds import AskingWorkers, FreshWorkers, Rounds
-from hvlaunch.engine.waits import Wait, Waits
+from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.engine.workers import StacksBeforeKill, Worker, Workers, WorkerState
 from hvlaunch.job import ElasticOptions
 

@@ -24,15 +24,14 @@ from hvlaunch.engine import facts as tell
 from hvlaunch.engine import round as round_module
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.health import Draining, Health, Hearing
+from hvlaunch.engine.hosts import Network, Pool, PoolHost, Probing
 from hvlaunch.engine.lifecycle import GroupStates, Lifecycle
 from hvlaunch.engine.moves import Moves
-from hvlaunch.engine.network import Network, Probing
 from hvlaunch.engine.policy import Policy, alone
-from hvlaunch.engine.pool import Cooldown, Pool, PoolHost
 from hvlaunch.engine.roles import RolePolicies
 from hvlaunch.engine.round import Bounds, Hold, Restarts, Round, Starter
 from hvlaunch.engine.rounds import AskingWorkers, Rounds
-from hvlaunch.engine.waits import Wait, Waits
+from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.engine.workers import (
     TRANSITIONS,
     Life,
@@ -306,7 +305,7 @@ def no_network_is_fast_enough(patch: Patch) -> None:
     patch.setattr(fabric, "_FASTER", inf)
 
 
-# network
+# hosts: the network among them
 
 
 def answers_about_an_earlier_agent_count(patch: Patch) -> None:
@@ -411,7 +410,7 @@ def the_host_to_keep_is_left_out(patch: Patch) -> None:
     patch.setattr(policy, "min", max, raising=False)
 
 
-# pool
+# hosts
 
 
 def a_host_that_comes_back_keeps_its_rendezvous(patch: Patch) -> None:
@@ -700,14 +699,14 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("moves", a_moved_host_is_never_pardoned, "are left out for a move, and needed", 389),
     ModuleBug("fabric", no_network_is_fast_enough, "a faster network is chosen", 0, "stories"),
     # A suspected host is not in the next plan, so few other worlds probe a silent one.
-    ModuleBug("network", the_first_failed_probe_is_final, "which heals", 485, "elastic without suspicion"),
+    ModuleBug("hosts", the_first_failed_probe_is_final, "which heals", 485, "elastic without suspicion"),
     ModuleBug(
-        "network", probing_does_not_wait_for_silent_hosts, "which heals", 485, "elastic without suspicion"
+        "hosts", probing_does_not_wait_for_silent_hosts, "which heals", 485, "elastic without suspicion"
     ),
-    ModuleBug("network", answers_about_an_earlier_agent_count, "two agents of", 16),
-    ModuleBug("network", findings_about_a_lost_host_stay, "nobody has reached", 44),
-    ModuleBug("network", an_address_in_reach_of_one_host_is_enough, "and has not reached it", 0),
-    ModuleBug("network", a_host_has_the_address_of_its_neighbour, "nobody has reached", 0),
+    ModuleBug("hosts", answers_about_an_earlier_agent_count, "two agents of", 16),
+    ModuleBug("hosts", findings_about_a_lost_host_stay, "nobody has reached", 44),
+    ModuleBug("hosts", an_address_in_reach_of_one_host_is_enough, "and has not reached it", 0),
+    ModuleBug("hosts", a_host_has_the_address_of_its_neighbour, "nobody has reached", 0),
     ModuleBug("policy", other_workers_have_no_exit_grace, "has no time to end its training", 3),
     ModuleBug("policy", the_third_failure_excludes_a_host, "fails again, and is not excluded", 125),
     ModuleBug(
@@ -719,9 +718,9 @@ MODULE_BUGS: Sequence[ModuleBug] = (
     ModuleBug("policy", a_suspicion_ends_with_the_host_alone, "no worker is started in", 10),
     ModuleBug("policy", one_lost_host_is_pardoned, "is needed, and excluded for good", 11),
     ModuleBug("policy", the_host_to_keep_is_left_out, "has the state", 425, "takeovers"),
-    ModuleBug("pool", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
-    ModuleBug("pool", a_new_order_of_the_list_is_ignored, "and listed as", 5),
-    ModuleBug("pool", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
+    ModuleBug("hosts", a_host_that_comes_back_keeps_its_rendezvous, "has not tried the rendezvous", 4),
+    ModuleBug("hosts", a_new_order_of_the_list_is_ignored, "and listed as", 5),
+    ModuleBug("hosts", a_ready_host_keeps_its_old_failure, "is well again, and its old failure", 394),
     ModuleBug("round", the_last_host_lends_its_port, "rank 0 gets port", 23),
     ModuleBug("round", hosts_are_told_in_the_order_of_the_pool, "is told the hosts", 75),
     ModuleBug("round", old_failures_are_never_forgotten, "restarts, and 2 were allowed", 1066),

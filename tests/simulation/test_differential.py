@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hvlaunch.engine import network, workers
+from hvlaunch.engine import hosts, workers
 from hvlaunch.engine.round import Restarts
 from hvlaunch.engine.waits import Wait
 from tests.simulation.bugs import nothing_begins
@@ -23,7 +23,7 @@ def test_an_engine_equals_itself(kind: str) -> None:
 
 
 def probes_have_more_time(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(network, "_PROBING_TIME", 8.5)
+    patch.setattr(hosts, "_PROBING_TIME", 8.5)
 
 
 def workers_have_a_second_more_to_end(patch: pytest.MonkeyPatch) -> None:

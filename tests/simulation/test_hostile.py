@@ -8,9 +8,9 @@ import pytest
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.engine import Engine
+from hvlaunch.engine.hosts import PoolHost, gone_unasked
 from hvlaunch.engine.lifecycle import Lifecycle
 from hvlaunch.engine.policy import Decision
-from hvlaunch.engine.pool import PoolHost, gone_unasked
 from hvlaunch.engine.workers import Workers
 from hvlaunch.errors import Defect, Problem
 from tests.simulation.bugs import instead

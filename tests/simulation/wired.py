@@ -13,7 +13,7 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
 from hvlaunch.engine.codec import replay
 from hvlaunch.engine.engine import Engine
-from hvlaunch.engine.pool import HostState
+from hvlaunch.engine.hosts import HostState
 from hvlaunch.job import JobResult
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.continuity import Continuity

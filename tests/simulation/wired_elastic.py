@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from hvlaunch.engine import events as on
-from hvlaunch.engine.pool import HostState
+from hvlaunch.engine.hosts import HostState
 from hvlaunch.errors import HostLost
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.elastic_world import ElasticWorld, SimHost

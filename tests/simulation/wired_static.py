@@ -4,7 +4,7 @@ import signal
 from functools import partial
 
 from hvlaunch.engine import events as on
-from hvlaunch.engine.pool import HostState
+from hvlaunch.engine.hosts import HostState
 from hvlaunch.errors import HostLost
 from tests.simulation.breakdowns import Breakdowns
 from tests.simulation.links import Link

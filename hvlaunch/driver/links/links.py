@@ -13,7 +13,7 @@ from hvlaunch.driver.program import AgentProgram, Keys
 from hvlaunch.driver.turn import Arrival
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
-from hvlaunch.engine.network import candidates, is_usable
+from hvlaunch.engine.hosts import candidates, is_usable
 from hvlaunch.errors import HostLost
 from hvlaunch.hosts.local import only_local, own_addresses
 from hvlaunch.job import RECONNECT_TIMEOUT, Call, Host, JobSpec

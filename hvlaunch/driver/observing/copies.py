@@ -15,7 +15,7 @@ from hvlaunch.agent.commits import KeptCommit, Version, buddies, copies, family_
 from hvlaunch.agent.errands.commits import ANSWER, PORTS
 from hvlaunch.agent.wire.frames import record, several, text
 from hvlaunch.driver.links.errands import Answers, Errand, ErrandFailed, Limits, write_line
-from hvlaunch.engine.network import candidates
+from hvlaunch.engine.hosts import candidates
 from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import new_peer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.program import Keys
 from hvlaunch.engine.actions import HostAddress, HostNetwork, Start
-from hvlaunch.engine.network import LOOPBACK, SOCKETS
+from hvlaunch.engine.hosts import LOOPBACK, SOCKETS
 from hvlaunch.hosts.local import may_be_taken_over
 from hvlaunch.hosts.placement import Launch, Placement
 from hvlaunch.job import ElasticOptions, JobSpec, Role, Templates

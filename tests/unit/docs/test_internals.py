@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvlaunch.engine import events
-from hvlaunch.engine.pool import HOST_TRANSITIONS
+from hvlaunch.engine.hosts import HOST_TRANSITIONS
 from hvlaunch.engine.round import ROUND_TRANSITIONS
 from hvlaunch.engine.workers import TRANSITIONS
 from tests.house import glossary

@@ -11,8 +11,8 @@ from hvlaunch.engine import actions as do
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
+from hvlaunch.engine.hosts import HostState
 from hvlaunch.engine.lifecycle import AT_WORK
-from hvlaunch.engine.pool import HostState
 from hvlaunch.engine.round import RoundState
 from hvlaunch.errors import ConnectFailed
 from tests.unit.gloo.elastic_history import arrive, elastic, wire

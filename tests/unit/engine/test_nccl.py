@@ -23,7 +23,7 @@ else:
 from hvlaunch.agent.errands.network import FABRIC, read_fabric
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.fabric import AdapterChoice, Fabric, Trial, choose, common_ways, fabric_of, near_first
-from hvlaunch.engine.network import Network
+from hvlaunch.engine.hosts import Network
 from tests.unit.agent.fabrics import addresses_of, write_tree
 
 LAYOUTS = sorted(Path(__file__).with_name("layouts").glob("*.toml"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvlaunch.engine.network import Network, candidates, interface_of
+from hvlaunch.engine.hosts import Network, candidates, interface_of
 from tests.unit.gloo.history import facts
 
 MANY = {
