@@ -1,4 +1,4 @@
-"""One display: lines, bars, messages and merging on a terminal and in a pipe, on a clock of the test's."""
+"""One display: lines, bars, messages, colours and merging on a terminal and in a pipe, on a clock of the test's; and the rows at the bottom of a terminal."""
 
 import io
 import re
@@ -6,7 +6,15 @@ from typing import Final
 
 import pytest
 
-from hvlaunch.console.display import Display
+from hvlaunch.console.display import (
+    Display,
+    LiveRows,
+    can_redraw,
+    colored,
+    paint_message,
+    paint_prefix,
+    paint_report,
+)
 from hvlaunch.console.lines import Prefix
 from hvlaunch.console.raw_file import RawFile
 from hvlaunch.console.status import Status
@@ -365,3 +373,128 @@ def test_no_prompt_inside_a_long_line_of_another(terminal):
     assert place.display.deadline is None
     place.output(1, b"end\n")
     assert b"Name? " in place.flush(1)
+
+
+def redraw(live, terminal, rows, now=0.0, text=b""):
+    terminal.feed(live.erase() + text + live.draw(rows, now))
+    return terminal.shown
+
+
+def test_rows_are_replaced_in_place(terminal):
+    live = LiveRows()
+    terminal.feed(b"above\n")
+    assert redraw(live, terminal, [b"a 1", b"b 1"]) == "above\na 1\nb 1"
+    assert redraw(live, terminal, [b"a 22", b"b 22", b"c"]) == "above\na 22\nb 22\nc"
+    assert redraw(live, terminal, [b"a"]) == "above\na"
+    assert redraw(live, terminal, [b"a"], text=b"more\n") == "above\nmore\na"
+    assert redraw(live, terminal, []) == "above\nmore"
+    assert (terminal.row, terminal.column) == (2, 0)
+
+
+def test_a_wide_row_is_cut_by_the_terminal(terminal):
+    live = LiveRows()
+    wide = "é".encode() * 200
+    redraw(live, terminal, [wide, wide])
+    assert len(terminal.lines) == 2
+    assert redraw(live, terminal, [b"a"]) == "a"
+
+
+def test_rows_cannot_move_the_cursor(terminal):
+    live = LiveRows()
+    row = b"\x1b[Aup\x1b[2K\x1b]0;\x07\tx\n\x1b[31mred\x1bM\x08\xc2\x9b5Cend\xff"
+    drawn = live.draw([row], 0.0)
+    assert b"\x1b[31mred" in drawn, "colours stay"
+    assert terminal.feed(drawn).shown == "upxred5Cend\ufffd"
+    assert len(terminal.lines) == 1
+
+
+def test_a_status_is_shown_after_a_second_and_only_then_asked_for(terminal):
+    live, asked = LiveRows(), []
+
+    def status():
+        asked.append(True)
+        return [b"waiting for b", b"  and c"]
+
+    assert live.deadline is None
+    live.status(status, 5.0)
+    assert live.deadline is not None
+    assert redraw(live, terminal, [], 5.0) == ""
+    assert live.deadline == 6.0
+    assert redraw(live, terminal, [b"bar"], 5.9) == "bar"
+    assert not asked
+    assert redraw(live, terminal, [b"bar"], 6.0) == "bar\nwaiting for b\n  and c"
+    assert live.deadline == 7.0
+    redraw(live, terminal, [b"bar"], 6.9)
+    assert asked == [True]
+    redraw(live, terminal, [b"bar"], 7.0)
+    assert asked == [True, True]
+
+
+def test_a_second_is_counted_from_the_first_status(terminal):
+    live = LiveRows()
+    live.status(lambda: [b"one"], 0.0)
+    live.status(lambda: [b"two"], 0.9)
+    assert redraw(live, terminal, [], 1.0) == "two"
+    live.status(None, 1.05)
+    assert live.deadline == 1.05
+    assert redraw(live, terminal, [], 1.05) == ""
+    live.status(lambda: [b"three"], 2.0)
+    assert redraw(live, terminal, [], 2.5) == ""
+    assert redraw(live, terminal, [], 3.0) == "three"
+
+
+def test_many_changes_are_few_pictures():
+    live = LiveRows()
+    live.draw([b"1"], 1.0)
+    assert live.deadline is None
+    live.touch()
+    assert live.deadline is not None
+    assert 1.05 < live.deadline <= 1.2
+
+
+XTERM = {"TERM": "xterm-256color"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "terminal", "environ", "expected"),
+    [
+        ("auto", True, XTERM, True),
+        ("auto", False, XTERM, False),
+        ("auto", True, XTERM | {"NO_COLOR": "1"}, False),
+        ("auto", True, XTERM | {"NO_COLOR": ""}, True),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("auto", True, {}, False),
+        ("always", False, {"TERM": "dumb", "NO_COLOR": "1"}, True),
+        ("never", True, XTERM, False),
+    ],
+)
+def test_whether(policy, terminal, environ, expected):
+    assert colored(policy, terminal=terminal, environ=environ) is expected
+
+
+def test_a_dumb_terminal_is_not_redrawn_but_one_without_colour_is():
+    assert not can_redraw(terminal=True, environ={"TERM": "dumb"})
+    assert can_redraw(terminal=True, environ=XTERM | {"NO_COLOR": "1"})
+
+
+def test_a_rank_always_has_the_same_colour_and_neighbours_have_others():
+    codes = [paint_prefix(b"p", (rank,)) for rank in range(30)]
+    assert codes[:10] == codes[10:20] == codes[20:]
+    assert len(set(codes)) == 10
+    assert paint_prefix(b"p", (0, 1)) not in codes
+
+
+def test_colours_of_the_prefix_and_of_the_worker_are_reset():
+    assert re.fullmatch(rb"\x1b\[0;\d+m\[3\]\x1b\[0m", paint_prefix(b"[3]", (3,)))
+    assert paint_message(b"hvlaunch: ").endswith(b"hvlaunch: \x1b[0m")
+
+
+def test_no_prefix_has_no_colour():
+    assert paint_prefix(b"", (3,)) == b""
+
+
+def test_of_a_report_the_headline_and_the_advice_stand_out():
+    report = "hvlaunch: rank 1 failed\n  Its last lines of stderr:\n    Try: no\n  Try: this\n"
+    painted = paint_report(report).split("\n")
+    assert re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(painted)) == report
+    assert ["\x1b" in line for line in painted] == [True, False, False, True, False]
