@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 
 __all__ = ["BOMB", "LIMIT", "Group", "outside_pid"]
 
@@ -99,8 +99,8 @@ class Group:
         for name, value in _SETTINGS.items():
             if (self.path / name).exists():
                 (self.path / name).write_text(value)
-        until(self._kill, "the group's processes end")
-        until(self._remove, "the group can be removed")
+        wait_until(self._kill, "the group's processes end")
+        wait_until(self._remove, "the group can be removed")
         self._guard.communicate()
 
     def _kill(self) -> bool:

@@ -16,7 +16,8 @@ from hvlaunch.driver.links.relay import HostRelay
 from hvlaunch.engine import events as on
 from tests.security.conftest import BOB
 from tests.security.test_frames import REACHED
-from tests.unit.agent.harness import AgentProcess, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess
 from tests.unit.agent.test_relay import ALWAYS
 from tests.unit.gloo.link_rig import Rig
 
@@ -92,12 +93,12 @@ def test_a_host_where_connections_come_and_go_is_not_ahead_of_the_server() -> No
 
     host = threading.Thread(target=come_and_go)
     host.start()
-    until(lambda: len(server.calls) >= 64, "as many as may wait")
+    wait_until(lambda: len(server.calls) >= 64, "as many as may wait")
     _call, *arguments = server.calls[0]
     assert len(server.calls) == 64
     with suppress(TypeError):  # there is no client to make
         HostRelay._obey(relay, *arguments)
-    until(lambda: len(server.calls) >= 65, "one more")
+    wait_until(lambda: len(server.calls) >= 65, "one more")
     assert len(server.calls) == 65
     server.is_over = True
     host.join(60)

@@ -16,7 +16,8 @@ import pytest
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.gloo.successor import _past_and_keys, main
 from hvlaunch.outside import KnownJob, known_jobs, prune
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 SECRET = "hunter2-7f3a"

@@ -16,14 +16,15 @@ from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_openssh import OpenSSHClient
 from hvlaunch.ssh.config import Algorithms, allowed
 from hvlaunch.ssh.streams import ConnectLimit
-from tests.unit.ssh.conftest import PATIENCE, Sshd, agent_answers, connect, keygen, read_all, refusal, until
+from tests.testhosts.places import wait_until
+from tests.unit.ssh.conftest import PATIENCE, Sshd, agent_answers, connect, keygen, read_all, refusal
 
 
 @pytest.fixture
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "agent"
     process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
-    until(lambda: agent_answers(path), "the agent")
+    wait_until(lambda: agent_answers(path), "the agent")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
     yield path
     process.terminate()

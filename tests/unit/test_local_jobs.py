@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hvlaunch.agent.facts import free_port
 from hvlaunch.engine import replay
 from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.watch.journal import entries
+from tests.testhosts.places import wait_until
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 DEADLINE = 100.0
@@ -26,13 +27,6 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[st
     command = [*HVLAUNCH, *map(str, arguments)]
     options = {"stdin": subprocess.DEVNULL, **options} if "input" not in options else options
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def marked(mark: str) -> list[int]:

@@ -6,7 +6,8 @@ from typing import Any
 import tests.errands  # noqa: F401 (makes the example an errand)
 from hvlaunch.agent.wire.frames import encode
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, HostErrands
-from tests.unit.agent.harness import AgentProcess, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess
 
 __all__ = ["ErrandRig"]
 
@@ -38,7 +39,7 @@ class ErrandRig:
             self.pump()
             return condition()
 
-        return until(check, purpose)
+        return wait_until(check, purpose)
 
     def result(self, errand: Errand) -> Any:
         """Raises ErrandFailed."""

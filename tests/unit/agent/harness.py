@@ -20,11 +20,12 @@ from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, STREAMS, Decoder, e
 from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program import agent_command, bundle, rare_modules
 from tests import pythons
+from tests.testhosts.places import wait_until
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame
 
-__all__ = ["PATIENCE", "AgentProcess", "Hunt", "cost", "has_ended", "interpreter", "python", "until"]
+__all__ = ["PATIENCE", "AgentProcess", "Hunt", "cost", "has_ended", "interpreter", "python"]
 
 PATIENCE = 60.0
 """Seconds after which a condition that a test waits for has failed."""
@@ -42,15 +43,6 @@ def interpreter(version: str) -> str:
     if path is None:
         pytest.skip(f"no Python {version} here (`make pythons` fetches what can be had)")
     return path
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait until the condition holds, and give what it gave."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for: {what}"
-        time.sleep(0.005)
-    return value
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -98,7 +90,7 @@ class Hunt:
             meanwhile()
             return self.programs() == sorted(programs)
 
-        until(are_there, f"processes of {programs}")
+        wait_until(are_there, f"processes of {programs}")
 
     def end(self) -> None:
         for pid in self.pids():

@@ -18,8 +18,9 @@ from hvlaunch.agent.wire.frames import ERRAND_WINDOW, LONGEST_RESULT, MOST_ERRAN
 from hvlaunch.driver.links.errands import Errand, ErrandFailed, HostErrands, Limits
 from hvlaunch.driver.links.links import pack_sync
 from hvlaunch.driver.program import AgentProgram
+from tests.testhosts.places import wait_until
 from tests.unit.agent.errand_rig import ErrandRig
-from tests.unit.agent.harness import PATIENCE, AgentProcess, Hunt, has_ended, interpreter, until
+from tests.unit.agent.harness import PATIENCE, AgentProcess, Hunt, has_ended, interpreter
 from tests.unit.agent.test_rejoin import KEY, Again
 
 UNLIMITED = Limits(None, None, None)
@@ -36,8 +37,8 @@ def start(rig: ErrandRig, act: str, limits: Limits = UNLIMITED, **arguments: Any
 
 def process_of(rig: ErrandRig) -> psutil.Process:
     """Return the agent's only child once it runs its own program: before exec the agent waits in posix_spawn."""
-    processes: list[psutil.Process] = until(rig.agent.agent.children, "an errand")
-    until(lambda: processes[0].name() == "hvl-example", "its name")
+    processes: list[psutil.Process] = wait_until(rig.agent.agent.children, "an errand")
+    wait_until(lambda: processes[0].name() == "hvl-example", "its name")
     return processes[0]
 
 
@@ -349,7 +350,7 @@ def test_the_next_driver_finds_no_errands(launch: Any) -> None:
     process = process_of(rig)
     with closing(Again(scratch)) as driver:
         assert driver.resume([1, 0], epoch=2)[0]["have"] == [1, 0]
-        until(lambda: has_ended(process), "its end")
+        wait_until(lambda: has_ended(process), "its end")
         driver.send("ping")
         assert [header["type"] for header, _ in driver.until("pong")] == ["pong"]
         driver.send("bye")
@@ -365,7 +366,7 @@ def test_an_errand_ends_with_agent_guardian_or_driver(rig: ErrandRig, victim: st
         rig.agent.hang_up()
     else:
         (rig.agent.agent if victim == "agent" else rig.agent.guardian).kill()
-    until(lambda: has_ended(process), "its end")
+    wait_until(lambda: has_ended(process), "its end")
 
 
 def test_an_errand_ends_if_agent_and_guardian_are_killed_at_once(rig: ErrandRig) -> None:
@@ -375,7 +376,7 @@ def test_an_errand_ends_if_agent_and_guardian_are_killed_at_once(rig: ErrandRig)
     rig.agent.guardian.suspend()
     inner.kill()
     rig.agent.guardian.kill()
-    until(lambda: has_ended(process), "its end")
+    wait_until(lambda: has_ended(process), "its end")
 
 
 def test_another_round_ends_an_errand_and_nothing_else_changes(rig: ErrandRig) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hvlaunch.agent.errands.observer import samples as module
 from hvlaunch.agent.errands.observer.nvml import Library
 from hvlaunch.agent.errands.observer.samples import Gpus
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 
 # The declarations are those of nvml.h.
 NVML = r"""
@@ -113,7 +113,7 @@ def test_a_library_that_hangs_is_reported_and_blocks_nobody(monkeypatch: pytest.
     monkeypatch.setattr(module, "_HANGS_AFTER", 0.05)
     gpus = Gpus(lambda: True)
     assert gpus.now(time.monotonic()) == ([], None)
-    until(lambda: gpus.now(time.monotonic())[1] is not None, "the news")
+    wait_until(lambda: gpus.now(time.monotonic())[1] is not None, "the news")
     assert started == [1]
     go_on.set()
-    assert until(lambda: gpus.now(time.monotonic())[0], "figures") == [{"index": 0}]
+    assert wait_until(lambda: gpus.now(time.monotonic())[0], "figures") == [{"index": 0}]

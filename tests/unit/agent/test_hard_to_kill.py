@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.cgroups import BOMB, LIMIT, Group
-from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python
 
 Launch = Callable[..., AgentProcess]
 
@@ -53,7 +54,7 @@ def test_after_a_fork_bomb_under_a_limit_of_processes(launch: Launch, limited: G
     else:
         guardian.kill()
         agent.expect("bye", left=0)
-        until(lambda: has_ended(process), "the agent's end")
+        wait_until(lambda: has_ended(process), "the agent's end")
     assert limited.pids() == []
 
 
@@ -67,10 +68,12 @@ def test_agent_that_loses_its_guardian_while_killing_leaves_no_files(
     hunt.wait_for("sh", "sleep", "sleep", meanwhile=agent.settle)
     freezer.freeze(hunt.pids())
     agent.send("bye")
-    until(lambda: all(map(has_been_killed, hunt.pids())), "SIGKILL, by the one that ends all descendants")
+    wait_until(
+        lambda: all(map(has_been_killed, hunt.pids())), "SIGKILL, by the one that ends all descendants"
+    )
     guardian.kill()
     assert agent.expect("bye")[0]["left"] == 3
-    until(lambda: has_ended(process), "the agent's end")
+    wait_until(lambda: has_ended(process), "the agent's end")
     assert list(tmp_path.iterdir()) == []
 
 

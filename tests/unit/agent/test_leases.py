@@ -15,8 +15,9 @@ from hvlaunch.agent.errands.observer import nvml
 from hvlaunch.agent.leases import TICKET, AgentLeases, is_locked, open_directory, open_lock
 from hvlaunch.agent.quick import dumps
 from hvlaunch.driver.links.errands import Limits
+from tests.testhosts.places import wait_until
 from tests.unit.agent.errand_rig import ErrandRig
-from tests.unit.agent.harness import AgentProcess, Hunt, until
+from tests.unit.agent.harness import AgentProcess, Hunt
 from tests.unit.agent.test_gpus import library
 from tests.unit.agent.test_rejoin import KEY, Again
 
@@ -90,8 +91,8 @@ def test_a_lease_ends_with_the_agent_and_no_orphan_keeps_it(
         agent.hang_up()
     else:
         getattr(agent, victim).kill()
-    until(lambda: not is_held(place, "slot-0"), "the end of the lease")
-    until(lambda: not hunt.pids(), "the end of the workers")
+    wait_until(lambda: not is_held(place, "slot-0"), "the end of the lease")
+    wait_until(lambda: not hunt.pids(), "the end of the workers")
 
 
 def test_a_lease_outlives_a_connection_and_its_driver(launch: Any, place: str) -> None:
@@ -104,7 +105,7 @@ def test_a_lease_outlives_a_connection_and_its_driver(launch: Any, place: str) -
     assert is_held(place, "slot-0")
     # The successor needs no more leases, and gives one back.
     successor.send("hold", directory=place, names=[], note=NOTE)
-    until(lambda: not is_held(place, "slot-0"), "the end of the lease")
+    wait_until(lambda: not is_held(place, "slot-0"), "the end of the lease")
     successor.send("bye")
     successor.until("bye")
     successor.close()

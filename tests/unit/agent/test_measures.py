@@ -20,7 +20,8 @@ import pytest
 from hvlaunch.agent import commits
 from hvlaunch.agent.errands.observer.samples import Machine, Processes, Samples, Space
 from hvlaunch.agent.proc import cgroup_memory
-from tests.unit.agent.harness import Hunt, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import Hunt, python
 
 FAMILY = "import subprocess, sys, time; subprocess.Popen(['sleep', sys.argv[1]]); print(1, flush=True); sys.stdin.read()"
 ALONE = "import sys; print(1, flush=True); sys.stdin.read()"
@@ -60,12 +61,14 @@ def test_a_worker_is_measured_with_all_its_descendants(begin: Any, hunt: Hunt) -
     worker = begin(FAMILY, hunt.mark)
     processes = Processes()
     sample = lambda: only(processes.sample([(3, worker.pid)], 1.0))  # noqa: E731
-    until(lambda: sample()["state"] == "S", "both of them wait")
+    wait_until(lambda: sample()["state"] == "S", "both of them wait")
     sampled = sample()
     assert (sampled["rank"], sampled["pid"], sampled["processes"]) == (3, worker.pid, 2)
     assert sampled["memory"] > 1 << 20
     assert sampled["io"] > 0
-    [child] = until(lambda: {*hunt.pids()} - {worker.pid}, "its child, which may be in the middle of exec")
+    [child] = wait_until(
+        lambda: {*hunt.pids()} - {worker.pid}, "its child, which may be in the middle of exec"
+    )
     assert processes.worker_of(child) == worker.pid
     assert processes.worker_of(os.getpid()) is None
 
@@ -78,7 +81,7 @@ def test_an_orphan_stays_with_its_worker(begin: Any, hunt: Hunt) -> None:
         hunt.mark,
     )
     processes = Processes()
-    until(lambda: only(processes.sample([(0, worker.pid)], 1.0))["processes"] == 3, "a grandchild")
+    wait_until(lambda: only(processes.sample([(0, worker.pid)], 1.0))["processes"] == 3, "a grandchild")
     worker.stdin.write(b"\n")
     worker.stdin.flush()
     worker.stdout.readline()
@@ -94,7 +97,7 @@ def test_a_busy_process_gives_its_state_and_its_time(begin: Any) -> None:
         sampled = only(processes.sample([(0, worker.pid)], 1.0))
         return sampled if sampled["cpu"] > 0 else None
 
-    sampled = until(has_worked, "a tick")
+    sampled = wait_until(has_worked, "a tick")
     assert sampled["cpu_time"] > first["cpu_time"]
     assert (sampled["state"], sampled["waits_in"]) == ("R", None)
     assert sampled["busiest"] != worker.pid  # which waits for its child
@@ -241,4 +244,4 @@ def test_a_file_system_that_hangs_is_a_problem_and_blocks_nobody() -> None:
     go_on.set()
     # It is asked again only some seconds later, which pass between two looks here.
     later = count(1000.0, 100.0)
-    assert until(lambda: space.now(paths, next(later))[1] == [], "its answer")
+    assert wait_until(lambda: space.now(paths, next(later))[1] == [], "its answer")

@@ -16,7 +16,8 @@ import pytest
 
 from hvlaunch.agent.wire.frames import encode
 from hvlaunch.driver.program import agent_command, bundle
-from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess, Hunt, has_ended, python
 
 Launch = Callable[..., AgentProcess]
 
@@ -157,7 +158,7 @@ def test_after_a_kill_of_the_guardian(job: Job) -> None:
     job.guardian.kill()
     assert job.link.expect("parting")[0]["cause"] == "its guardian was killed"
     assert job.link.status() == -signal.SIGKILL
-    until(lambda: has_ended(job.agent), "the agent's end")
+    wait_until(lambda: has_ended(job.agent), "the agent's end")
     assert job.hunt.pids() == []
     assert not job.scratch.exists()
 
@@ -217,7 +218,7 @@ def test_after_a_chain_of_forks_and_exits(launch: Launch, tmp_path: Path, ending
     else:
         family[ending == "agent"].kill()
     agent.status()
-    until(lambda: all(map(has_ended, family)), "the agent's end")
+    wait_until(lambda: all(map(has_ended, family)), "the agent's end")
     with (tmp_path / "held").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

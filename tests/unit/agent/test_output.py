@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from hvlaunch.agent.wire.frames import FRAME_COST
-from tests.unit.agent.harness import AgentProcess, Hunt, cost, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess, Hunt, cost, python
 
 Launch = Callable[..., AgentProcess]
 WINDOW = 1 << 18
@@ -78,7 +79,7 @@ def test_content_of_a_large_pipe_comes_before_the_end(agent: AgentProcess) -> No
     [worker] = process.children()
     process.suspend()
     worker.send_signal(signal.SIGUSR1)
-    until(lambda: worker.status() == "zombie", "the worker's end")
+    wait_until(lambda: worker.status() == "zombie", "the worker's end")
     process.resume()
     agent.expect("exited", code=0)
     assert len(agent.output()) == 900_000
@@ -97,13 +98,13 @@ def until_still(agent: AgentProcess, pid: int) -> None:
         asleep = all(one.status() == "sleeping" for one in both)
         return asleep and both[1].io_counters().write_chars > 0 and picture() == before
 
-    until(are_still, "the worker to block")
+    wait_until(are_still, "the worker to block")
 
 
 def assert_rests(agent: AgentProcess) -> None:
     """The agent sleeps: it does not turn around a file that is ready and that it won't read."""
     process = agent.agent
-    until(lambda: {process.status() for _ in range(50)} == {"sleeping"}, "the agent to rest")
+    wait_until(lambda: {process.status() for _ in range(50)} == {"sleeping"}, "the agent to rest")
 
 
 def test_idle_agent_uses_no_processor(agent: AgentProcess, hunt: Hunt) -> None:
@@ -187,7 +188,7 @@ class TestBackPressure:
         agent.read_output(4096)
         agent.send("stdin", b"\n", slot=0)
         pid = agent.expect("started")[0]["pid"]
-        until(lambda: not psutil.pid_exists(pid), "the worker's end")
+        wait_until(lambda: not psutil.pid_exists(pid), "the worker's end")
         agent.bye()
         assert agent.output() == b"last words\n"
         assert agent.expect("exited")[0]["code"] == 5

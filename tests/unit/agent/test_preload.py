@@ -16,7 +16,8 @@ import pytest
 from hvlaunch.agent.workers.preload import program_of
 from hvlaunch.agent.workers.standby import gpus_of, imports_of, script_of
 from hvlaunch.driver.program import standby_program
-from tests.unit.agent.harness import AgentProcess, interpreter, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess, interpreter
 
 WAITS = "import os, signal\nif os.environ['HVLAUNCH_WORKER'].endswith('/0'): signal.pause()\n"
 """The first worker of a slot waits to be killed; later ones go on."""
@@ -51,7 +52,7 @@ class Rig:
 
     def standby(self) -> int:
         """The pid of the process that waits, once it waits."""
-        return int(until(lambda: next(iter(self._waiting()), None), "a standby"))
+        return int(wait_until(lambda: next(iter(self._waiting()), None), "a standby"))
 
     def _waiting(self) -> list[int]:
         # A worker that was a standby looks like one until it has read its order.
@@ -174,7 +175,7 @@ def test_process_that_is_killed_is_replaced_once(rig):
     worker = rig.start(WAIT)
     first = rig.standby()
     os.kill(first, signal.SIGKILL)
-    until(lambda: not psutil.pid_exists(first), "the agent to reap it")
+    wait_until(lambda: not psutil.pid_exists(first), "the agent to reap it")
     second = rig.standby()
     assert second != first
     os.kill(second, signal.SIGKILL)
@@ -194,7 +195,7 @@ def test_stopped_process_is_replaced_by_a_fresh_one(rig):
     pid = rig.start(WAIT)
     assert pid != waiting
     assert rig.end()[1] == b"%d\n" % pid
-    until(lambda: not psutil.pid_exists(waiting), "the end of the stopped process")
+    wait_until(lambda: not psutil.pid_exists(waiting), "the end of the stopped process")
 
 
 def test_import_that_fails_is_told_and_the_script_runs(rig):

@@ -20,7 +20,8 @@ from hvlaunch.agent.wire.frames import BY_AGENT, FRAME_COST, Decoder, encode
 from hvlaunch.agent.wire.rejoin import session_proof
 from hvlaunch.driver.links.agent_channel import PieceReader
 from hvlaunch.driver.program import carrier
-from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import PATIENCE, AgentProcess, has_ended, python
 
 KEY = "the session's key"
 COUNT = "import sys\nfor i in range(int(sys.argv[1])): print(i, flush=True)\n"
@@ -211,7 +212,7 @@ def test_output_waits_in_a_file_without_a_driver(meet: Callable[..., Met], tmp_p
         driver.send("start", json.dumps(plan).encode(), round=0)
         driver.until("started")
     if spill:
-        until(mark.exists, "the worker's end")
+        wait_until(mark.exists, "the worker's end")
     with closing(met.again()) as driver:
         driver.resume([2, 0])
         assert mark.exists() is bool(spill)
@@ -293,7 +294,7 @@ def test_ending_agent_waits_no_longer_than_the_lease(launch: Launch, ending: str
         met.agent.guardian.kill()
     else:
         met.hang_up()
-    until(lambda: has_ended(agent), "the agent's end")
+    wait_until(lambda: has_ended(agent), "the agent's end")
     assert list(met.agent.frames()) == []
 
 

@@ -16,7 +16,8 @@ from hvlaunch.agent.wire.frames import RELAY_CHUNK as CHUNK
 from hvlaunch.agent.wire.frames import RELAY_WINDOW as WINDOW
 from hvlaunch.agent.wire.frames import Decoder
 from hvlaunch.driver.links.agent_channel import PieceReader
-from tests.unit.agent.harness import PATIENCE, AgentProcess, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import PATIENCE, AgentProcess, python
 
 Launch = Callable[..., AgentProcess]
 
@@ -208,7 +209,7 @@ def test_output_is_not_delayed_by_relayed_data(rig: Rig, tmp_path: Path) -> None
         connection.socket.send(b"x" * WINDOW)
     said = tmp_path / "said"
     rig.agent.start(python("import sys; print('hello', flush=True); open(sys.argv[1], 'x')", str(said)))
-    until(said.exists, "hello")
+    wait_until(said.exists, "hello")
     rig.agent.read_output(6)
     relayed = sum(len(body) for header, body in rig.agent.seen if header["type"] == "relay")
     assert relayed < 20 * WINDOW

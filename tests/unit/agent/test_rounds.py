@@ -10,7 +10,8 @@ from subprocess import PIPE
 
 import pytest
 
-from tests.unit.agent.harness import AgentProcess, python, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess, python
 
 DETACH = "setsid sh -c 'echo $$ > {pid}; exec sleep 1000' & while ! [ -s {pid} ]; do :; done; echo here; exec sleep 1000"
 
@@ -88,7 +89,7 @@ def test_beside_live_workers_only_leftovers_of_the_slot_are_killed(elastic, tmp_
     kill(elastic, 0, 0)
     elastic.start(["true"], slots=[0], round_number=1)
     elastic.expect("started", start=1)
-    until(lambda: is_gone(own), "the end of what slot 0 detached")
+    wait_until(lambda: is_gone(own), "the end of what slot 0 detached")
     assert not is_gone(others)
 
 
@@ -145,10 +146,10 @@ def test_worker_paused_by_the_user_is_not_suspended_until_it_is_stopped_otherwis
     elastic.start(["sleep", "1000"])
     pid = elastic.expect("started")[0]["pid"]
     elastic.send("signal", slots=None, signal=signal.SIGSTOP)
-    until(lambda: state_of(pid) == "T", "a paused worker")
+    wait_until(lambda: state_of(pid) == "T", "a paused worker")
     time.sleep(5 * SUSPENSION)
     elastic.send("signal", slots=None, signal=signal.SIGCONT)
-    until(lambda: state_of(pid) == "S", "the end of the pause")
+    wait_until(lambda: state_of(pid) == "S", "the end of the pause")
     assert not [header for header, _ in elastic.seen if header["type"] == "suspended"]
     os.kill(pid, signal.SIGSTOP)
     elastic.expect("suspended", slot=0)
@@ -159,7 +160,7 @@ def test_static_job_reports_no_suspension(agent):
     agent.start(["sleep", "1000"])
     pid = agent.expect("started")[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: state_of(pid) == "T", "a stopped worker")
+    wait_until(lambda: state_of(pid) == "T", "a stopped worker")
     agent.send("ping")
     agent.expect("pong")
     kill(agent, 0, 0)

@@ -10,7 +10,7 @@ import pytest
 
 import hvlaunch
 from hvlaunch.errors import BadUsage, HvlaunchError
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 
 CALLER = """
 import sys
@@ -55,7 +55,7 @@ def test_it_ends_with_a_caller_that_is_killed(pools: Path) -> None:
         name = caller.stdout.readline().strip()
         assert (pools / name).exists()
         caller.kill()
-    until(lambda: not (pools / name).exists(), "the pool has ended")
+    wait_until(lambda: not (pools / name).exists(), "the pool has ended")
 
 
 def test_hosts_that_cannot_be_reached_are_an_error(pools: Path, tmp_path: Path) -> None:

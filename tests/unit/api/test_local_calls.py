@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import hvlaunch
 from hvlaunch.api import call_job, launcher
 from hvlaunch.errors import BadUsage
 from tests.pythons import find
+from tests.testhosts.places import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 100.0
@@ -45,13 +46,6 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def rank() -> int:
     return int(os.environ["RANK"])
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 class Custom(Exception):

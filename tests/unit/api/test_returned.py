@@ -7,8 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from hvlaunch.api.in_worker import MARK, SIZE
 from hvlaunch.driver.worker_files import ResultFiles
 from hvlaunch.errors import HostLost
 from hvlaunch.job import JobResult, WorkerExit
+from tests.testhosts.places import wait_until
 
 
 def result(value: object, kind: str = "value") -> bytes:
@@ -101,13 +100,6 @@ def test_an_exception_that_was_returned_is_a_value(tmp_path: Path) -> None:
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 100.0
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from hvlaunch.cli.jobs import run_job_command
 from hvlaunch.outside import known_jobs
+from tests.testhosts.places import wait_until
 
 __all__ = ["DEADLINE", "Site", "wait_until"]
 
@@ -56,10 +56,3 @@ class Site:
         for job in known_jobs(self.root):
             if job.has_driver:
                 self.do("stop", "--kill", job.id)
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)

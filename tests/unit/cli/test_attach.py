@@ -21,7 +21,8 @@ from hvlaunch.console.output_store import Position
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import has_driver, known_jobs
 from hvlaunch.outside.control import DriverGone
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 STEPPING = """\

@@ -19,7 +19,8 @@ from hvlaunch.console.output_store import items, segment_path, segments
 from hvlaunch.errors import EXIT_HOSTS
 from hvlaunch.outside import KnownJob, known_jobs
 from hvlaunch.watch.overview import PARTS
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 COUNTING = """\
@@ -257,7 +258,7 @@ def test_a_successor_continues_the_job_of_a_killed_driver(site, tmp_path):
     for _ in range(2):
         killed = driver_pid(site)
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")
+        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")  # type: ignore[misc]
     assert site.do("signal", "CONT", job.id) == 0
     assert waiting.poll() is None
     (tmp_path / "go").touch()
@@ -333,7 +334,7 @@ def test_a_driver_that_keeps_dying_is_not_replaced_for_ever(site, tmp_path):
     for _ in range(3):
         killed = driver_pid(site)
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")
+        wait_until(lambda killed=killed: driver_pid(site) != killed, "another driver takes it over")  # type: ignore[misc]
     workers = [process for process in psutil.process_iter() if str(tmp_path / "go") in _words(process)]
     assert workers
     os.kill(driver_pid(site), signal.SIGKILL)

@@ -26,7 +26,8 @@ from hvlaunch.console.status import ago, size_words
 from hvlaunch.errors import BadUsage
 from hvlaunch.outside import KnownJob, known_jobs
 from hvlaunch.outside.control import DriverGone
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 
 @pytest.fixture

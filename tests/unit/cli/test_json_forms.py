@@ -20,7 +20,8 @@ from hvlaunch.outside import known_jobs
 from hvlaunch.outside.ledger import Ledger, ledger_directory
 from hvlaunch.outside.pools import KnownPool, PoolGone
 from hvlaunch.outside.queue import Added, Queue, QueuedJob, Schedule
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ from hvlaunch.cli.jobs import pool_commands
 from hvlaunch.cli.main import main
 from hvlaunch.job import Host, JobSpec
 from hvlaunch.outside import JobDirectory, has_driver
-from tests.unit.cli.job_site import wait_until
+from tests.testhosts.places import wait_until
 
 HOSTS = [
     {

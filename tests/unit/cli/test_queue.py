@@ -23,7 +23,8 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.outside import SUCCESSOR_LOG, has_driver, has_minder, known_jobs, prune, queue_server
 from hvlaunch.outside.queue import OPEN, Queue
 from hvlaunch.outside.queue_server import QueueServer
-from tests.unit.cli.job_site import DEADLINE, Site, wait_until
+from tests.testhosts.places import wait_until
+from tests.unit.cli.job_site import DEADLINE, Site
 
 HVLAUNCH = [sys.executable, "-m", "hvlaunch"]
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -27,6 +26,7 @@ from hvlaunch.engine.lifecycle import Phase
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import ElasticOptions, Host, JobResult, JobSpec
 from hvlaunch.watch.journal import ReplayJournal, entries
+from tests.testhosts.places import wait_until
 from tests.unit.gloo.played import PlayedAgent
 
 LEASE = 30.0
@@ -100,7 +100,7 @@ class Rig:
     def started(self) -> "Rig":
         """Begin, and wait until both workers run."""
         self.begin()
-        until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.spec.hosts), "the workers")
+        wait_until(lambda: len(self.events.of(on.WorkerStarted)) == len(self.spec.hosts), "the workers")
         return self
 
     def pulse(self, *alive: str) -> None:
@@ -113,7 +113,7 @@ class Rig:
             heard = self.driver._links[name].last_heard
             return self.agents[name].got["ping"] > pings[name] and heard == self.now
 
-        until(lambda: all(map(answered, alive)), "pings and their answers")
+        wait_until(lambda: all(map(answered, alive)), "pings and their answers")
 
     def silence(self, name: str) -> None:
         """Let the host be silent for the lease and a second; the others answer."""
@@ -121,7 +121,7 @@ class Rig:
         others = self.agents.keys() - {name}
         for _ in range(int(LEASE / PULSE) + 2):
             self.pulse(*others)
-        until(self.agents[name].closed.is_set, f"the end of the connection to {name}")
+        wait_until(self.agents[name].closed.is_set, f"the end of the connection to {name}")
 
     def end(self) -> JobResult:
         self._thread.join(PATIENCE)
@@ -135,13 +135,6 @@ class Rig:
             agent.close()
         self._thread.join(PATIENCE)
         self._printer.close()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -162,7 +155,7 @@ def test_a_job_that_goes_well(rig: Rig) -> None:
 
 def test_a_silent_host_is_lost_once_and_its_connection_closed(rig: Rig) -> None:
     rig.started().silence("b")
-    until(lambda: rig.agents["a"].got["stop"], "the end of the other worker")
+    wait_until(lambda: rig.agents["a"].got["stop"], "the end of the other worker")
     result = rig.end()
     (gone,) = rig.events.of(on.HostGone, on.HostFailed)
     assert gone.host == "b"
@@ -202,7 +195,7 @@ def test_stopped_driver_gives_no_host_up(rig: Rig) -> None:
     rig.now += 10 * LEASE
     before = rig.agents["b"].got["ping"]
     rig.events.put(on.Tick())
-    until(lambda: rig.agents["b"].got["ping"] > before, "a ping")
+    wait_until(lambda: rig.agents["b"].got["ping"] > before, "a ping")
     for agent in rig.agents.values():
         agent.is_silent = False
         agent.say({"type": "pong", "at": 1.0})
@@ -226,15 +219,15 @@ def test_hosts_are_not_late_where_the_driver_was_stopped(rig: Rig) -> None:
     seen: list[on.Event] = []
     rig.watchers = [lambda event, _actions, _at: seen.append(event)]
     rig.begin()
-    until(lambda: on.Began() in seen, "the beginning")
+    wait_until(lambda: on.Began() in seen, "the beginning")
     rig.now += rig.spec.start_timeout + 10.0
     rig.events.put(on.Tick())
-    until(
+    wait_until(
         lambda: any(isinstance(one, on.DriverStopped) for one in seen),
         "that the driver sees that it was stopped",
     )
     may_go_on.set()
-    until(lambda: len(rig.events.of(on.WorkerStarted)) == len(rig.agents), "the workers")
+    wait_until(lambda: len(rig.events.of(on.WorkerStarted)) == len(rig.agents), "the workers")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0
@@ -256,12 +249,12 @@ def test_engine_hears_of_quiet_hosts(rig: Rig, elastic: ElasticOptions | None) -
         rig.pulse("a")
     assert of_b() == [on.HostQuiet("b")]
     pings = [agent.got for agent in rig.agents.values()]
-    until(lambda: pings[0]["ping"] == pings[1]["ping"], "that b has all pings that it does not answer")
+    wait_until(lambda: pings[0]["ping"] == pings[1]["ping"], "that b has all pings that it does not answer")
     rig.agents["b"].is_silent = False
     for _ in range(2):
         rig.pulse("a", "b")
     heard = [on.HostQuiet("b"), on.HostAnswers("b")]
-    until(lambda: of_b() == heard, "that b answers")
+    wait_until(lambda: of_b() == heard, "that b answers")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0
@@ -359,7 +352,7 @@ def test_watchers_see_only_recorded_turns(rig: Rig, tmp_path: Path) -> None:
         rig.now += 0.001
         rig.events.put(on.HostNoise("a", "a line"))
         rig.events.put(on.HostStage("a", "connect"))
-    until(lambda: len(written) and on.HostNoise("a", "a line") in written, "the record")
+    wait_until(lambda: len(written) and on.HostNoise("a", "a line") in written, "the record")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0
@@ -383,10 +376,10 @@ def test_unrecorded_frames_are_not_acknowledged(rig: Rig, tmp_path: Path) -> Non
     arrivals = [item for item in rig.events.items if isinstance(item, Arrival)]
     started = next(item for item in arrivals if isinstance(item.event, on.WorkerStarted))
     link: Any = started.source
-    until(lambda: started.frame + 1 in link.session.acked, "the line behind it is printed")
+    wait_until(lambda: started.frame + 1 in link.session.acked, "the line behind it is printed")
     assert link.session.acked.prefix == started.frame - 1
     may_write.set()
-    until(lambda: link.session.acked.prefix > started.frame, "it is in the journal")
+    wait_until(lambda: link.session.acked.prefix > started.frame, "it is in the journal")
     for agent in rig.agents.values():
         agent.end_worker(0)
     assert rig.end().exit_code == 0

@@ -11,7 +11,7 @@ from hvlaunch.driver.program import NO_PYTHON
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed
 from hvlaunch.job import Host
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 from tests.unit.gloo.link_rig import Rig
 
 
@@ -46,7 +46,7 @@ def parted(rig: Rig) -> None:
     rig.settle()
     rig.link.send({"type": "bye"})
     rig.channel.frame({"type": "bye", "left": 0, "pids": []})
-    until(lambda: rig.link.has_parted, "its bye")
+    wait_until(lambda: rig.link.has_parted, "its bye")
 
 
 def test_agent_after_bye_gets_its_acknowledgement_at_once(rig: Rig) -> None:
@@ -63,7 +63,7 @@ def test_agent_does_not_wait_for_ever_for_a_reader_of_its_output(rig: Rig) -> No
     rig.now += 1.0
     rig.link.let_go()
     kinds = ["bye", "ping", "leave"]
-    until(lambda: [each["type"] for each in rig.sent() if each["type"] in kinds] == kinds, "it may go")
+    wait_until(lambda: [each["type"] for each in rig.sent() if each["type"] in kinds] == kinds, "it may go")
 
 
 def test_an_end_with_processes_that_cannot_be_killed(rig: Rig) -> None:

@@ -16,7 +16,8 @@ from hvlaunch.driver.links.relay import HostRelay, peer_name
 from hvlaunch.rendezvous import RendezvousClosed
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
-from tests.unit.agent.harness import AgentProcess, until
+from tests.testhosts.places import wait_until
+from tests.unit.agent.harness import AgentProcess
 
 AUTH = b"Authorization: Bearer token\r\n"
 
@@ -95,12 +96,12 @@ def test_the_last_answer_of_a_connection_ends_it(rig: Rig, server: RendezvousSer
 def test_long_poll_of_a_lost_worker_is_cancelled(rig: Rig, server: RendezvousServer, how: str) -> None:
     rig.send("open")
     rig.send("data", request("GET", "/-/get/s/k?wait=60"))
-    until(lambda: server.stats().waiting == 1, "the server waits")
+    wait_until(lambda: server.stats().waiting == 1, "the server waits")
     if how == "lost":
         rig.relay.close()
     else:
         rig.send("close")
-    until(lambda: server.stats().connections == 0, "the connection is gone")
+    wait_until(lambda: server.stats().connections == 0, "the connection is gone")
     assert server.stats().waiting == 0
     rig.send("data", b"late")
     rig.send("close")
@@ -141,7 +142,7 @@ def test_paused_client_gives_no_credit(rig: Rig, server: RendezvousServer) -> No
     """While a client waits for an answer, server and relay read at most one more request."""
     rig.send("open")
     rig.send("data", request("GET", "/-/get/s/k?wait=60"))
-    until(lambda: server.stats().waiting == 1, "the server waits")
+    wait_until(lambda: server.stats().waiting == 1, "the server waits")
     for _ in range(WINDOW // CHUNK):
         rig.send("data", (request("GET", "/s/k") * CHUNK)[:CHUNK])
     assert server.stats().faults == 0  # the server's thread has had its turn
@@ -153,7 +154,7 @@ def test_the_server_ends_first(server: RendezvousServer) -> None:
     rig = Rig(server)
     rig.send("open")
     rig.send("data", request("GET", "/-/get/s/k?wait=60"))
-    until(lambda: server.stats().waiting == 1, "the server waits")
+    wait_until(lambda: server.stats().waiting == 1, "the server waits")
     server.close()
     assert rig.read(10).startswith(b"HTTP/1.1 503")
     assert rig.next() == ("close", b"")
@@ -246,7 +247,7 @@ def test_many_workers_through_a_real_agent(server: RendezvousServer) -> None:
             try:
                 assert all(pool.map(work, range(16), timeout=60))
                 knocking.result(30)
-                until(lambda: server.stats().connections == 0, "all connections are gone")
+                wait_until(lambda: server.stats().connections == 0, "all connections are gone")
             finally:
                 over.set()
             pumping.result()

@@ -16,7 +16,8 @@ from hvlaunch.driver.links.agent_channel import AgentConnection
 from hvlaunch.driver.loop import Driver
 from hvlaunch.engine import events as on
 from hvlaunch.job import Host
-from tests.unit.gloo.test_driver import KEYS, Events, Rig, until
+from tests.testhosts.places import wait_until
+from tests.unit.gloo.test_driver import KEYS, Events, Rig
 
 LATER = 1000.0
 
@@ -40,7 +41,7 @@ def journal(tmp_path: Path) -> Iterator[Path]:
     rig.rendezvous = Horovod()
     rig.record = JobRecord(tmp_path, pytest.fail)
     rig.started()
-    until(
+    wait_until(
         lambda: on.WorkerStarted in {type(turn.event) for turn in read_past(tmp_path / JOURNAL).turns},
         "turns",
     )

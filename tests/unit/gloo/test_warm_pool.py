@@ -27,7 +27,7 @@ from hvlaunch.pool import WarmPool
 from hvlaunch.pool.host import WarmHost
 from hvlaunch.rendezvous.serving.certificate import tls_context
 from hvlaunch.ssh import PipeConnection
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 from tests.unit.gloo.fakes import FakeListener
 
 CONFIG = {"grace": 1.0, "lease": 60.0, "window": 1 << 20, "reconnect": 1.0, "spill": 0}
@@ -150,7 +150,7 @@ class Site:
 def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(closing(Site(tmp_path / "pools", **options)))
-    until(lambda: not warm_agents(), "no warm agent is left")
+    wait_until(lambda: not warm_agents(), "no warm agent is left")
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_status_names_the_hosts_that_are_awaited(make_site: Callable[..., Site])
         if ask is None:
             told.append(None)
             return
-        until(lambda: ask().done == 1, "a is there")
+        wait_until(lambda: ask().done == 1, "a is there")
         told.append(ask())
         site.go_on.set()
 
@@ -215,28 +215,28 @@ def test_agents_are_forked_and_report_their_ends(site: Site) -> None:
         assert agent.end() == 0
         assert not Path(hello["scratch"]).exists()
     assert len(scratches) == 3
-    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    wait_until(lambda: site.facts()["jobs"] == [], "no job has the pool")
 
 
 def test_unused_spare_agent_ends(site: Site) -> None:
     assert site.agent(lease=4.0).end() == 0
-    until(agents, "there is a spare")
-    until(lambda: not agents(), "it has gone")
+    wait_until(agents, "there is a spare")
+    wait_until(lambda: not agents(), "it has gone")
     assert site.agent(lease=4.0).end() == 0
 
 
 def test_spare_agent_is_used_by_an_equal_job_only(site: Site) -> None:
     assert site.agent().end() == 0
-    [spare] = until(agents, "there is a spare")
+    [spare] = wait_until(agents, "there is a spare")
     first = site.agent()
     first.greet()
     assert agents() == [spare]
     assert first.end() == 0
-    until(lambda: agents() not in ([], [spare]), "there is another")
+    wait_until(lambda: agents() not in ([], [spare]), "there is another")
     [spare] = agents()
     other = site.agent(grace=2.0)
     other.greet()
-    until(lambda: spare not in agents(), "the spare has gone")
+    wait_until(lambda: spare not in agents(), "the spare has gone")
     assert other.end() == 0
 
 
@@ -248,7 +248,7 @@ def test_two_jobs_at_once_do_not_meet(site: Site) -> None:
     assert psutil.pid_exists(pid)
     assert site.facts()["jobs"] == ["job1"]
     second.connection.close()  # nobody comes back: the agent ends its worker when its time is over
-    until(lambda: not psutil.pid_exists(pid), "the worker has ended")
+    wait_until(lambda: not psutil.pid_exists(pid), "the worker has ended")
 
 
 def test_killed_agent_leaves_nothing_and_is_reported(site: Site) -> None:
@@ -275,7 +275,7 @@ def test_workers_end_if_guardian_and_agent_are_killed_together(site: Site) -> No
     for process in family:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    until(lambda: not psutil.pid_exists(pid), "the worker has ended")
+    wait_until(lambda: not psutil.pid_exists(pid), "the worker has ended")
 
 
 def test_lack_of_descriptors_fails_one_job_only(make_site: Callable[..., Site]) -> None:
@@ -299,8 +299,8 @@ def test_killed_warm_agent_breaks_its_streams_and_is_replaced(
     with pytest.raises(ConnectionResetError):
         list(agent.frames)
     assert agent.channel.exit_status(0.0) is None  # it has not ended: another connection may lead to it
-    until(lambda: not scratch.exists(), "the agent has waited for another connection in vain")
-    until(lambda: site.facts()["state"] == "ready", "there is another warm agent")
+    wait_until(lambda: not scratch.exists(), "the agent has waited for another connection in vain")
+    wait_until(lambda: site.facts()["state"] == "ready", "there is another warm agent")
     assert site.agent().greet()["scratch"] != str(scratch)
 
 
@@ -308,12 +308,14 @@ def test_unreachable_host_is_reported_and_retried(site: Site) -> None:
     site.broken = {"b"}
     for each in warm_agents():
         each.kill()
-    until(lambda: site.facts("a")["state"] == "ready" and site.facts("b")["state"] == "away", "b is away")
-    until(lambda: site.facts("b")["problem"] == "no route", "why is known")
+    wait_until(
+        lambda: site.facts("a")["state"] == "ready" and site.facts("b")["state"] == "away", "b is away"
+    )
+    wait_until(lambda: site.facts("b")["problem"] == "no route", "why is known")
     with pytest.raises(ConnectFailed, match=r"pool p has no connection to it now: no route"):
         site.way.connect(Host("b"))
     site.broken = set()
-    until(lambda: site.facts("b")["state"] == "ready", "b is there again")
+    wait_until(lambda: site.facts("b")["state"] == "ready", "b is there again")
 
 
 def test_other_hosts_and_all_hosts_of_a_lost_pool_are_reached_by_ssh(site: Site) -> None:
@@ -349,7 +351,7 @@ def test_pool_in_use_is_not_ended(site: Site) -> None:
         ask(site.known, {"what": "down"})
     assert agent.end() == 0
     agent.connection.close()
-    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    wait_until(lambda: site.facts()["jobs"] == [], "no job has the pool")
     ask(site.known, {"what": "down"})
     site.thread.join(60)
     assert not site.thread.is_alive()
@@ -386,10 +388,10 @@ def test_idle_pool_ends(make_site: Callable[..., Site]) -> None:
     agent.greet()
     times[0] = 200.0
     assert site.facts()["jobs"] == ["job1"]
-    until(lambda: ask(site.known, {"what": "hosts"})["idle"] == 0.0, "it has seen that it is used")
+    wait_until(lambda: ask(site.known, {"what": "hosts"})["idle"] == 0.0, "it has seen that it is used")
     agent.end()
     agent.connection.close()
-    until(lambda: site.facts()["jobs"] == [], "no job has the pool")
+    wait_until(lambda: site.facts()["jobs"] == [], "no job has the pool")
     times[0] = 400.0
     site.thread.join(60)
     assert not site.thread.is_alive()
@@ -435,7 +437,7 @@ def test_malformed_requests_are_refused_without_harm(site: Site) -> None:
 def test_each_job_gets_a_certificate_of_its_own(site: Site) -> None:
     found = []
     for _ in range(3):
-        until(lambda: site.pool.has_certificate, "there is one")
+        wait_until(lambda: site.pool.has_certificate, "there is one")
         way = site.another_way()
         way.connect(Host("a"))
         way.connect(Host("b"))

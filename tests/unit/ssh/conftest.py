@@ -8,7 +8,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from hvlaunch.ssh.by_paramiko import ParamikoClient
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.keyring import Keyring
 from hvlaunch.ssh.streams import ConnectLimit
+from tests.testhosts.places import wait_until
 
 SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
 PATIENCE = 60.0
@@ -40,14 +40,6 @@ def connect(
     return ParamikoClient(
         options, timeout=timeout, keyring=lambda: keyring, connect_limit=connect_limit
     ).connect(host)
-
-
-def until(condition, what: str, timeout: float = PATIENCE) -> None:
-    """Wait for a condition."""
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -200,7 +192,7 @@ class Sshd:
                 [SSHD, "-D", "-e", "-f", config], stderr=log, stdin=subprocess.DEVNULL
             )
             log.close()
-            until(lambda: process.poll() is not None or self._listens(process.pid), "sshd to listen")  # noqa: B023 (until() returns before the next)
+            wait_until(lambda: process.poll() is not None or self._listens(process.pid), "sshd to listen")  # noqa: B023 (wait_until() returns before the next)
             if process.poll() is None:
                 return
         pytest.fail("sshd does not start: " + (self.folder / "log").read_text()[-500:])
@@ -302,7 +294,7 @@ def _no_thread_stays() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     # Less than paramiko's timer for handshakes, which must not stay either.
-    until(lambda: set(threading.enumerate()) <= before, "threads to end", timeout=10.0)
+    wait_until(lambda: set(threading.enumerate()) <= before, "threads to end", timeout=10.0)
 
 
 def answer(

@@ -17,15 +17,16 @@ from paramiko.ssh_exception import SSHException
 
 from hvlaunch.errors import HostError, HostLost, StartTimeout
 from hvlaunch.ssh.by_paramiko.connection import SSHTransport
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, connect, gone, in_thread, kill_sshds, read_all, until
+from .conftest import PATIENCE, connect, gone, in_thread, kill_sshds, read_all
 
 
 @pytest.fixture
 def session_of_sshd(sshd, connection):
     """The sshd process that serves `connection`; needs it to be the only one."""
     listener = psutil.Process(sshd.process.pid)
-    until(lambda: len(listener.children()) == 1, "one connection")
+    wait_until(lambda: len(listener.children()) == 1, "one connection")
     return listener.children()[0]
 
 
@@ -76,7 +77,7 @@ def test_the_end_of_stderr_is_kept_and_never_stalls(connection):
 
 def test_stderr_while_the_command_runs(connection):
     channel = connection.run("echo early >&2; cat")
-    until(lambda: channel.stderr() == b"early\n", "stderr")
+    wait_until(lambda: channel.stderr() == b"early\n", "stderr")
 
 
 def test_one_command_after_another(connection):
@@ -105,7 +106,7 @@ def test_close_unblocks_a_reader_and_ends_the_command(connection, whose):
     (channel if whose == "channel" else connection).close()
     thread.join(PATIENCE)
     assert isinstance(ended[0], OSError)
-    until(lambda: gone(command), "the command to see the end of its stdin")
+    wait_until(lambda: gone(command), "the command to see the end of its stdin")
 
 
 @pytest.mark.parametrize("whose", ["channel", "connection"])
@@ -113,7 +114,7 @@ def test_close_unblocks_a_writer(connection, whose):
     channel = connection.run("echo $$; exec sleep 600")
     command = psutil.Process(int(channel.read()))
     thread, ended = in_thread(lambda: channel.write(bytes(64 << 20)))
-    until(lambda: channel._session.out_window_size == 0, "the window to be full")
+    wait_until(lambda: channel._session.out_window_size == 0, "the window to be full")
     (channel if whose == "channel" else connection).close()
     thread.join(PATIENCE)
     assert isinstance(ended[0], OSError)
@@ -129,7 +130,7 @@ def test_close_does_not_wait_for_a_stuck_connection(connection, session_of_sshd)
     try:
         thread, ended = in_thread(lambda: channel.write(bytes(8 << 20)))
         # Until TCP probes the other end's closed window, it may find some more room.
-        until(lambda: not select.select([], [transport.sock], [], 0.5)[1], "TCP to be full for good")
+        wait_until(lambda: not select.select([], [transport.sock], [], 0.5)[1], "TCP to be full for good")
         assert channel._session.out_window_size > 0
         channel.close()
         thread.join(PATIENCE)
@@ -156,7 +157,7 @@ def test_after_close_everything_fails_and_close_may_be_repeated(connection):
 def test_writing_to_an_ended_command(connection):
     channel = connection.run("exit 0")
     read_all(channel)
-    until(lambda: channel._session.closed, "the host to close the channel")
+    wait_until(lambda: channel._session.closed, "the host to close the channel")
     with pytest.raises(OSError):
         channel.write(b"x")
 
@@ -183,7 +184,7 @@ def test_output_ends_well_though_the_connection_breaks_later(connection, session
     shell = psutil.Process(int(channel.read()))
     assert channel.read() == b""
     session_of_sshd.kill()
-    until(lambda: not connection._transport.is_active(), "the connection to break")
+    wait_until(lambda: not connection._transport.is_active(), "the connection to break")
     assert channel.read() == b""
     shell.kill()
 

@@ -28,20 +28,9 @@ from hvlaunch.ssh.by_paramiko.login import Login
 from hvlaunch.ssh.config import AskSSH, LoginTarget, Questions, resolve
 from hvlaunch.ssh.keyring import Keyring
 from hvlaunch.ssh.streams import ConnectLimit, GreetingSocket
+from tests.testhosts.places import wait_until
 
-from .conftest import (
-    PATIENCE,
-    answer,
-    connect,
-    free_port,
-    gone,
-    in_thread,
-    keygen,
-    read_all,
-    refusal,
-    until,
-    user,
-)
+from .conftest import PATIENCE, answer, connect, free_port, gone, in_thread, keygen, read_all, refusal, user
 
 CAT = (
     sys.executable
@@ -283,7 +272,7 @@ def test_close_ends_a_pending_proxy_command(unused):
     )
     thread, ended = in_thread(lambda: client.connect(unused.host()))
     pid = unused.folder / "pid"
-    until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the ProxyCommand to run")
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the ProxyCommand to run")
     command = psutil.Process(int(pid.read_text()))
     for _ in range(2):
         client.close()

@@ -6,8 +6,9 @@ import pytest
 
 from hvlaunch.errors import ConnectFailed, SentAway, StartTimeout
 from hvlaunch.ssh.streams import ConnectLimit
+from tests.testhosts.places import wait_until
 
-from .conftest import in_thread, until
+from .conftest import in_thread
 
 
 class Times:
@@ -102,7 +103,7 @@ def test_no_more_than_the_limit_at_one_address():
         in_thread(lambda: connect_limit.run("a", attempt, host="a", deadline=1e9))[0] for _ in range(6)
     ]
     other, _ = in_thread(lambda: connect_limit.run("b", attempt, host="b", deadline=1e9))
-    until(lambda: len(inside) == 3, "two at one address, and one at another")
+    wait_until(lambda: len(inside) == 3, "two at one address, and one at another")
     go.set()
     for thread in (*threads, other):
         thread.join()

@@ -24,8 +24,9 @@ from hvlaunch.ssh.known_hosts import (
     preferred_algorithms,
     read_certificate,
 )
+from tests.testhosts.places import wait_until
 
-from .conftest import in_thread, keygen, public, until
+from .conftest import in_thread, keygen, public
 
 BY_HAND = "ssh -p 2222 ada@node.example"
 
@@ -294,7 +295,7 @@ def test_accept_new_waits_for_the_file_lock(settings):
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         thread, ended = in_thread(lambda: check(settings, "accept-new"))
-        until(somebody_waits, "the lock to be waited for")
+        wait_until(somebody_waits, "the lock to be waited for")
         file.write("a line of another process\n")
     thread.join()
     assert ended == [None]

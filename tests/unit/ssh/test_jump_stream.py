@@ -19,8 +19,9 @@ from paramiko.message import Message
 
 from hvlaunch.errors import StartTimeout
 from hvlaunch.ssh.by_paramiko.connection import JumpStream, SSHTransport, open_jump
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, connect, in_thread, until
+from .conftest import PATIENCE, connect, in_thread
 
 CHANNEL, THEIRS = 3, 7
 NAMES = {MSG_CHANNEL_DATA: "data", MSG_CHANNEL_EOF: "eof", MSG_CHANNEL_CLOSE: "close"}
@@ -153,7 +154,7 @@ def test_a_send_waiting_for_room_ends_with_the_close(transport, channel, stream)
         stream.send(b"x" * 1000)
     transport.sent.clear()
     sender, _ = in_thread(lambda: stream.send(b"y"))
-    until(lambda: stream._sends, "the send that waits")
+    wait_until(lambda: stream._sends, "the send that waits")
     close_by_jump_host(channel)
     sender.join(PATIENCE)
     assert not sender.is_alive()
@@ -175,7 +176,7 @@ def test_a_host_that_resets_its_connection_leaves_the_others_theirs(sshd):
         def slow(message):
             if b"late" in message.asbytes():
                 on_its_way.set()
-                until(lambda: channel.closed, "sshd to close the channel")
+                wait_until(lambda: channel.closed, "sshd to close the channel")
             send(message)
 
         transport._send_user_message = slow
@@ -224,4 +225,4 @@ def test_a_jump_over_a_stuck_connection_times_out(channel):
     assert time.monotonic() - began < PATIENCE / 2
     assert not channel.closed
     stuck.let_go.set()
-    until(lambda: channel.closed, "the channel that came too late is closed")
+    wait_until(lambda: channel.closed, "the channel that came too late is closed")

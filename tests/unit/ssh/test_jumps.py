@@ -9,8 +9,9 @@ from hvlaunch.errors import ConnectFailed, HostError, HostKeyUnknown, StartTimeo
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.by_paramiko import Jumps
 from hvlaunch.ssh.config import Hops, behind, parse_hop
+from tests.testhosts.places import wait_until
 
-from .conftest import in_thread, until
+from .conftest import in_thread
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_many_share_one_connection():
     threads = [
         in_thread(lambda: got.append(jumps.get(("gate",), make, host="x", timeout=10.0)))[0] for _ in range(8)
     ]
-    until(lambda: made, "one to connect")
+    wait_until(lambda: made, "one to connect")
     go.set()
     for thread in threads:
         thread.join()

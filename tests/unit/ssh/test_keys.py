@@ -11,8 +11,9 @@ import pytest
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config import HostSettings, resolve
 from hvlaunch.ssh.keyring import Keyring, Locked
+from tests.testhosts.places import wait_until
 
-from .conftest import agent_answers, in_thread, keygen, until
+from .conftest import agent_answers, in_thread, keygen
 
 
 class Asker:
@@ -151,7 +152,7 @@ def test_no_user_to_ask(settings, tmp_path):
 @pytest.fixture
 def agent(tmp_path):
     process = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
-    until(lambda: agent_answers(tmp_path / "agent"), "ssh-agent")
+    wait_until(lambda: agent_answers(tmp_path / "agent"), "ssh-agent")
 
     def add(key: Path) -> None:
         env = {**os.environ, "SSH_AUTH_SOCK": str(tmp_path / "agent")}

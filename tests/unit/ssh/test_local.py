@@ -11,8 +11,9 @@ import pytest
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host
 from hvlaunch.ssh import Tail, connect_local
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, in_thread, read_all, until
+from .conftest import PATIENCE, in_thread, read_all
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_close_unblocks_a_reader_and_ends_stdin(connection, whose):
     (channel if whose == "channel" else connection).close()
     thread.join(PATIENCE)
     assert isinstance(ended[0], OSError)
-    until(lambda: not process.is_running(), "the command to end by itself, and its zombie to go")
+    wait_until(lambda: not process.is_running(), "the command to end by itself, and its zombie to go")
     assert channel.exit_status(PATIENCE) is not None
 
 
@@ -62,7 +63,7 @@ def test_close_unblocks_a_writer(connection):
     channel = connection.run("exec sleep 100")
     thread, ended = in_thread(lambda: channel.write(bytes(1 << 20)))
     stdin = channel._stdin._file
-    until(lambda: not select.select([], [stdin], [], 0)[1], "the pipe to be full")
+    wait_until(lambda: not select.select([], [stdin], [], 0)[1], "the pipe to be full")
     channel.close()
     thread.join(PATIENCE)
     channel._process.kill()

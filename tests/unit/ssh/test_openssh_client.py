@@ -24,18 +24,9 @@ from hvlaunch.errors import (
 )
 from hvlaunch.ssh.by_openssh import OpenSSHClient, OpenSSHConnection
 from hvlaunch.ssh.streams import ConnectLimit
+from tests.testhosts.places import wait_until
 
-from .conftest import (
-    PATIENCE,
-    Sshd,
-    gone,
-    in_thread,
-    keygen,
-    kill_sshds,
-    public,
-    read_all,
-    until,
-)
+from .conftest import PATIENCE, Sshd, gone, in_thread, keygen, kill_sshds, public, read_all
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 
@@ -70,7 +61,7 @@ def test_no_ssh_outlives_a_driver_that_is_killed():
         assert [psutil.pid_exists(pid) for pid in pids] == [True, False, True]
         driver.kill()
     for pid in pids:
-        until(lambda pid=pid: not psutil.pid_exists(pid) or gone(psutil.Process(pid)), "its end")
+        wait_until(lambda pid=pid: not psutil.pid_exists(pid) or gone(psutil.Process(pid)), "its end")  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -97,7 +88,7 @@ def test_the_mark_is_removed_from_the_output(connection):
 
 def test_the_end_of_stderr(connection):
     channel = connection.run("echo early >&2; cat")
-    until(lambda: channel.stderr().endswith(b"early\n"), "stderr")
+    wait_until(lambda: channel.stderr().endswith(b"early\n"), "stderr")
     channel.close()
 
 
@@ -115,7 +106,7 @@ def test_close_ends_ssh_and_the_command(connection, whose):
         (channel if whose == "channel" else connection).close()
     thread.join(PATIENCE)
     assert isinstance(ended[0], OSError)
-    until(lambda: gone(command), "the command to see the end of its stdin")
+    wait_until(lambda: gone(command), "the command to see the end of its stdin")
     assert gone(ssh)
 
 

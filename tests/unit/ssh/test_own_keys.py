@@ -14,8 +14,9 @@ from hvlaunch.errors import (
     PermissionDenied,
 )
 from hvlaunch.ssh.keyring import Keyring
+from tests.testhosts.places import wait_until
 
-from .conftest import agent_answers, answer, connect, keygen, read_all, refusal, until, user
+from .conftest import agent_answers, answer, connect, keygen, read_all, refusal, user
 
 
 def test_a_wrong_key(sshd, tmp_path):
@@ -122,7 +123,7 @@ def agent(tmp_path):
         }
         subprocess.run(["ssh-add", "-q", key], env={**os.environ, **words}, check=True)
 
-    until(lambda: agent_answers(path), "ssh-agent")
+    wait_until(lambda: agent_answers(path), "ssh-agent")
     yield path, add
     process.terminate()
     process.wait()

@@ -35,8 +35,9 @@ from hvlaunch.ssh.paramiko_private import (
     forget_channel,
     send_message,
 )
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, until
+from .conftest import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,7 +128,7 @@ def test_requests_and_ends_pass_by_the_hooks_and_then_reach_paramiko(pair):
     answer.send_exit_status(3)
     assert channel.recv_exit_status() == 3
     answer.close()
-    until(lambda: channel.closed, "the end of the channel")
+    wait_until(lambda: channel.closed, "the end of the channel")
     assert client.seen == [("exit-status", channel.get_id()), ("close", channel.get_id())]
 
 
@@ -136,7 +137,7 @@ def test_a_hook_can_hide_messages_from_paramiko(pair):
     client.mine = ("exit-status",)
     answer.send_exit_status(3)
     answer.close()
-    until(lambda: channel.closed, "the end of the channel")
+    wait_until(lambda: channel.closed, "the end of the channel")
     assert channel.exit_status == -1
 
 
@@ -148,7 +149,7 @@ def test_a_farewell_is_heard(pair):
     message.add_string("Too many authentication failures")
     message.add_string("")
     send_message(server, message)
-    until(lambda: client.seen, "the farewell")
+    wait_until(lambda: client.seen, "the farewell")
     assert client.seen == [("disconnect", "Too many authentication failures")]
 
 
@@ -161,7 +162,7 @@ def test_a_channel_is_closed_here_and_the_host_is_told_when_its_messages_are_sen
     assert not answer.closed
     for message in (end, close):
         send_message(client, message)
-    until(lambda: answer.closed, "the end at the host")
+    wait_until(lambda: answer.closed, "the end at the host")
 
 
 def test_a_forgotten_channel_leaves_the_connection(pair):

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from hvlaunch.ssh.keyring import Terminal
+from tests.testhosts.places import wait_until
 
-from .conftest import in_thread, until
+from .conftest import in_thread
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_closing_ends_the_question_and_leaves_the_terminal_as_it_was(tty):
     near, path = tty
     terminal, said = Terminal(path), []
     thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
-    until(lambda: not echoes(near), "hiding what is typed")
+    wait_until(lambda: not echoes(near), "hiding what is typed")
     terminal.close()
     assert echoes(near)
     terminal.close()
@@ -68,7 +69,7 @@ def test_input_until_the_deadline_is_discarded(tty):
     near, path = tty
     terminal = Terminal(path)
     thread, ended = in_thread(lambda: terminal.ask("Which? ", time.monotonic() + 2.0))
-    until(lambda: not echoes(near), "hiding what is typed")
+    wait_until(lambda: not echoes(near), "hiding what is typed")
     os.write(near, b"half of")
     thread.join()
     terminal.close()
@@ -91,7 +92,7 @@ def test_keys_that_a_terminal_gives_a_meaning(tty, typed, answer):
     near, path = tty
     terminal, said = Terminal(path), []
     thread, _ = in_thread(lambda: said.append(terminal.ask("Which? ")))
-    until(lambda: not echoes(near), "hiding what is typed")
+    wait_until(lambda: not echoes(near), "hiding what is typed")
     os.write(near, typed)
     thread.join()
     terminal.close()

@@ -10,8 +10,9 @@ import pytest
 from hvlaunch.errors import HostError
 from hvlaunch.job import Host, SSHOptions
 from hvlaunch.ssh.config import AskSSH, Questions, ask_ssh, resolve
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, gone, in_thread, until
+from .conftest import PATIENCE, gone, in_thread
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs the ssh binary (openssh-client)")
 NAMES = ("n1", "n2", "N3", "10.0.0.4", "fd00::5")
@@ -168,17 +169,17 @@ def test_a_command_of_the_configuration_ends_with_the_time(hanging):
     with pytest.raises(subprocess.TimeoutExpired):
         AskSSH()(arguments, 1.0)
     if told.exists():
-        until(lambda: not psutil.pid_exists(int(told.read_text())), "the command ends")
+        wait_until(lambda: not psutil.pid_exists(int(told.read_text())), "the command ends")
 
 
 def test_a_command_of_the_configuration_ends_with_the_job(hanging):
     arguments, told = hanging
     ask = AskSSH()
     thread, _ = in_thread(lambda: ask(arguments, PATIENCE))
-    until(told.exists, "the command runs")
+    wait_until(told.exists, "the command runs")
     command = psutil.Process(int(told.read_text()))
     ask.close()
     thread.join(PATIENCE)
-    until(lambda: gone(command), "the command ends")
+    wait_until(lambda: gone(command), "the command ends")
     with pytest.raises(subprocess.TimeoutExpired):
         ask(["-V"], PATIENCE)

@@ -29,8 +29,9 @@ from hvlaunch.ssh.streams import (
     silence,
     start_proxy,
 )
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, free_port, gone, read_all, until
+from .conftest import PATIENCE, free_port, gone, read_all
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def accepted(monkeypatch):
 def test_a_connection_that_was_begun_early_is_the_one_that_is_used(sshd, accepted):
     with closing(Keyring()) as keyring, closing(client(sshd.options(), keyring)) as connections:
         connections.prepare([sshd.host()])
-        until(lambda: is_ready(connections, sshd.host()), "the early connection")
+        wait_until(lambda: is_ready(connections, sshd.host()), "the early connection")
         for _ in range(2):
             with closing(connections.connect(sshd.host())) as connection:
                 assert read_all(connection.run("echo hello")) == b"hello\n"
@@ -271,7 +272,7 @@ def test_a_connection_at_once_waits_for_the_early_one(sshd, accepted, monkeypatc
     monkeypatch.setattr(AskSSH, "__call__", slow)
     with closing(Keyring()) as keyring, closing(client(sshd.options(), keyring)) as connections:
         connections.prepare([sshd.host()])
-        until(lambda: questions, "the question to ssh")
+        wait_until(lambda: questions, "the question to ssh")
         connections.connect(sshd.host()).close()
     assert len(questions) == len(accepted) == 1
 
@@ -279,9 +280,9 @@ def test_a_connection_at_once_waits_for_the_early_one(sshd, accepted, monkeypatc
 def test_an_unused_connection_is_closed(options, door):
     connections = client(options)
     connections.prepare([at(door.port)])
-    until(lambda: is_ready(connections, at(door.port)), "the early connection")
+    wait_until(lambda: is_ready(connections, at(door.port)), "the early connection")
     connections.close()
-    until(lambda: door.has_lost(0), "the end of the connection")
+    wait_until(lambda: door.has_lost(0), "the end of the connection")
 
 
 def test_a_connection_that_begins_while_the_job_ends_is_closed(options, door):
@@ -299,8 +300,10 @@ def test_a_connection_that_begins_while_the_job_ends_is_closed(options, door):
     assert dialing.wait(PATIENCE)
     early.close()
     go_on.set()
-    until(lambda: door.has_lost(0), "the end of the connection")
-    until(lambda: not any(thread.name == "early" for thread in threading.enumerate()), "the thread's end")
+    wait_until(lambda: door.has_lost(0), "the end of the connection")
+    wait_until(
+        lambda: not any(thread.name == "early" for thread in threading.enumerate()), "the thread's end"
+    )
     assert len(made) == 1
 
 
@@ -308,7 +311,7 @@ def test_an_old_connection_is_closed_and_not_used(sshd, accepted, monkeypatch):
     monkeypatch.setattr(streams, "_FRESH", 0.0)
     with closing(Keyring()) as keyring, closing(client(sshd.options(), keyring)) as connections:
         connections.prepare([sshd.host()])
-        until(lambda: is_ready(connections, sshd.host()), "the early connection")
+        wait_until(lambda: is_ready(connections, sshd.host()), "the early connection")
         connections.connect(sshd.host()).close()
     assert len(accepted) == 2
     assert accepted[0].fileno() == -1
@@ -318,7 +321,7 @@ def test_one_connection_for_each_address(options, door):
     hosts = [at(door.port, name) for name in ("n1", "n2", "n3")]
     early = EarlyStarts(lambda host: resolve(host, options), lambda: True, dial_early)
     early.begin(hosts)
-    until(lambda: not is_at_work(), "the end of the early thread")
+    wait_until(lambda: not is_at_work(), "the end of the early thread")
     dialed = [begun is not None and begun.dialed is not None for begun in map(early.hand_over, hosts)]
     assert dialed == [True, False, False]
 
@@ -336,7 +339,7 @@ def outcome(options, host, timeout, *, is_early):
         if is_early:
             connections.prepare([host])
             # Without an answer there is nothing to wait for.
-            until(lambda: host in connections._early._ready or not is_at_work(), "the early attempt")
+            wait_until(lambda: host in connections._early._ready or not is_at_work(), "the early attempt")
         with pytest.raises(HostError) as error:
             connections.connect(host)
     return type(error.value), str(error.value)
@@ -382,7 +385,7 @@ def test_hosts_with_settings_of_their_own_are_left_to_their_threads(options, mon
     monkeypatch.setattr(AskSSH, "__call__", counting)
     with closing(client(options)) as connections:
         connections.prepare([at(door.port), at(door.port, "n2")])
-        until(
+        wait_until(
             lambda: is_ready(connections, at(door.port)) and not is_at_work(), "the end of the early thread"
         )
         early = connections._early.hand_over(at(door.port))
@@ -421,13 +424,13 @@ def test_a_command_that_did_its_work_is_no_problem():
 def test_closing_ends_the_command_with_its_children(command):
     stream = start_proxy("a", command)
     leader = psutil.Process(stream._process.pid)
-    until(
+    wait_until(
         lambda: [p for p in (leader, *leader.children(recursive=True)) if p.name() == "sleep"], "the command"
     )
     processes = [leader, *leader.children(recursive=True)]
     stream.close()
     stream.close()
-    until(lambda: all(gone(process) for process in processes), "the command to end")
+    wait_until(lambda: all(gone(process) for process in processes), "the command to end")
     assert not psutil.pid_exists(leader.pid)
 
 

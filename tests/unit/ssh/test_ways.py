@@ -13,8 +13,9 @@ from hvlaunch.ssh import Ways
 from hvlaunch.ssh.by_openssh import OpenSSHConnection
 from hvlaunch.ssh.by_paramiko.connection import ParamikoConnection
 from hvlaunch.ssh.config import AskSSH
+from tests.testhosts.places import wait_until
 
-from .conftest import PATIENCE, read_all, until
+from .conftest import PATIENCE, read_all
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_settings_that_were_asked_for_early_are_not_asked_for_again(sshd, client
     monkeypatch.setattr(AskSSH, "__call__", counting)
     with closing(Ways(sshd.options(client=client), timeout=PATIENCE)) as ways:
         ways.prepare([sshd.host()])
-        until(lambda: asked, "the early question")
+        wait_until(lambda: asked, "the early question")
         with closing(ways.connect(sshd.host())) as connection:
             assert read_all(connection.run("echo hello")) == b"hello\n"
     assert len(asked) == 1

@@ -13,7 +13,7 @@ from hvlaunch.engine.events import HostFacts, WorkerPackages
 from hvlaunch.errors import HostError
 from hvlaunch.job import ConsoleOptions, Host, JobSpec, SetupOptions, SyncOptions
 from hvlaunch.sync.setup import Setup
-from tests.unit.agent.harness import until
+from tests.testhosts.places import wait_until
 from tests.unit.gloo.history import facts
 
 DONE = {"code": 0, "is_new": True, "environment": None, "packages": None}
@@ -87,7 +87,7 @@ class Site:
     def end(self, *links: PlayedLink) -> None:
         for link in links:
             link.errand.may_end.set()
-        until(lambda: len(self.ready) + len(self.failed) == len(links), "all hosts")
+        wait_until(lambda: len(self.ready) + len(self.failed) == len(links), "all hosts")
 
 
 def lines(*texts: str) -> str:
@@ -98,7 +98,7 @@ def test_equal_lines_of_hosts_are_shown_once() -> None:
     site = Site()
     first = site.begin("n1", lines("one", "two", "\x1b[2Jthree"))
     second = site.begin("n2", lines("one", "two", "three"))
-    until(lambda: len(site.said) == 4, "all lines")
+    wait_until(lambda: len(site.said) == 4, "all lines")
     site.end(first, second)
     assert site.said[:2] == ["setup on n[1-2]: one", "setup on n[1-2]: two"]
     # A host's control characters do not reach the terminal.
@@ -109,7 +109,7 @@ def test_equal_lines_of_hosts_are_shown_once() -> None:
 def test_a_line_does_not_wait_for_hosts_that_never_print_it() -> None:
     site = Site()
     first, second = site.begin("a", lines("alone")), site.begin("b", "")
-    until(lambda: site.said, "the line")
+    wait_until(lambda: site.said, "the line")
     assert site.said == ["setup on a: alone"]
     site.end(first, second)
 
@@ -126,7 +126,7 @@ def test_a_quiet_job_shows_no_output_and_still_its_error() -> None:
 def test_what_it_waits_for_is_shown() -> None:
     site = Site()
     link = site.begin("a", "wait\nprogress\n")
-    until(lambda: len(link.stages) == 3, "both")
+    wait_until(lambda: len(link.stages) == 3, "both")
     assert link.stages == ["setup", "setup by another job", "setup"]
     site.end(link)
 
@@ -171,7 +171,7 @@ def test_lines_keep_their_order_however_fast_they_come() -> None:
     site = Site()
     link = site.begin("a", lines(*map(str, range(500))))
     began = time.monotonic()
-    until(lambda: len(site.said) == 500, "all lines")
+    wait_until(lambda: len(site.said) == 500, "all lines")
     assert site.said == [f"setup on a: {number}" for number in range(500)]
     assert time.monotonic() - began < 30
     site.end(link)

@@ -20,6 +20,7 @@ from hvlaunch.agent.commits import saves
 from hvlaunch.agent.proc import Room
 from hvlaunch.torch.elastic import TorchState, run
 from hvlaunch.torch.kept import KeptState
+from tests.testhosts.places import wait_until
 from tests.unit.torch.played_job import LONG, me
 
 NAME = "elastic-1"
@@ -32,13 +33,6 @@ def folder(monkeypatch):
     monkeypatch.setenv("HVLAUNCH_SCRATCH", scratch)
     yield Path(commits.directory_of(scratch))
     shutil.rmtree(commits.directory_of(scratch), ignore_errors=True)
-
-
-def until(condition, what: str) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def kept_steps() -> list[int]:
@@ -84,7 +78,7 @@ def die_at(step: int):
 
     def pause(present: int) -> None:
         if present == step and me() < 2:
-            until(lambda: step in kept_steps(), "the commit was not kept")
+            wait_until(lambda: step in kept_steps(), "the commit was not kept")
             dist.barrier()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -102,7 +96,7 @@ def test_successors_of_workers_that_all_died_continue_from_the_last_commit(job, 
 def test_one_worker_alone_continues_too(job, folder):
     def pause(step: int) -> None:
         if step == 3 and me() == 0:
-            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            wait_until(lambda: 3 in kept_steps(), "the commit was not kept")
             os.kill(os.getpid(), signal.SIGKILL)
 
     started = job(counting(6, pause), 2)
@@ -115,7 +109,7 @@ def test_one_worker_alone_continues_too(job, folder):
 def test_commit_stands_if_its_worker_is_killed_in_the_middle_of_the_next(job, folder):
     def pause(step: int) -> None:
         if step == 3 and me() < 2:
-            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            wait_until(lambda: 3 in kept_steps(), "the commit was not kept")
             dist.barrier()
             # The content of the next commit is written then, and its header is not.
             commits.seal = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -250,7 +244,7 @@ def test_newcomers_take_the_state_of_survivors_and_not_an_old_commit(job, folder
 
     def pause(step: int) -> None:
         if step == 3 and me() == 0:
-            until(lambda: 3 in kept_steps(), "the commit was not kept")
+            wait_until(lambda: 3 in kept_steps(), "the commit was not kept")
             # As if this host had committed more than the survivor, in a round that was undone.
             complete = KeptState(NAME).write((7, 99), 0, ({"step": 99}, []))
             assert complete is not None
@@ -277,7 +271,7 @@ def test_at_most_one_commit_is_lost_if_all_workers_are_killed_at_any_time(job, f
                 seen.append(step)
                 begun[:] = step.to_bytes(8, "big")
             reached[:] = step.to_bytes(8, "big")
-            until(lambda: max(kept_steps(), default=0) >= step, "the commit was not kept")
+            wait_until(lambda: max(kept_steps(), default=0) >= step, "the commit was not kept")
 
     chance = random.Random(deaths)
     started = job(counting(1 << 40, pause), 2 * deaths)
@@ -285,7 +279,7 @@ def test_at_most_one_commit_is_lost_if_all_workers_are_killed_at_any_time(job, f
     for first in range(0, 2 * deaths, 2):
         before = int.from_bytes(reached[:], "big")
         started.grant(first, first + 1)
-        until(lambda before=before: int.from_bytes(reached[:], "big") > before + 2, "no progress")
+        wait_until(lambda before=before: int.from_bytes(reached[:], "big") > before + 2, "no progress")  # type: ignore[misc]
         time.sleep(chance.random() / 20)
         for number in (first, first + 1):
             started.workers[number].kill()
