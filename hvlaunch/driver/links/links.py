@@ -32,7 +32,7 @@ __all__ = ["Heartbeat", "HostLinks", "Lease", "agents_lease", "pack_sync", "pati
 _LONGEST_PULSE = 5.0
 _PULSES_PER_LEASE = 4
 _RESENT = 1.0
-"""Seconds between two of TCP's attempts (ssh/streams/tcp.py): data sent during a cut arrives up to this much late."""
+"""Seconds between two of TCP's attempts (ssh/streams.py): data sent during a cut arrives up to this much late."""
 _MOST_LATE = 2 * _PULSES_PER_LEASE
 """How often the driver's own delay excuses a silent host: after so many turns its answer would have been read."""
 

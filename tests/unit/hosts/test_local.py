@@ -1,13 +1,30 @@
-"""Which hosts are this machine."""
+"""Which hosts are this machine, and which variables belong to it or to one process alone."""
 
+import fnmatch
 import os
 import pwd
 import socket
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hvlaunch.hosts.local import Address, current_user, is_local, is_own, is_own_name, own_addresses, resolve
-from hvlaunch.job import Host
+from hvlaunch.hosts.local import (
+    Address,
+    current_user,
+    host_environ,
+    is_local,
+    is_own,
+    is_own_name,
+    is_pattern,
+    matcher,
+    only_local,
+    own_addresses,
+    resolve,
+    without_outer_rank,
+)
+from hvlaunch.job import ElasticOptions, Host, JobSpec
+from hvlaunch.mpi import ALL_NAMES
 
 OURS: Address = (socket.AF_INET, ("10.0.0.1", 0))
 THEIRS: Address = (socket.AF_INET, ("10.0.0.2", 0))
@@ -116,3 +133,80 @@ def test_every_address_of_this_machine_is_its_own() -> None:
 def test_no_address_is_ours_if_the_kernel_binds_any() -> None:
     assert is_own(OURS, binds=OURS.__eq__)
     assert not is_own(OURS, binds=lambda address: True)
+
+
+OF_THE_WHOLE_JOB = {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "OMPI_MCA_btl", "LSB_JOBID", "PATH"}
+
+
+def test_ranks_of_the_outer_job_are_removed():
+    ranks = {*ALL_NAMES, "SLURM_NODEID", "PMI_FD", "PMIX_NAMESPACE"} - OF_THE_WHOLE_JOB
+    assert without_outer_rank(dict.fromkeys(ranks, "0")) == {}
+
+
+def test_variables_of_the_outer_jobs_rank_are_removed():
+    outer = ("HVLAUNCH_ELASTIC", "HVLAUNCH_WORKER_PORTS", "HOROVOD_ELASTIC", "TORCHELASTIC_USE_AGENT_STORE")
+    assert without_outer_rank(dict.fromkeys(outer, "1")) == {}
+
+
+def test_variables_that_hold_for_all_processes_stay():
+    environ = dict.fromkeys(OF_THE_WHOLE_JOB, "x") | {"UPMI_RANK": "x", "SLURM_PROCIDS": "x"}
+    assert without_outer_rank(environ) == environ
+
+
+HERE = {
+    "HOME": "/root",
+    "TMPDIR": "/t",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "PATH": "/bin",
+    "MINE": "1",
+    "MODULEPATH": "/m",
+}
+
+
+def test_workers_here_get_no_more_variables_than_on_other_hosts():
+    assert host_environ(HERE, {"PATH": "/elsewhere"}) == {
+        "HOME": "/root",
+        "TMPDIR": "/t",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PATH": "/bin",
+    }
+
+
+def test_a_job_is_only_local_if_no_host_may_ever_be_another():
+    def is_only_local(*names, **fields):
+        spec = JobSpec(command=("true",), hosts=tuple(map(Host, names)), cwd="/", **fields)
+        return only_local(spec, is_local=lambda host: host.name in ("localhost", "me"))
+
+    assert is_only_local("localhost", "me")
+    assert not is_only_local("localhost", "b")
+    assert is_only_local("localhost", elastic=ElasticOptions(min_np=1))
+    assert not is_only_local(elastic=ElasticOptions(min_np=1, discovery_script="./hosts.sh"))
+
+
+CHARACTERS = "AB*?[]!_\n"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names", "others"),
+    [
+        (("PATH",), ["PATH"], ["PATHS", "XPATH", "path", ""]),
+        (("NCCL_*",), ["NCCL_", "NCCL_DEBUG", "NCCL_A\nB"], ["NCCL", "XNCCL_A"]),
+        (("*_DEVICES",), ["_DEVICES", "CUDA_DEVICES"], ["CUDA_DEVICES_"]),
+        (("A?", "B[12]", "C*D*"), ["AX", "B2", "CD", "CXDX"], ["A", "B3", "CX"]),
+        (("*",), ["", "A"], []),
+        (("A*", "A*B*"), ["A", "AXBX"], ["B"]),
+        ((), [], ["", "A"]),
+    ],
+)
+def test_names(patterns, names, others):
+    matches = matcher(*patterns)
+    assert [name for name in [*names, *others] if matches(name)] == names
+
+
+@given(st.lists(st.text(CHARACTERS, max_size=4), max_size=4), st.text(CHARACTERS, max_size=6))
+def test_it_is_as_for_file_names(patterns, name):
+    assert matcher(*patterns)(name) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def test_a_plain_name_is_not_a_pattern():
+    assert [text for text in ("A", "A*", "A?", "[A]", "") if is_pattern(text)] == ["A*", "A?", "[A]"]
