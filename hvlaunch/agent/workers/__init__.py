@@ -1,24 +1,22 @@
-"""Worker processes of this host: start, signals and end of each."""
+"""Worker processes of this host: start and signals of each."""
 
 from __future__ import annotations
 
 import os
-import time
 
 from hvlaunch.agent.quick import signal
 from hvlaunch.agent.reaper import send_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Optional, Sequence
+    from typing import Any, Dict, List, Optional, Sequence
 
-__all__ = ["CannotStart", "OomWatch", "WorkerProcess", "enter", "exit_of", "find", "spawn", "start"]
+__all__ = ["CannotStart", "WorkerProcess", "enter", "find", "spawn", "start"]
 
 _STREAMS = ("stdout", "stderr", "result")
 """Descriptors 1, 2 and 3 of a worker; only a worker that calls a function has the last."""
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
-_ERROR_FILE_LIMIT = 1 << 18
 
 
 class CannotStart(Exception):
@@ -59,20 +57,6 @@ class WorkerProcess:
             pids = programs_of(self.pid) or [-self.pid]
         for pid in pids:
             send_signal(pid, number)
-
-    def error_text(self) -> str:
-        """Return the text of its TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty without such a file."""
-        try:
-            # Without O_NONBLOCK, a FIFO that the worker put there would block the agent.
-            fd = os.open(self.error_file, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return ""
-        try:
-            return os.read(fd, _ERROR_FILE_LIMIT).decode("utf-8", "replace")
-        except OSError:
-            return ""
-        finally:
-            os.close(fd)
 
 
 def enter(path: str) -> Optional[str]:
@@ -156,53 +140,3 @@ def find(name: str, path: str) -> str:
     if denied is not None:
         raise CannotStart(_NOT_EXECUTABLE, "%s: permission denied" % denied)
     raise CannotStart(_NOT_FOUND, "%s: command not found (PATH=%s)" % (name, path))
-
-
-def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
-    """Return the facts of an `exited` frame, from a wait status and ru_maxrss."""
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-    return {"code": code, "signal": number, "max_rss": max_rss_kib * 1024, "at": time.monotonic()}
-
-
-class OomWatch:
-    """Watches the counter of the kernel's out-of-memory killer."""
-
-    def __init__(self) -> None:
-        self._path = next((path for path in _oom_counters() if _oom_kills(path) is not None), "")
-        self._seen = _oom_kills(self._path) or 0
-
-    def struck(self) -> bool:
-        """Return True once for each kill since the start."""
-        if (_oom_kills(self._path) or 0) <= self._seen:
-            return False
-        self._seen += 1
-        return True
-
-
-def _oom_counters() -> Iterator[str]:
-    """Yield files that may have the counter: for this cgroup (version 2 or 1), then for the whole machine."""
-    try:
-        with open("/proc/self/cgroup") as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        groups = []
-    for _, controllers, path in groups:
-        if not controllers:
-            yield "/sys/fs/cgroup%s/memory.events" % path.rstrip("/")
-        elif "memory" in controllers.split(","):
-            yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path.rstrip("/")
-            yield "/sys/fs/cgroup/memory/memory.oom_control"  # a container's own group
-    yield "/proc/vmstat"
-
-
-def _oom_kills(path: str) -> Optional[int]:
-    try:
-        with open(path) as file:
-            for line in file:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
-    except (OSError, ValueError):
-        pass
-    return None

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     Step = Tuple[int, float]
 
-__all__ = ["HostWorkers", "WorkerOutput", "WorkerSlot"]
+__all__ = ["HostWorkers", "OomWatch", "WorkerOutput", "WorkerSlot", "exit_of"]
 
+_ERROR_FILE_LIMIT = 1 << 18
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
 
 
@@ -129,7 +130,7 @@ class WorkerOutput:
         # The end waits for no credit: other workers' ends may depend on it, and the driver's reader may be stuck.
         if not slot.is_reported and slot.end is not None:
             slot.is_reported = True
-            error = "" if slot.end["code"] == 0 else slot.worker.error_text()
+            error = "" if slot.end["code"] == 0 else _error_text(slot.worker.error_file)
             self._pass_on({"type": "exited", **slot.about, **slot.end}, error.encode())
 
     def _pass_on(self, header: Dict[str, Any], body: bytes) -> None:
@@ -238,7 +239,7 @@ class HostWorkers:
         self._scratch = scratch
         self._slots: List[WorkerSlot] = []
         self.output = WorkerOutput(self._slots, channel, selector, window, scratch, spill)
-        self._oom = process.OomWatch()
+        self._oom = OomWatch()
         self.suspension: Optional[float] = None
         """Seconds of suspension (SIGSTOP) before a report to the driver; None: no report."""
         self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
@@ -425,7 +426,7 @@ class HostWorkers:
             self._finish(slot, status, max_rss)
 
     def _finish(self, slot: WorkerSlot, status: int, max_rss: int) -> None:
-        slot.end = process.exit_of(status, max_rss)
+        slot.end = exit_of(status, max_rss)
         # The counter is read at once: the next victim of the kernel would count for this worker.
         slot.end["oom_killed"] = (
             slot.end["signal"] == signal.SIGKILL and not slot.worker.killed and self._oom.struck()
@@ -546,3 +547,68 @@ def _is_python(argv: Sequence[str]) -> bool:
 def _master_port(env: Dict[str, str]) -> Optional[int]:
     port = env.get("MASTER_PORT", "")
     return int(port) if port.isdigit() else None
+
+
+def _error_text(path: str) -> str:
+    """Return the text of a worker's TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty without such a file."""
+    try:
+        # Without O_NONBLOCK, a FIFO that the worker put there would block the agent.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        return os.read(fd, _ERROR_FILE_LIMIT).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+
+
+def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
+    """Return the facts of an `exited` frame, from a wait status and ru_maxrss."""
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+    return {"code": code, "signal": number, "max_rss": max_rss_kib * 1024, "at": time.monotonic()}
+
+
+class OomWatch:
+    """Watches the counter of the kernel's out-of-memory killer."""
+
+    def __init__(self) -> None:
+        self._path = next((path for path in _oom_counters() if _oom_kills(path) is not None), "")
+        self._seen = _oom_kills(self._path) or 0
+
+    def struck(self) -> bool:
+        """Return True once for each kill since the start."""
+        if (_oom_kills(self._path) or 0) <= self._seen:
+            return False
+        self._seen += 1
+        return True
+
+
+def _oom_counters() -> Iterator[str]:
+    """Yield files that may have the counter: for this cgroup (version 2 or 1), then for the whole machine."""
+    try:
+        with open("/proc/self/cgroup") as file:
+            groups = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        groups = []
+    for _, controllers, path in groups:
+        if not controllers:
+            yield "/sys/fs/cgroup%s/memory.events" % path.rstrip("/")
+        elif "memory" in controllers.split(","):
+            yield "/sys/fs/cgroup/memory%s/memory.oom_control" % path.rstrip("/")
+            yield "/sys/fs/cgroup/memory/memory.oom_control"  # a container's own group
+    yield "/proc/vmstat"
+
+
+def _oom_kills(path: str) -> Optional[int]:
+    try:
+        with open(path) as file:
+            for line in file:
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    except (OSError, ValueError):
+        pass
+    return None

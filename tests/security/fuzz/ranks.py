@@ -10,7 +10,8 @@ from typing import Any
 
 from hvlaunch.agent.quick import READ, Selector
 from hvlaunch.agent.wire.frames import BadFrame, Decoder, encode
-from hvlaunch.agent.workers import CannotStart, exit_of
+from hvlaunch.agent.workers import CannotStart
+from hvlaunch.agent.workers.host_workers import exit_of
 from hvlaunch.agent.workers.local_ranks import _REPORTS, LocalRanks, _Rank
 from hvlaunch.driver.links.agent_channel import REPORTS
 from tests.security.fuzz.broken import Valid, broken_bytes
