@@ -1,7 +1,7 @@
 """Stacks of this host's workers, by the best means on the host.
 
 py-spy reads Python's stacks from outside, without stopping the process. Else faulthandler writes them, if the process
-has registered its signal (hvlaunch/torch/stack_signal.py). Else the kernel tells where it holds the process.
+has registered its signal (hvlaunch/torch/__init__.py). Else the kernel tells where it holds the process.
 """
 
 from __future__ import annotations
