@@ -1,11 +1,13 @@
 """hvlaunch's own controller: it opens the parts of a job, runs the driver's loop among them, and reports the end.
 
-Its ways to hosts are ssh, a scheduler's own program, a warm pool, or pipes on this machine.
+Its ways to hosts are ssh, a scheduler's own program, a warm pool, or pipes on this machine. A successor takes over the job of a killed
+driver.
 """
 
 import itertools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -13,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol
 
 from hvlaunch import __version__
 from hvlaunch.agent.wire.probe import Prover
@@ -26,12 +28,11 @@ from hvlaunch.driver.process import Detachment, failures_as_events, signals_as_e
 from hvlaunch.driver.program import Keys
 from hvlaunch.engine import events as on
 from hvlaunch.engine.hosts import LOOPBACK
-from hvlaunch.errors import EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
+from hvlaunch.errors import EXIT_HOSTS, EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsage, HostError, HvlaunchError
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
-from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
+from hvlaunch.rendezvous.serving import EVERYWHERE, RendezvousServer
 from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 
 if TYPE_CHECKING:
@@ -48,10 +49,19 @@ if TYPE_CHECKING:
     from hvlaunch.telemetry.stack import ProcessStack
     from hvlaunch.watch.journal import ReplayJournal
 
-__all__ = ["HostWays", "WaysToHosts", "by_ssh", "run", "take_over"]
+__all__ = ["HostWays", "JobOver", "WaysToHosts", "by_ssh", "run", "run_successor", "take_over"]
 
 _PAGER_PATIENCE = 600.0
 """Seconds for a user who reads a successful job's output in a pager."""
+
+
+class JobOver(HvlaunchError):
+    """The job ended before it could be taken over.
+
+    Try: `hvlaunch logs JOB` prints its output.
+    """
+
+    exit_code = EXIT_HOSTS
 
 
 class HostWays(NamedTuple):
@@ -118,16 +128,79 @@ def run(
     return result
 
 
-def take_over(
-    directory: "JobDirectory", keys: Keys, past: "Past", *, ways: WaysToHosts = by_ssh
-) -> JobResult:
-    """Continue the job of a killed driver as run() does; the job's directory keeps the output."""
-    job = _Job(past.begin.spec, keys, directory, ways, directory.about, past)
-    # The killed driver's stdin is gone; workers that read it have got its end.
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
-        result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
-    _keep(job, directory, result, reporting)
+def run_successor() -> NoReturn:
+    """Run the program of a successor: take over the job whose directory is the first argument.
+
+    A successor is headless. Its exit code is the job's, 2 if the job has another driver, and 69 if the job can't be taken
+    over; stderr has the reason then.
+    """
+    from hvlaunch.outside import DriverLives  # noqa: PLC0415 (see take_over)
+
+    try:
+        code = take_over(Path(sys.argv[1])).exit_code
+    except HvlaunchError as error:
+        sys.stderr.write(f"hvlaunch: {error}\n")
+        code = error.exit_code if isinstance(error, DriverLives) else EXIT_HOSTS
+    sys.exit(code)
+
+
+def take_over(path: Path) -> JobResult:
+    """Continue the job of a killed driver as run() does; the job's directory `path` keeps the output.
+
+    Raises DriverLives, NoJobDirectory, JobOver, and the errors of read_past().
+    """
+    from hvlaunch.driver.job_record import NoJournal, TornJournal  # noqa: PLC0415 (few drivers are killed)
+    from hvlaunch.outside import JobDirectory, remove_secrets  # noqa: PLC0415 (as above)
+
+    with closing(JobDirectory.adopt(path)) as directory:
+        try:
+            past, keys = _past_and_keys(path)
+        except HvlaunchError as error:
+            _say_in_output(path, str(error))
+            # A journal of another version may still be taken over by that version.
+            if isinstance(error, JobOver | NoJournal | TornJournal):
+                with suppress(OSError):
+                    remove_secrets(path)
+            raise
+        # Relative paths of the job count from there; a directory that is gone is no reason to end the job.
+        with suppress(OSError):
+            os.chdir(past.begin.cwd)
+        job = _Job(past.begin.spec, keys, directory, by_ssh, directory.about, past)
+        # The killed driver's stdin is gone; workers that read it have got its end.
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (no path is joined)
+            result, reporting = _run_and_report(job, None, None, nothing.fileno(), None)
+        _keep(job, directory, result, reporting)
     return result
+
+
+def _past_and_keys(path: Path) -> "tuple[Past, Keys]":
+    from hvlaunch.driver.job_record import JOURNAL, NoJournal, read_past  # noqa: PLC0415 (see take_over)
+    from hvlaunch.outside import KEYS, RESULT  # noqa: PLC0415 (as above)
+
+    if (path / RESULT).exists():
+        raise JobOver(f"{path}: the job has ended", hint="hvlaunch jobs")
+    # The journal first: its errors say more than missing keys.
+    past = read_past(path / JOURNAL)
+    try:
+        keys, env = Keys.load(path / KEYS)
+    except FileNotFoundError:
+        cause = (
+            f"{path}: the job's keys were removed: it had no driver for longer than its hosts wait for one"
+        )
+        raise NoJournal(cause, hint="start the job again") from None
+    except (OSError, ValueError) as error:
+        raise NoJournal(f"{path / KEYS}: {error}") from None
+    begin = past.begin._replace(spec=replace(past.begin.spec, env=env))
+    return past._replace(begin=begin), keys
+
+
+def _say_in_output(path: Path, text: str) -> None:
+    """Say it where the job's output is read: a successor's own stderr has no reader, since a minder starts it."""
+    from hvlaunch.console.output_store import OutputStore  # noqa: PLC0415 (see take_over)
+
+    with suppress(OSError), closing(OutputStore(path)) as store:
+        store.say(text)
+        store.write()
 
 
 class _Job(NamedTuple):

@@ -33,7 +33,7 @@ from hvlaunch.mpi.builders import LauncherCommand, LaunchRequest, build, rankfil
 from hvlaunch.mpi.calls import Arrivals, CallListener, LauncherFailed, ReturnCalls
 from hvlaunch.mpi.launched_agent import LaunchedAgent
 from hvlaunch.mpi.request import caller_command, counted, key_exchange_words, remote_python, request_of
-from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
+from hvlaunch.rendezvous.serving import EVERYWHERE
 
 if TYPE_CHECKING:
     import psutil

@@ -603,7 +603,7 @@ def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
     try:
-        return start_process("hvlaunch.gloo.successor", directory, log)
+        return start_process("hvlaunch.gloo.controller", directory, log, function="run_successor")
     finally:
         os.close(log)
 

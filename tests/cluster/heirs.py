@@ -13,7 +13,7 @@ from tests.testhosts.hosts import TestHosts, wait_until
 __all__ = ["Heir", "directory_of", "stored"]
 
 LIMIT = 90.0
-SUCCESSOR = [sys.executable, "-m", "hvlaunch.gloo.successor"]
+SUCCESSOR = [sys.executable, "-c", "from hvlaunch.gloo.controller import run_successor; run_successor()"]
 PRINTED = ("stdout", "stderr", "said", "shown")
 
 

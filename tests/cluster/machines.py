@@ -41,7 +41,7 @@ class DriverMachine:
     def drivers(self) -> list[Process]:
         """Those that have taken a job over."""
         return [
-            one for one in self.host.user_processes() if any("gloo.successor" in word for word in one.argv)
+            one for one in self.host.user_processes() if any("run_successor" in word for word in one.argv)
         ]
 
     def detach(self) -> None:

@@ -86,6 +86,6 @@ def test_a_job_whose_driver_is_killed_on_a_full_disk_goes_on(disk: SmallDisk, cl
 
 def driver_of(hosts: TestHosts) -> int:
     """The pid of the driver that there is, or 0; a full disk may not tell."""
-    words = ("gloo.successor", "--detach")
+    words = ("run_successor", "--detach")
     found = [one.pid for one in hosts.driver.processes() if any(word in " ".join(one.argv) for word in words)]
     return found[0] if found else 0

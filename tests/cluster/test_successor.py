@@ -20,7 +20,7 @@ from tests.cluster.jobs import Job
 from tests.cluster.test_sessions import LIMIT, LINES
 from tests.testhosts.hosts import TestHosts, wait_until
 
-PYTHON = [sys.executable, "-m", "hvlaunch.gloo.successor"]
+PYTHON = [sys.executable, "-c", "from hvlaunch.gloo.controller import run_successor; run_successor()"]
 LINE = re.compile(r"line (\d+) (\d+) ")
 GO = "/tmp/workers-may-end"
 

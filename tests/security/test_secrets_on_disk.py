@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hvlaunch.errors import EXIT_HOSTS
-from hvlaunch.gloo.successor import _past_and_keys, main
+from hvlaunch.gloo.controller import _past_and_keys, run_successor
 from hvlaunch.outside import KnownJob, known_jobs, prune
 from tests.testhosts.places import wait_until
 from tests.unit.cli.job_site import DEADLINE, Site
@@ -94,13 +94,22 @@ def test_a_job_has_its_secrets_in_one_private_file_for_a_successor(site: Site) -
     assert past.begin.spec.env["TOKEN"] == SECRET
 
 
-def test_a_dead_job_loses_its_secrets(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+def code_of_successor(job: KnownJob, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["", str(job.directory)])
+    with pytest.raises(SystemExit) as end:
+        run_successor()
+    return end.value.code
+
+
+def test_a_dead_job_loses_its_secrets(
+    site: Site, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = killed(site)
     prune(site.root, renewed(job) + GONE - 2)
     assert places(job) == {"keys.json"}
     prune(site.root, renewed(job) + GONE)
     assert places(job) == set()
-    assert main([str(job.directory)]) == EXIT_HOSTS
+    assert code_of_successor(job, monkeypatch) == EXIT_HOSTS
     assert "the job's keys were removed" in capfd.readouterr().err
     [known] = known_jobs(site.root)
     assert known.result is None
@@ -158,10 +167,12 @@ def test_secrets_beside_a_result_are_removed_by_the_next_look(
     assert places(job) == set()
 
 
-def test_a_refused_successor_removes_what_no_other_could_use(site: Site) -> None:
+def test_a_refused_successor_removes_what_no_other_could_use(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = killed(site)
     (job.directory / "journal").write_bytes(
         (job.directory / "journal").read_bytes()[:-40] + bytes(range(40)) * 2
     )
-    assert main([str(job.directory)]) == EXIT_HOSTS
+    assert code_of_successor(job, monkeypatch) == EXIT_HOSTS
     assert places(job) == set()

@@ -17,8 +17,7 @@ from hvlaunch.engine.hosts import candidates, is_usable
 from hvlaunch.errors import HostLost
 from hvlaunch.hosts.local import only_local, own_addresses
 from hvlaunch.job import RECONNECT_TIMEOUT, Call, Host, JobSpec
-from hvlaunch.rendezvous.serving import RendezvousServer
-from hvlaunch.rendezvous.serving.listeners import EVERYWHERE
+from hvlaunch.rendezvous.serving import EVERYWHERE, RendezvousServer
 from hvlaunch.watch.rounds import Ranks
 
 if TYPE_CHECKING:

@@ -139,7 +139,6 @@ LATER = {
     "driver/job_record.py": "jobs with other hosts, or that may be detached",
     "driver/worker_files.py": "jobs with --output-filename, or that call a function",
     "driver/worker_messages.py": "elastic jobs, and jobs of Horovod",
-    "gloo/successor.py": "jobs whose driver was killed",
     "watch/overview.py": "jobs with a directory, once it is there",
     "watch/recorder.py": "jobs with --events, or of which somebody asks for the events",
     "watch/sentences.py": "jobs with more to say than that they start and end",

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hvlaunch.rendezvous import CannotListen
+from hvlaunch.rendezvous import CannotListen, serving
 from hvlaunch.rendezvous.client import Client
-from hvlaunch.rendezvous.serving import RendezvousServer, listeners
+from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.rendezvous.serving.store_record import StoreFile
 from tests.unit.rendezvous.busy_client import PATIENCE, SCOPE
@@ -179,7 +179,7 @@ def test_a_lost_address_is_reported(serve):
 
 
 def test_a_port_taken_by_another_program_is_an_error(serve, monkeypatch):
-    monkeypatch.setattr(listeners, "_PATIENCE", 0.1)
+    monkeypatch.setattr(serving, "_PATIENCE", 0.1)
     first = serve()
     first.close()
     with (

@@ -1,4 +1,4 @@
-"""Listening sockets of a server, and accepting their connections: TCP for clients, a Unix socket for the job's control.
+"""Accepts connections of a server: TCP for clients, a Unix socket for the job's control.
 
 Before there is an event loop, agents get answers: they ask only whether this is the right rendezvous of their job.
 """
@@ -10,12 +10,10 @@ import os
 import resource
 import select
 import socket
-import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvlaunch.owners import peer_is_own
-from hvlaunch.rendezvous import CannotListen
 from hvlaunch.rendezvous.serving.traffic import Answerer, HttpLimits, Traffic, TrafficLimits
 
 if TYPE_CHECKING:
@@ -26,151 +24,23 @@ if TYPE_CHECKING:
     Admit = Callable[[Head], Answer | Route]
 
 __all__ = [
-    "EVERYWHERE",
     "RESERVED",
     "Acceptor",
     "ControlSockets",
-    "Listeners",
     "Shortage",
     "answer_early",
-    "listen_again",
 ]
 
 
-EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 (these are recognized, not chosen)
 _PAUSE = 0.1
 """Seconds until the server looks again for a free file descriptor."""
 RESERVED = 8
 """Descriptors held back, for the start of the event loop when clients have exhausted the limit."""
 
-_BOTH_FAMILIES = ("", "::")
-_BACKLOG = 1024
-_PATIENCE = 2.0
-"""Seconds for a killed process to release its port."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _AT_ONCE = 64
 """Connections accepted in a turn of the event loop: a crowd of new clients must not delay the connected ones."""
 _CONTROL_LIMITS = TrafficLimits(connections=256, bodies=1 << 20)
-
-
-class Listeners:
-    """Sockets listening at the same port: the first at `host`, "" for every address. Port 0 is a free port.
-
-    A free port is held at every address from the start: the server may listen at more of them later.
-    Raises CannotListen.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        self._holder: socket.socket | None = None
-        requested = port
-        if port == 0 and host not in EVERYWHERE:
-            # It holds the port at all addresses without listening: Linux lets sockets with
-            # SO_REUSEADDR share a port with such a holder, so add() can listen there.
-            self._holder = _bind("", 0)
-            port = self._holder.getsockname()[1]
-        try:
-            first = _listener(host, port, requested)
-        except BaseException:
-            self.release_port()
-            raise
-        self.port: int = first.getsockname()[1]
-        self.sockets = {host: first}
-
-    def add(self, host: str) -> socket.socket | None:
-        """Listen at another address; None if the server does so already. Raises CannotListen."""
-        if host in self.sockets or any(everywhere in self.sockets for everywhere in EVERYWHERE):
-            return None
-        listener = self.sockets[host] = _listener(host, self.port, self.port)
-        return listener
-
-    def release_port(self) -> None:
-        """Hold the port no longer at addresses without a listener."""
-        if self._holder is not None:
-            self._holder.close()
-
-    def close(self) -> None:
-        self.release_port()
-        for listener in self.sockets.values():
-            listener.close()
-
-
-def listen_again(host: str, port: int, others: Iterable[str], say: Callable[[str], None]) -> Listeners:
-    """Listen like an earlier server of this user: at `host`, and at the other addresses still on this machine.
-
-    The old process may still be ending: a port in use is tried again for a while. Raises CannotListen.
-    """
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            listeners = Listeners(host, port)
-            break
-        except CannotListen as error:
-            if not _is_in_use(error) or time.monotonic() >= deadline:
-                raise
-        # Polled: no event announces a released port.
-        time.sleep(0.02)
-    try:
-        for other in others:
-            try:
-                listeners.add(other)
-            except CannotListen as error:  # noqa: PERF203 (there are few)
-                # An address that has left this machine is worth a warning. A port in use means
-                # another server there.
-                if _is_in_use(error):
-                    raise
-                say(f"warning: {error.cause}")
-    except BaseException:
-        listeners.close()
-        raise
-    return listeners
-
-
-def _is_in_use(error: CannotListen) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
-
-
-def _listener(host: str, port: int, requested: int) -> socket.socket:
-    """Raises CannotListen with the requested port."""
-    try:
-        listener = _bind(host, port)
-        try:
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
-    except OSError as error:
-        # The system's own words if it has some: getaddrinfo's numbers are no errno.
-        number = error.errno or 0
-        cause = os.strerror(number) if number > 0 else error.strerror
-        raise CannotListen(cause or str(error), host=host, port=requested) from error
-    # Connections inherit it. asyncio alone would leave it unset: it looks for a protocol number that is 0 here.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Bind for both families if host is "" or "::" and the kernel has IPv6, else to the host's first address."""
-    family: int
-    address: tuple[Any, ...]
-    if host not in _BOTH_FAMILIES:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    elif socket.has_dualstack_ipv6():
-        family, address = socket.AF_INET6, ("::", port)
-    else:
-        family, address = socket.AF_INET, ("", port)
-    # Without SO_REUSEADDR, connections of an earlier server would block its port for a minute.
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # Set either way: the default is a setting of the host (net.ipv6.bindv6only).
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host not in _BOTH_FAMILIES))
-        bound.bind(address)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
 
 
 def _is_shortage(error: OSError) -> bool:
