@@ -3,9 +3,9 @@
 import json
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,12 +25,14 @@ class Stream:
     """Both ends of an errand's stream: the errand's methods, and those of the driver's Errand."""
 
     name = "pairs"
+    opened: ClassVar[list["Stream"]] = []
 
     def __init__(self, program: Program, arguments: Mapping[str, Any]) -> None:
         self._to_errand: queue.Queue[bytes] = queue.Queue()
         self._to_driver: queue.Queue[bytes] = queue.Queue()
         self._thread = threading.Thread(target=self._run, args=(program, arguments), daemon=True)
         self._thread.start()
+        self.opened.append(self)
 
     def _run(self, program: Program, arguments: Mapping[str, Any]) -> None:
         program(arguments, self)
@@ -54,6 +56,11 @@ class Stream:
 
     def stop(self) -> None:
         self._to_errand.put(b"")
+
+    def end(self) -> None:
+        """End the errand's thread: if it ended later by an error, another test's job in this process would fail."""
+        self.stop()
+        self._thread.join(PATIENCE)
 
     def wait(self, _timeout: float) -> bool:
         return True
@@ -103,8 +110,11 @@ def visit(check: Pairs | Deep, programs: Mapping[str, Program | None]) -> dict[s
 
 
 @pytest.fixture(autouse=True)
-def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def loopback(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(measures, "candidates", lambda _facts: ("127.0.0.1",))
+    yield
+    while Stream.opened:
+        Stream.opened.pop().end()
 
 
 def real(arguments: Mapping[str, Any], stream: Stream) -> None:
