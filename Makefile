@@ -61,9 +61,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 ifeq ($(MAKECMDGOALS),$(CHECKS))
 unit-tests host-tests: | $(READY)
-# The processes for tests on hosts would end two minutes before those for unit tests: the simulations are divided among them.
-HOST_TESTS := $(HOST_TESTS) $(filter tests/simulation,$(UNIT_TESTS))
-UNIT_TESTS := $(filter-out tests/simulation,$(UNIT_TESTS))
+# The processes for tests on hosts would end three minutes before those for unit tests: these are divided among them.
+WITH_HOSTS := tests/simulation tests/unit/api tests/unit/ssh
+HOST_TESTS := $(HOST_TESTS) $(WITH_HOSTS)
+UNIT_TESTS := $(filter-out $(WITH_HOSTS),$(UNIT_TESTS)) $(addprefix --ignore=,$(filter tests/unit/%,$(WITH_HOSTS)))
 else
 .NOTPARALLEL:
 endif
@@ -94,7 +95,7 @@ lint: $(VENV)/.extras-dev ## ruff, mypy, the layers, the agent's Python 3.8, spe
 
 # Else each of the eight processes would do that, at the same time.
 compiled-tests: $(VENV)/.extras-dev $(VENV)/.wheel
-	@$(PYTEST) --collect-only -qq $(UNIT_TESTS) $(HOST_TESTS) >$(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
+	@$(PYTEST) --collect-only -qq $(filter-out --ignore=%,$(UNIT_TESTS)) $(HOST_TESTS) >$(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
 unit-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests of single modules, and the simulations
 	$(PYTEST) -o cache_dir=.pytest_cache/unit -n $(TEST_JOBS) --dist worksteal --wheel=$(WHEEL) $(if $(COVERAGE),--cov --cov-report=) $(UNIT_TESTS) \
