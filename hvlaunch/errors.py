@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copyreg
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,9 +6,10 @@ Every field is documented beside it, unless its name says everything. Times are 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hvlaunch.errors import Problem
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "LONG_LEASE",

@@ -13,7 +13,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "PAGE",

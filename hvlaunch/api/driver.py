@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from hvlaunch.api.errors import in_python
 from hvlaunch.console.status import AskStatus, Status
 from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Begun", "Caller", "DriverEnd", "JobWaits", "Refused", "Request", "main", "receive", "send"]
 

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from operator import index
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from hvlaunch.api.errors import ResultLost
 from hvlaunch.cli.jobs import state_word
 from hvlaunch.cli.jobs.output import await_output
 from hvlaunch.console.output_store import STREAMS, StoreReader
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import (
     KnownJob,
     await_driver,

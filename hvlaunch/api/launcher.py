@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from hvlaunch.api.call_job import (
     CallDirectory,
@@ -32,6 +32,7 @@ from hvlaunch.console.status import Status
 from hvlaunch.errors import BadUsage, HvlaunchError, Problem
 from hvlaunch.hosts.selection import words_for
 from hvlaunch.job import Call, JobSpec
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

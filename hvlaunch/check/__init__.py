@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_high, median_low
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Check",

@@ -7,7 +7,9 @@ and the conclusion has a confidence.
 
 from collections.abc import Iterator, Sequence
 from math import ceil, floor, log, log2
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Bisection", "Conclusion", "most_rounds"]
 

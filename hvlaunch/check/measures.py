@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hvlaunch.check import Check, Finding, Values
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "CHECKS",

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.check import Check, Finding, Level, Values, merged
 from hvlaunch.console.lines import visible_line
 from hvlaunch.console.status import count
 from hvlaunch.hosts.parse import host_set, hostfile_line
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Comparison", "as_hostfile", "as_html", "as_json", "as_text"]
 

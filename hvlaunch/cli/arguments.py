@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.cli.options import Option, OptionGroup, Typed, UnknownOption, by_name, split
 from hvlaunch.cli.options.settings import (
@@ -23,6 +23,7 @@ from hvlaunch.cli.options.settings import (
 )
 from hvlaunch.cli.options.table import COMMAND, GROUPS
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.cli.config import FileSettings

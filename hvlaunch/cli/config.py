@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, values
 from hvlaunch.cli.options.settings import HELP_HINT, Setting, place_of, read_value
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import other_writer, reason, writer_of_directory
 
 __all__ = [

@@ -9,13 +9,14 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from hvlaunch.cli.options import Option, by_name, split, words_of
 from hvlaunch.cli.options.settings import is_options, paste, unknown_option
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.console.masking import masked, masked_words
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "LAUNCHERS",

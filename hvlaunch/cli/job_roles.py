@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn, cast, get_args
+from typing import NoReturn, cast, get_args
 
 from hvlaunch.agent.wire.frames import MOST_PORTS
 from hvlaunch.cli.line import with_python
@@ -17,6 +17,7 @@ from hvlaunch.hosts.parse import parse_hosts
 from hvlaunch.hosts.roles import ADDRESSES, EVERY, labels, ports_by_host
 from hvlaunch.hosts.templates import role_parts, templates_of
 from hvlaunch.job import Host, JobSpec, RestartLimit, Role, RolePolicy
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["RoleLine", "role_lines", "with_roles", "without_roles"]
 

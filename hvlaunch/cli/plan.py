@@ -7,7 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hvlaunch.cli.environment import shown
 from hvlaunch.console.lines import aligned
@@ -28,6 +28,7 @@ from hvlaunch.job import Host, JobSpec, MPIOptions
 from hvlaunch.mpi import Kind, find, shell_shim
 from hvlaunch.mpi.builders import build, rankfile
 from hvlaunch.mpi.request import counted, request_of
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.messages import worker_id
 
 if TYPE_CHECKING:

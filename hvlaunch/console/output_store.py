@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from hvlaunch.console.lines import Key, Stream
 from hvlaunch.console.notes import LostOutput
 from hvlaunch.console.recent import Origin, Place
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.record import follow, pack_record, write_whole_at
 
 __all__ = [

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 from hvlaunch.console.display import Display, displays
 from hvlaunch.console.lines import Key, Stream
@@ -23,6 +23,7 @@ from hvlaunch.console.raw_file import RawFile, new_bell
 from hvlaunch.console.recent import Origin, OutputKeeper, Place, Recent
 from hvlaunch.console.status import AskStatus, OnStatus
 from hvlaunch.job import ConsoleOptions
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from datetime import datetime

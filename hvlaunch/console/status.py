@@ -1,7 +1,9 @@
 """The status of a job's start, and durations and counts in words."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "AskStatus",

@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.engine.actions import Action

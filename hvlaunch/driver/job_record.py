@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import dumps, loads
@@ -26,6 +26,7 @@ from hvlaunch.engine.codec import BadData, Begin, Entry, begin_entry, begin_of, 
 from hvlaunch.engine.events import Event, HostReady, Lull
 from hvlaunch.errors import EXIT_HOSTS, HvlaunchError
 from hvlaunch.job import JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import ABOUT, KEYS, STORE, remove_secrets
 from hvlaunch.owners import other_writer
 from hvlaunch.record import PAGE, BadLog, Log, Mark, SharedFile, boot_id, read_records

@@ -32,10 +32,11 @@ could find, and connecting starts sooner. HostStage events reach only the watche
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Arrival", "FrameSource", "Turn"]
 

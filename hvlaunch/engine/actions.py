@@ -1,13 +1,13 @@
 """Actions of the engine: everything that the driver's loop carries out. facts.py has the facts among them."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hvlaunch.engine.causes import Cause
 from hvlaunch.engine.events import HostFacts
 from hvlaunch.engine.facts import Fact
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import Host, JobResult
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Abandon",

@@ -3,10 +3,11 @@
 They are data; hvlaunch/watch/sentences.py puts them into words.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hvlaunch.errors import Problem
 from hvlaunch.job import WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Cause",

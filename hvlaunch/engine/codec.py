@@ -16,11 +16,12 @@ from functools import cache, cached_property
 from itertools import zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hvlaunch.engine.actions import Action
 from hvlaunch.engine.events import Event
 from hvlaunch.job import JobSpec
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.engine.engine import Engine

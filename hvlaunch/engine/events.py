@@ -5,10 +5,10 @@ pay for thirty. Code tells them apart by class, never by comparison.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from hvlaunch.errors import Problem
 from hvlaunch.job import Host, Look, PortHolder
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Began",

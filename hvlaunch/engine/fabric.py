@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_interface, ip_network
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from hvlaunch.engine.hosts import SOCKETS, Network, is_usable
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "AdapterChoice",

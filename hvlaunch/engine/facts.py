@@ -3,10 +3,9 @@
 The driver carries none of them out. hvlaunch/watch has the words for the user (sentences.py) and the records for programs.
 """
 
-from typing import NamedTuple
-
 from hvlaunch.engine.causes import Cause, WorkerEnded, WorkerHangs
 from hvlaunch.errors import Problem
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Fact",

@@ -6,7 +6,7 @@ A Decision has the actions, and says what follows; the engine does what follows.
 import signal
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from hvlaunch.engine import causes as why
 from hvlaunch.engine import events as on
@@ -22,6 +22,7 @@ from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.engine.workers import AT_ONCE, Worker, WorkerState, WorkerTrigger, gently
 from hvlaunch.errors import JobHung, NotEnoughSlots, Problem
 from hvlaunch.job import ElasticOptions, JobSpec, WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.engine.moves import Moves

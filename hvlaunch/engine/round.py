@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import facts as tell
@@ -24,6 +23,7 @@ from hvlaunch.engine.workers import Life, Worker, Workers, WorkerState
 from hvlaunch.errors import Problem
 from hvlaunch.hosts.placement import Launch, seats
 from hvlaunch.job import ElasticOptions, JobSpec, RestartLimit, WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "FRUITFUL",

@@ -4,7 +4,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from hvlaunch.engine.actions import Action, Leave, Step, Stop, TakeStacks
 from hvlaunch.engine.causes import Cause
@@ -13,6 +13,7 @@ from hvlaunch.engine.waits import Cooldown, Wait, Waits
 from hvlaunch.errors import Defect
 from hvlaunch.hosts.placement import Launch, Placement, Seat
 from hvlaunch.job import WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "AT_ONCE",

@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hvlaunch.agent.errands.batch import ANSWER, READY
 from hvlaunch.console.printer import Printer
@@ -24,6 +24,7 @@ from hvlaunch.gloo.leasing import JobLeases
 from hvlaunch.gloo.preparation import open_delivery
 from hvlaunch.gloo.visit import visit_hosts
 from hvlaunch.job import JobSpec
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.driver.links.host_link import HostLink, Prepare

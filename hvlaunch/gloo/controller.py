@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Protocol
 
 from hvlaunch import __version__
 from hvlaunch.agent.wire.probe import Prover
@@ -32,6 +32,7 @@ from hvlaunch.errors import EXIT_HOSTS, EXIT_INTERNAL, EXIT_NOT_WRITTEN, BadUsag
 from hvlaunch.gloo.reporting import Reporting, check_report_path
 from hvlaunch.hosts.local import is_here_by_dns, is_local, launcher_of, may_be_taken_over, only_local
 from hvlaunch.job import Host, JobResult, JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.serving import EVERYWHERE, RendezvousServer
 from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.leases import IDLE, STATE
 from hvlaunch.agent.leases import TAKEN, TICKET
@@ -20,6 +20,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.errors import HostError, HostFault, LeaseImpossible, LeasesTaken
 from hvlaunch.hosts.parse import host_set
 from hvlaunch.job import JobSpec, LeaseOptions
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
 
 if TYPE_CHECKING:

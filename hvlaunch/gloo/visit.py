@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.probe import Prover
 from hvlaunch.console.printer import Printer
@@ -27,6 +27,7 @@ from hvlaunch.errors import HostError, HostFault, HvlaunchError, Problem
 from hvlaunch.gloo.controller import by_ssh
 from hvlaunch.hosts.local import is_local
 from hvlaunch.job import Host, JobSpec, SSHOptions
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.ssh import Connection, Ways, connect_by_agent, connect_local
 from hvlaunch.ssh.config import ask_ssh, resolve

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.errors import BadHost, BadUsage
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import other_writer, path_hint, reason
 
 __all__ = [

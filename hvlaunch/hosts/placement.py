@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage, NotEnoughSlots, SlotsUnlikely
 from hvlaunch.job import ElasticOptions, Host, MapPolicy
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "Launch",

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hvlaunch.hosts.placement import Launch, Placement, RolePlace, seats
 from hvlaunch.job import Role
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["ADDRESSES", "EVERY", "RoleAddresses", "labels", "place_roles", "ports_by_host", "ranks_of"]
 

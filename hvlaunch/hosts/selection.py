@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import parse_host
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Selected", "select", "words_for"]
 

@@ -3,12 +3,12 @@
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from hvlaunch.agent.wire.frames import MOST_PORTS
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.placement import Placement
 from hvlaunch.job import Templates
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "NAMES",

@@ -6,10 +6,10 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import MPIOptions
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "ALL_NAMES",

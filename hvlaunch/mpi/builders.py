@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.mpi import Kind, LauncherProgram
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["LaunchRequest", "LauncherCommand", "build", "rankfile", "ssh_arguments"]
 

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hvlaunch.agent.wire.caller import LONGEST_ENTRY, WORD_SIZE, Sealed
 from hvlaunch.agent.wire.frames import mapping, of, pair, plain, text
 from hvlaunch.errors import EXIT_HOSTS, AgentFailed, HvlaunchError, StartTimeout
 from hvlaunch.mpi import ALL_NAMES, Kind, names_of, ranks_of
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.serving import Listeners
 from hvlaunch.rendezvous.serving.certificate import Certificate, tls_context
 from hvlaunch.rendezvous.serving.traffic import UnauthenticatedClients, UnauthenticatedLimits, plain_address

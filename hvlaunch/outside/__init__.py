@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import make_own_directory, open_directory, writer_of_directory
 
 if TYPE_CHECKING:

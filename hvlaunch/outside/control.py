@@ -6,9 +6,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hvlaunch.errors import EXIT_HOSTS, EXIT_USAGE, BadUsage, HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import CONTROL, KnownJob, await_driver, has_driver, has_ended, reachable
 from hvlaunch.owners import peer_is_own
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import jobs_directory
 from hvlaunch.outside.shared_log import LogContent, SharedLog
 from hvlaunch.record import Mark

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.errors import EXIT_HOSTS, BadUsage, HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import (
     ABOUT,
     CONTROL,

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hvlaunch.errors import EXIT_NOT_WRITTEN, HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import jobs_directory
 from hvlaunch.outside.shared_log import LogContent, SharedLog
 from hvlaunch.owners import write_whole

@@ -9,9 +9,10 @@ import shlex
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import KnownJob
 
 __all__ = [

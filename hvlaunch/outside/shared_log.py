@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import NoJobDirectory, check_root, take_lock
 from hvlaunch.owners import make_own_directory
 from hvlaunch.record import BadLog, Log, Mark, read_records

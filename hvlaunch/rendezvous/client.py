@@ -19,9 +19,9 @@ from hmac import compare_digest
 from http.client import NOT_FOUND, OK, PRECONDITION_FAILED
 from pathlib import Path
 from secrets import token_hex
-from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous import (
     BadCertificate,
     NoRendezvous,

@@ -9,7 +9,9 @@ course.
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "ASKS",

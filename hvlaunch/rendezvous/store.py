@@ -4,8 +4,9 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous import NotANumber, StoreFull, ValueTooLarge
 from hvlaunch.rendezvous.messages import Changes
 

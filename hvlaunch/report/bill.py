@@ -1,9 +1,10 @@
 """The bill of a job: what its time, GPUs and energy went into."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.console.status import count, duration
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Bill", "best_interval", "bill_words", "commit_words", "make_bill"]
 

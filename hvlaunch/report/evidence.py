@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
 
 from hvlaunch.console.lines import LineSplitter
 from hvlaunch.console.printer import TAIL
 from hvlaunch.job import Look, WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["CONSEQUENCES", "DOUBTFUL", "Evidence", "find_evidence", "look"]
 

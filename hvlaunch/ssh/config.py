@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hvlaunch.errors import HostError, StartTimeout
 from hvlaunch.job import Host, SSHOptions
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "OPENSSH",

@@ -7,7 +7,6 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -20,6 +19,7 @@ from paramiko.pkey import PKey, PublicBlob, UnknownKeyType
 from paramiko.rsakey import RSAKey
 from paramiko.ssh_exception import SSHException
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import other_reader
 from hvlaunch.ssh.config import OPENSSH
 from hvlaunch.ssh.known_hosts import CERTIFICATE

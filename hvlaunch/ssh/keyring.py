@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hvlaunch.errors import HostError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.ssh import stage
 from hvlaunch.ssh.config import HostSettings
 from hvlaunch.ssh.known_hosts import KnownHosts

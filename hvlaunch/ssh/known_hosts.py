@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from hvlaunch.errors import HostError, HostKeyChanged, HostKeyRevoked, HostKeyUnknown
 from hvlaunch.job import HostKeyPolicy
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import make_own_directory
 from hvlaunch.ssh.config import OPENSSH, HostSettings
 

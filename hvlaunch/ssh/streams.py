@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import random as any_random
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hvlaunch.errors import ConnectFailed, HostError, SentAway, StartTimeout, UnknownHost
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.ssh import Tail, stage
 from hvlaunch.ssh.config import HostSettings
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.agent.errands.bring import Destination
 from hvlaunch.console.status import OnStatus, Status, size_words
 from hvlaunch.driver.links.errands import ErrandFailed
 from hvlaunch.engine.codec import BadData, decode, encode
 from hvlaunch.job import CollectOptions, Host, JobSpec, SSHOptions
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import reason, write_whole
 from hvlaunch.sync.delivery import cause_of
 from hvlaunch.sync.files import HostFiles, offer_files

@@ -30,6 +30,7 @@ _MODULES = (
     "agent/commits",
     "agent/proc.py",
     "errors.py",
+    "named_tuples.py",
     "owners.py",
     "rendezvous",
     "torch",

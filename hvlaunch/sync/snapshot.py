@@ -24,11 +24,12 @@ from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from hvlaunch.agent.errands.sync.content import PART
 from hvlaunch.console.status import size_words
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.owners import make_own_directory, reason
 from hvlaunch.sync.tree import Directory, Stat, Tree
 

@@ -8,10 +8,11 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import SyncOptions
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

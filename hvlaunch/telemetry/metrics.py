@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -5,10 +5,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.agent.wire.frames import address, mapping, or_null, pair, record, several, text, whole
 from hvlaunch.hosts.parse import fold_hosts
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "HostPeers",

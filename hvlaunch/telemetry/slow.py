@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import NamedTuple
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.telemetry.sample import GpuSample, HostSample, WorkerSample
 
 __all__ = ["LEAST_INTERVALS", "SPAN", "SlowHost", "slow_host"]

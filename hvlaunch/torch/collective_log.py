@@ -11,11 +11,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.torch.backends import tcp_sockets
 from hvlaunch.torch.current import ProcessSet, World, is_world, world
 from hvlaunch.torch.group_errors import NotInitialized

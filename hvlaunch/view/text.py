@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from hvlaunch.console.lines import aligned, visible
 from hvlaunch.console.output_store import Stored
 from hvlaunch.console.status import duration
 from hvlaunch.hosts.parse import fold_hosts, fold_ranks, number_set
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.telemetry.stack import from_json, summary, tree_lines
 from hvlaunch.view.model import HostRow, RankRow, View, ViewEnding, as_json
 from hvlaunch.view.timeline import Moment, RoundSpan

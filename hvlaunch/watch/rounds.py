@@ -5,7 +5,7 @@ The engine's own Round serves decisions. Watchers see only events and actions, a
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from hvlaunch.engine import actions as do
 from hvlaunch.engine import events as on
@@ -13,6 +13,7 @@ from hvlaunch.engine import facts
 from hvlaunch.engine.causes import Cause
 from hvlaunch.hosts.placement import Launch
 from hvlaunch.job import WorkerExit
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.report.failure_report import RoundFailure

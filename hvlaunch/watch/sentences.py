@@ -3,7 +3,6 @@
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hvlaunch.console.status import count
 from hvlaunch.engine import actions as do
@@ -12,6 +11,7 @@ from hvlaunch.engine import events as on
 from hvlaunch.engine import facts as tell
 from hvlaunch.errors import EXIT_NO_PROGRESS, GaveUp, JobHung
 from hvlaunch.hosts.parse import fold_hosts
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.report.text import signal_name
 from hvlaunch.watch import assumed, starting
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 from hvlaunch.check.bisection import Bisection, Conclusion, most_rounds
 from hvlaunch.children import Sweeper
@@ -26,6 +25,7 @@ from hvlaunch.console.status import count, duration
 from hvlaunch.errors import EXIT_HOSTS, BadUsage
 from hvlaunch.hosts.parse import host_set, hostfile_line
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside.ledger import Ledger, ledger_directory
 
 __all__ = ["bisect_options", "run_bisect_command"]

@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from hvlaunch import __version__
 from hvlaunch.agent.quick import has_own_proc
@@ -33,6 +33,7 @@ from hvlaunch.console.lines import visible
 from hvlaunch.console.status import count
 from hvlaunch.errors import EXIT_USAGE, BadUsage, HvlaunchError
 from hvlaunch.job import JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import NoJobDirectory, jobs_directory, known_jobs
 from hvlaunch.owners import other_writer
 

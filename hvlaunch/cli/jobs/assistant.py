@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch import __version__
 from hvlaunch.errors import BadUsage, HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import REPORT, KnownJob, choose, jobs_directory, known_jobs
 from hvlaunch.outside.control import REQUESTS, ControlClient, ControlRequest
 

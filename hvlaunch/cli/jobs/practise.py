@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hvlaunch
 from hvlaunch.cli.process import print_answer
@@ -22,6 +22,7 @@ from hvlaunch.errors import BadUsage
 from hvlaunch.gloo.controller import run
 from hvlaunch.gloo.pretended_hosts import PretendedHosts
 from hvlaunch.job import LONG_LEASE, ElasticOptions, Host, JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import NoJobDirectory, jobs_directory
 from hvlaunch.owners import reason
 from hvlaunch.practise_training import END, REPORTS, SLOW, SLOW_STEP, SLOW_TIME

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from hvlaunch import view
@@ -19,6 +19,7 @@ from hvlaunch.cli.jobs.feed import JobFeed
 from hvlaunch.cli.process import complain, print_answer
 from hvlaunch.console.output_store import StoreReader
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside import REPORT, await_end
 from hvlaunch.outside.control import ControlRefused, DriverGone
 from hvlaunch.view.text import newest_lines_with, shown_stacks, view_record

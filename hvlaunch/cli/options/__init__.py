@@ -1,7 +1,9 @@
 """The shape of an option, as data, and how a line is split into options and a command. Pure: help and pages are made elsewhere."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "BadValue",

@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from hvlaunch.cli.options import Option, OptionGroup
 from hvlaunch.cli.options.settings import HELP_HINT, default_of, unknown_option
 from hvlaunch.errors import BadUsage
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "DESCRIPTION",

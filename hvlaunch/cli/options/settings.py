@@ -5,12 +5,13 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.cli.options import BadValue, Option, OptionGroup, UnknownOption, split
 from hvlaunch.cli.options.table import COMMAND
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import ConsoleOptions, ElasticOptions, JobSpec, LeaseOptions, MPIOptions, SSHOptions
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "HELP_HINT",

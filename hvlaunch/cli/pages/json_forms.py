@@ -7,7 +7,9 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["FORMS", "KIND", "JsonForm", "json_schema"]
 

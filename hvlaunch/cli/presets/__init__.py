@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from hvlaunch import agent
 from hvlaunch.cli.config import ConfigFile, Tree, config_settings, read_tree, toml_tree
@@ -13,6 +13,7 @@ from hvlaunch.cli.options.settings import Options, Setting, config_directory, me
 from hvlaunch.cli.options.table import GROUPS
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.templates import escaped, names_in
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Preset", "is_program_of", "preset_list", "preset_of", "with_preset"]
 

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from hvlaunch import agent
 from hvlaunch.agent import errands
@@ -30,6 +30,7 @@ from hvlaunch.agent.wire.frames import (
 )
 from hvlaunch.driver.program import make_program, without_types
 from hvlaunch.errors import HostError
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = [
     "DEFAULT_LIMITS",

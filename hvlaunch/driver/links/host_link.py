@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hvlaunch.agent.wire.frames import FRAME_COST, MOST_RELAYED, PROTOCOL, BadFrame, plain
 from hvlaunch.console.lines import Stream
@@ -23,6 +23,7 @@ from hvlaunch.errors import (
     NoFreePort,
 )
 from hvlaunch.job import Host, Look, PortHolder
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.ssh import Stage, listen
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hvlaunch.agent.quick import same
 from hvlaunch.agent.wire.frames import BY_AGENT, BY_DRIVER, FRAME_COST, LASTING, BadFrame, Session
@@ -20,6 +20,7 @@ from hvlaunch.driver.program import AgentProgram
 from hvlaunch.engine import events as on
 from hvlaunch.errors import ConnectFailed, HostError, HostLost, HvlaunchError, StartTimeout
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from hvlaunch.agent.wire.frames import Frame

@@ -7,7 +7,8 @@ hosts only at the driver's request.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+
+from hvlaunch.named_tuples import NamedTuple
 
 __all__ = ["Suspicion", "Vouch"]
 

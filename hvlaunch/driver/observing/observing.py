@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from hvlaunch.agent.wire.frames import number, or_null, record, several, text, whole
 from hvlaunch.driver.links.links import HostLinks
@@ -20,6 +20,7 @@ from hvlaunch.engine.actions import Action, TakeStacks
 from hvlaunch.engine.engine import Engine
 from hvlaunch.engine.events import Event
 from hvlaunch.job import ElasticOptions, JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks

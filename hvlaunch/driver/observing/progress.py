@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from math import exp
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from hvlaunch.agent.wire.frames import mapping, number, or_null, record, text, whole
 from hvlaunch.driver.observing import Observe, StacksWanted
 from hvlaunch.driver.process import loud
 from hvlaunch.engine import events as on
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.messages import LONGEST_NAME, MOST_METRICS, PROGRESS, worker_of
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.watch.rounds import Ranks

@@ -17,12 +17,13 @@ from itertools import takewhile
 from pathlib import Path
 from threading import Lock, Thread
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch import agent
 from hvlaunch.agent.quick import mac
 from hvlaunch.errors import BadUsage, HostError
 from hvlaunch.job import Host
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.serving.certificate import Certificate
 
 __all__ = [

@@ -11,10 +11,11 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import httptools
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.serving.store_record import StoreRecord
 from hvlaunch.rendezvous.serving.traffic import (
     Answerer,

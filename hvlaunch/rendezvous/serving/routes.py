@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hmac import compare_digest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous import NotANumber, StoreFull, ValueTooLarge, messages
 from hvlaunch.rendezvous.messages import Changes
 from hvlaunch.rendezvous.serving.http import Answer, CallOff, Give, Head, Later, Route

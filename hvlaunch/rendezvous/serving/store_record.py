@@ -9,9 +9,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hvlaunch.errors import HvlaunchError
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.record import BadLog, Log, Mark, boot_id, read_records
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import resource
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.rendezvous.store import Store
 
 __all__ = [

@@ -4,10 +4,11 @@ import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.errors import BadUsage
 from hvlaunch.job import SetupOptions
+from hvlaunch.named_tuples import NamedTuple
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from hvlaunch.agent.quick import prctl
 from hvlaunch.cli.environment import SET_BY_HVLAUNCH
@@ -35,6 +35,7 @@ from hvlaunch.hosts.local import matcher
 from hvlaunch.hosts.parse import host_set, parse_hosts
 from hvlaunch.hosts.templates import escaped
 from hvlaunch.job import ConsoleOptions, JobSpec, LeaseOptions, QueuedAs, SyncOptions, Templates
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside.queue import Queue, QueueEntry, QueueNotWritten
 from hvlaunch.owners import reason, write_whole
 

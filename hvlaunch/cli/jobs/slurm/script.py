@@ -10,7 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvlaunch.cli.arguments import parse
 from hvlaunch.cli.foreign import LAUNCHERS
@@ -24,6 +24,7 @@ from hvlaunch.engine.codec import decode, encode
 from hvlaunch.errors import BadUsage
 from hvlaunch.hosts.parse import ranges_of
 from hvlaunch.job import JobSpec
+from hvlaunch.named_tuples import NamedTuple
 from hvlaunch.outside.queue import ENVIRONMENT
 from hvlaunch.owners import reason
 
