@@ -24,34 +24,6 @@ else:
         def _tuplegetter(index: int, doc: str | None) -> property:
             return property(itemgetter(index), doc=doc)
 
-    class _Maker(type):
-        def __new__(cls, name: str, bases: tuple[type, ...], space: dict[str, Any]) -> type:
-            # A subclass of a class with fields is a class like any other, as with typing's.
-            if bases == (tuple,) or bases[0] is not NamedTuple:
-                return super().__new__(cls, name, bases, space)
-            # Since Python 3.14 a function has the annotations; 1 asks for their values.
-            annotate = space.get("__annotate_func__") or space.get("__annotate__")
-            fields = tuple(annotate(1) if annotate else space.get("__annotations__", ()))
-            more = {
-                "_fields": fields,
-                "_field_defaults": {field: space[field] for field in fields if field in space},
-                "__match_args__": fields,
-                "__slots__": (),
-                "__new__": _compile_and_call,
-                **{field: _tuplegetter(index, None) for index, field in enumerate(fields)},
-            }
-            return super().__new__(cls, name, bases, {**space, **more})
-
-        @property
-        def __signature__(cls) -> Signature:
-            """The fields, for `help()` and other programs that inspect a class."""
-            from inspect import signature  # noqa: PLC0415 (5 ms)
-
-            if cls is NamedTuple:
-                raise AttributeError("__signature__")
-            shown = signature(_constructor(cls))
-            return shown.replace(parameters=[*shown.parameters.values()][1:])
-
     def _constructor(cls: type) -> Callable[..., Any]:
         """Return the constructor of a class, which is compiled the first time."""
         owner = next(base for base in cls.__mro__ if "_fields" in base.__dict__)
@@ -70,10 +42,20 @@ else:
     def _compile_and_call(cls: type, /, *values: Any, **named: Any) -> tuple[Any, ...]:
         return _constructor(cls)(cls, *values, **named)
 
-    class NamedTuple(tuple, metaclass=_Maker):
-        """The base of a class whose annotations are the fields, as of `typing.NamedTuple`."""
+    class _Signature:
+        """The fields of a class, for `help()` and other programs that inspect it."""
+
+        def __get__(self, instance: object, owner: type) -> Signature:
+            from inspect import signature  # noqa: PLC0415 (5 ms)
+
+            shown = signature(_constructor(owner))
+            return shown.replace(parameters=[*shown.parameters.values()][1:])
+
+    class _Tuple(tuple):
+        """What all classes have in common."""
 
         __slots__ = ()
+        __signature__ = _Signature()
 
         @classmethod
         def _make(cls, values: Iterable[Any]) -> Self:
@@ -98,3 +80,27 @@ else:
 
         def __getnewargs__(self) -> tuple[Any, ...]:
             return tuple(self)
+
+    class _Maker(type):
+        """Makes the classes, whose own type is `type`: Python compares with such classes faster."""
+
+        def __new__(cls, name: str, _bases: tuple[type, ...], space: dict[str, Any]) -> type:
+            # Since Python 3.14 a function has the annotations; 1 asks for their values.
+            annotate = space.get("__annotate_func__") or space.get("__annotate__")
+            fields = tuple(annotate(1) if annotate else space.get("__annotations__", ()))
+            more = {
+                "_fields": fields,
+                "_field_defaults": {field: space[field] for field in fields if field in space},
+                "__match_args__": fields,
+                "__slots__": (),
+                "__new__": _compile_and_call,
+                **{field: _tuplegetter(index, None) for index, field in enumerate(fields)},
+            }
+            return type(name, (_Tuple,), {**space, **more})
+
+    NamedTuple = type.__new__(
+        _Maker,
+        "NamedTuple",
+        (),
+        {"__doc__": "As `typing.NamedTuple`: the annotations of a class are the fields."},
+    )
