@@ -13,7 +13,7 @@ from hvlaunch.errors import (
     ProtocolBroken,
 )
 
-__all__ = ["broken", "ended", "garbled", "lost", "never_began", "quoted"]
+__all__ = ["broken", "ended", "garbled", "lost", "never_began", "quoted", "unread"]
 
 _LONGEST_LINE = 500
 """Characters of a line that are quoted of a host."""
@@ -54,6 +54,15 @@ def ended(
         last = plain(stderr.rpartition("\n")[2], _LONGEST_LINE)
         cause = last or f"its agent ended with status {status}"
     return lost(host, cause)
+
+
+def unread(host: str) -> HostLost:
+    """The error for an agent that waited in vain for a successor to fetch its workers' last output."""
+    return HostLost(
+        "lost: its agent ended, since no driver came within the lease; its workers had ended, and their last output is lost",
+        host=host,
+        hint="a longer --lease, if a job may be without a driver for longer",
+    )
 
 
 def quoted(traceback: bytes) -> str:

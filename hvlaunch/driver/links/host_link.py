@@ -690,9 +690,11 @@ class HostLink:
         name, session = self.host.name, self.session
         if self._closed is not None:
             return self._closed
+        from hvlaunch.driver.links.host_ends import ended, never_began, unread  # noqa: PLC0415 (few hosts are lost)
+
         if self._is_taken_up and self._has_released and session.lost is not None:
-            return on.HostClosed(name)  # its last word went to the killed driver
-        from hvlaunch.driver.links.host_ends import ended, never_began  # noqa: PLC0415 (few hosts are lost)
+            # Its last word went to the killed driver; but the ends of workers may have come, and output before them not.
+            return on.HostClosed(name) if session.acked.is_whole else on.HostGone(name, unread(name).problem)
 
         status, broken, stderr = session.status, session.broken, session.stderr()
         if self.last_heard is None:

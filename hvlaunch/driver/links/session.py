@@ -56,6 +56,12 @@ class AckedFrames:
         with self._lock:
             return number <= self.prefix or number in self._beyond
 
+    @property
+    def is_whole(self) -> bool:
+        """True if no frame is missing before the last acked one."""
+        with self._lock:
+            return not self._beyond
+
     def add(self, number: int) -> None:
         with self._lock:
             if number == self.prefix + 1:

@@ -85,3 +85,13 @@ def test_printing_continues_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
     beyond.record_printed("stdout", 7)
     assert (beyond.numbers.stdout, file.of_link(1).numbers.stdout) == (7, 3)
     assert FrameRecords(tmp_path / "seen").of_link(1).numbers.stdout == 3
+
+
+def test_a_missing_frame_before_an_acked_one_is_noticed() -> None:
+    acked = AckedFrames(3, [2, 4])
+    assert acked.is_whole
+    acked.add(6)
+    assert not acked.is_whole
+    assert not AckedFrames(3, [5]).is_whole
+    acked.add(5)
+    assert acked.is_whole
