@@ -1,4 +1,4 @@
-"""The program of a queued job's first driver: `python -m hvlaunch.gloo.queued QUEUE NUMBER ID wait|fill DESCRIPTOR`.
+"""The program of a queued job's first driver, run_queued(): its arguments are QUEUE NUMBER ID wait|fill DESCRIPTOR.
 
 The server of the queue starts the program, with a lock to hold until its end. The job was read at its submission: later options,
 files and variables do not count. The output is in the job's directory, as for other detached jobs.
@@ -7,10 +7,11 @@ files and variables do not count. The output is in the job's directory, as for o
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from hvlaunch.engine.codec import BadData, decode
 from hvlaunch.errors import EXIT_INTERNAL, EXIT_USAGE, BadUsage, HvlaunchError
@@ -18,12 +19,22 @@ from hvlaunch.gloo.controller import run
 from hvlaunch.job import JobSpec, QueuedAs
 from hvlaunch.outside.queue import ENVIRONMENT, SPECS, Queue, QueueEntry
 
-__all__ = ["as_queued", "main", "submission_errors"]
+__all__ = ["as_queued", "run_queued", "submission_errors"]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the program; return its exit code."""
-    queue, number, job_id, way, lock = arguments
+def run_queued() -> NoReturn:
+    """Run the program."""
+    # As other drivers: no exit handlers of libraries after the job's end.
+    code = EXIT_USAGE
+    try:
+        code = _run(*sys.argv[1:])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _run(queue: str, number: str, job_id: str, way: str, lock: str) -> int:
     # The job's own processes must not hold the lock.
     os.set_inheritable(int(lock), False)
     entry = QueueEntry(Queue(Path(queue)), number, job_id)
@@ -69,14 +80,3 @@ def as_queued(spec: JobSpec, entry: QueueEntry, queued: QueuedAs, *, may_wait: b
     leases = None if spec.leases is None else spec.leases._replace(wait=may_wait, passes_own=not may_wait)
     sync = None if spec.sync is None else spec.sync._replace(job=entry.directory)
     return replace(spec, leases=leases, sync=sync, queued=queued)
-
-
-if __name__ == "__main__":
-    # As other drivers: no exit handlers of libraries after the job's end.
-    code = EXIT_USAGE
-    try:
-        code = main(sys.argv[1:])
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)

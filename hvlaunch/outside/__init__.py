@@ -594,7 +594,7 @@ def start_minder(directory: Path) -> None:
         return
     try:
         # The minder inherits the lock, so the job is never without it between the two processes.
-        start_process("hvlaunch.outside", directory, kept=[lock], function="run_minder")
+        start_process("hvlaunch.outside", "run_minder", directory, kept=[lock])
     finally:
         os.close(lock)
 
@@ -604,33 +604,28 @@ def start_successor(directory: Path) -> "subprocess.Popen[bytes]":
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(directory / SUCCESSOR_LOG, flags, 0o600)
     try:
-        return start_process("hvlaunch.gloo.controller", directory, log, function="run_successor")
+        return start_process("hvlaunch.gloo.controller", "run_successor", directory, log)
     finally:
         os.close(log)
 
 
 def start_process(
     module: str,
+    function: str,
     path: Path,
     log: int | None = None,
     kept: Sequence[int] = (),
     arguments: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    function: str | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """Run a module of hvlaunch, or this function of it, in a session of its own: it outlives this process. Raises OSError.
+    """Run a function of a module in a process with a session of its own, which outlives this one. Raises OSError.
 
     `path` is its first argument.
     """
     import subprocess  # noqa: PLC0415 (a minder that starts nobody shall be small)
 
     # Not `python -m`: it would import from the working directory first, which may hold any files.
-    program = (
-        f"from {module} import {function}; {function}()"
-        if function is not None
-        else f"import runpy; runpy.run_module({module!r}, run_name='__main__')"
-    )
-    program = f"import sys; sys.path[:] = {sys.path!r}; {program}"
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function}; {function}()"
     log = subprocess.DEVNULL if log is None else log
     return subprocess.Popen(
         [sys.executable, "-I", "-c", program, str(path), *arguments],

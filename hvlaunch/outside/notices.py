@@ -31,7 +31,16 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from hvlaunch.outside import start_process
 from hvlaunch.owners import make_own_directory, part_of, reason
 
-__all__ = ["EVENTS", "NotDelivered", "Notices", "deliver", "deliver_file", "shown", "target_error"]
+__all__ = [
+    "EVENTS",
+    "NotDelivered",
+    "Notices",
+    "deliver",
+    "deliver_file",
+    "run_delivery",
+    "shown",
+    "target_error",
+]
 
 EVENTS = ("failed", "hung", "recovered", "done")
 _FORMS = Path(__file__).with_name("notices.json")
@@ -88,7 +97,7 @@ class Notices:
                     self._tell_failures(file)
                     is_ours = file.name.startswith(f"{self._job_id}.")
                     if (is_ours or is_abandoned) and not is_part and _is_open(file):
-                        start_process("hvlaunch.outside.notices", file)
+                        start_process("hvlaunch.outside.notices", "run_delivery", file)
 
     def post(self, key: str, make: Callable[[], Mapping[str, Any]]) -> None:
         """Make and deliver the notice `key` of the job, unless it was made before."""
@@ -108,7 +117,7 @@ class Notices:
             with suppress(FileExistsError):
                 path.hardlink_to(part)
             part.unlink()
-            start_process("hvlaunch.outside.notices", path)
+            start_process("hvlaunch.outside.notices", "run_delivery", path)
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
@@ -328,5 +337,6 @@ def _rewrite(descriptor: int, content: Mapping[str, Any]) -> None:
     os.ftruncate(descriptor, len(data))
 
 
-if __name__ == "__main__":
+def run_delivery() -> None:
+    """Run the program that delivers the notice in a file, its first argument."""
     deliver_file(Path(sys.argv[1]))

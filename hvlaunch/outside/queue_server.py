@@ -56,7 +56,7 @@ from hvlaunch.outside.queue import (
     Withdrawn,
 )
 
-__all__ = ["QueueServer", "ensure_server", "machine_elsewhere"]
+__all__ = ["QueueServer", "ensure_server", "machine_elsewhere", "run_keeper", "run_server"]
 
 _LOOK = 0.2
 _AGAIN = 30.0
@@ -82,7 +82,7 @@ def ensure_server(directory: Path) -> None:
         try:
             # A server killed in its first moments has started no keeper yet: the keeper starts the server.
             if has_minder(directory):
-                start_process("hvlaunch.outside.queue_server", directory)
+                start_process("hvlaunch.outside.queue_server", "run_server", directory)
             else:
                 _start_keeper(directory)
         except BlockingIOError:
@@ -205,6 +205,7 @@ class QueueServer:
             try:
                 child = start_process(
                     "hvlaunch.gloo.queued",
+                    "run_queued",
                     self._directory,
                     log,
                     [lock],
@@ -368,18 +369,20 @@ def _start_keeper(directory: Path) -> None:
     """Start the process for restarts of a killed server. Raises OSError."""
     lock = take_lock(directory / MINDER, os.O_CREAT)
     try:
-        start_process("hvlaunch.outside.queue_server", directory, kept=[lock], arguments=["keep"])
+        start_process("hvlaunch.outside.queue_server", "run_keeper", directory, kept=[lock])
     finally:
         os.close(lock)
 
 
-def _keep(directory: Path) -> None:
+def run_keeper() -> None:
+    """Run the program that starts a killed server again. The queue's directory is its first argument."""
+    directory = Path(sys.argv[1])
     queue = Queue(directory)
     while _is_open(queue):
         if has_driver(directory):
             time.sleep(_LOOK)
             continue
-        server = start_process("hvlaunch.outside.queue_server", directory)
+        server = start_process("hvlaunch.outside.queue_server", "run_server", directory)
         while server.poll() is None and not has_driver(directory):
             time.sleep(_LOOK / 4)
         if server.poll() is not None:
@@ -387,7 +390,9 @@ def _keep(directory: Path) -> None:
             time.sleep(_RESTART)
 
 
-def _serve(directory: Path) -> None:
+def run_server() -> None:
+    """Run the server's program. The queue's directory is its first argument."""
+    directory = Path(sys.argv[1])
     while _is_open(Queue(directory)):
         try:
             lock = take_lock(directory / LOCK, os.O_CREAT)
@@ -398,7 +403,3 @@ def _serve(directory: Path) -> None:
         finally:
             # Then asked again: a command that has seen the lock has started no server.
             os.close(lock)
-
-
-if __name__ == "__main__":
-    (_keep if "keep" in sys.argv[2:] else _serve)(Path(sys.argv[1]))

@@ -101,12 +101,14 @@ class QueueSite(Site):
         return chosen
 
     def servers(self) -> list[psutil.Process]:
-        """The server's process; its keeper has one word more."""
+        """The server's process; its keeper runs another function."""
         directory, servers = str(self.queue.directory), []
         for process in self.processes(directory):
             with suppress(psutil.Error):
                 # A process that was just killed has no words.
-                servers += [process] if process.cmdline()[-1:] == [directory] else []
+                words = process.cmdline()
+                is_server = words[-1:] == [directory] and "run_server()" in words[-2]
+                servers += [process] if is_server else []
         return servers
 
     def kill(self) -> None:

@@ -295,11 +295,14 @@ def test_one_bad_target_does_not_keep_another_from_its_notice_or_repeat_it(
     assert json.loads(path.read_bytes()) == {"failures": [["exit 1", "exit code 1"]]}
 
 
+DELIVERY = (sys.executable, "-c", "from hvlaunch.outside.notices import run_delivery; run_delivery()")
+
+
 def test_a_killed_delivery_continues_with_its_other_targets(tmp_path: Path, server: Server) -> None:
     # The command outlives the killed process: the test ends it.
     slow = f"echo $$ > {tmp_path}/pid; exec sleep 60"
     path = file_of(tmp_path, f"{server.url}/a", slow)
-    words = [sys.executable, "-m", "hvlaunch.outside.notices", str(path)]
+    words = [*DELIVERY, str(path)]
     with subprocess.Popen(words) as process:
         wait_until(
             lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the second is next", 60.0
@@ -323,7 +326,7 @@ def test_a_delivery_killed_before_the_answer_is_repeated_with_the_same_id(
     path = tmp_path / "notices" / "0123.failed"
     maker.begin()
     path.write_text(json.dumps({"targets": [server.url], "notice": {**NOTICE, "id": path.name}}))
-    with subprocess.Popen([sys.executable, "-m", "hvlaunch.outside.notices", str(path)]) as process:
+    with subprocess.Popen([*DELIVERY, str(path)]) as process:
         assert process.wait(60.0) == -signal.SIGKILL
     server.before_answer = lambda: None
     maker.begin()
@@ -335,7 +338,7 @@ def test_a_delivery_waits_for_earlier_notices_of_the_job_but_not_for_long(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, begun = tmp_path / "notices", []
-    monkeypatch.setattr(notices, "start_process", lambda _, path: begun.append(path))
+    monkeypatch.setattr(notices, "start_process", lambda _, _function, path: begun.append(path))
     maker = Notices(directory, "0123", [server.url], print)
     maker.begin()
     for key in ("recovered-1", "recovered-2", "done"):
