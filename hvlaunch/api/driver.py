@@ -25,7 +25,18 @@ from hvlaunch.errors import EXIT_INTERNAL, HvlaunchError
 from hvlaunch.job import JobResult, JobSpec
 from hvlaunch.named_tuples import NamedTuple
 
-__all__ = ["Begun", "Caller", "DriverEnd", "JobWaits", "Refused", "Request", "main", "receive", "send"]
+__all__ = [
+    "Begun",
+    "Caller",
+    "DriverEnd",
+    "JobWaits",
+    "Refused",
+    "Request",
+    "begun_by_caller",
+    "main",
+    "receive",
+    "send",
+]
 
 # The start makes many objects that stay, so the garbage collector runs less often: hvlaunch/__main__.py.
 _OBJECTS_PER_COLLECTION = 20_000
@@ -92,17 +103,23 @@ def _read(file: Any, size: int) -> bytes:
     return bytes(data) if len(data) == size else b""
 
 
+def begun_by_caller(descriptor: int) -> tuple[socket.socket, Any]:
+    """Return the caller's connection and request; end this process if the caller has gone."""
+    connection = socket.socket(fileno=descriptor)
+    # ssh and other children must not hold the connection open: its end tells the caller that this process is gone.
+    connection.set_inheritable(False)
+    request = receive(connection)
+    if request is None:
+        os._exit(0)
+    return connection, request
+
+
 def main(descriptor: int) -> NoReturn:
     """Run the job of the parent's request, and send back the result."""
     # The caller decides whether Ctrl-C stops the job.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    connection = socket.socket(fileno=descriptor)
-    # ssh and other children must not hold the socket open: the caller reads it to its end.
-    connection.set_inheritable(False)
-    request = receive(connection)
-    if request is None:
-        os._exit(0)
+    connection, request = begun_by_caller(descriptor)
     has_gone = _end_of(connection)
 
     def end() -> None:

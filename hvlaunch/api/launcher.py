@@ -23,7 +23,7 @@ from hvlaunch.api.call_job import (
     pickled_call,
     write_archive,
 )
-from hvlaunch.api.driver import Caller, JobWaits, Refused, receive, send
+from hvlaunch.api.driver import Caller, JobWaits, Refused, begun_by_caller, receive, send
 from hvlaunch.api.errors import WorkerFailed
 from hvlaunch.api.job import Job
 from hvlaunch.api.options import GivenOptions, LauncherOptions
@@ -445,13 +445,7 @@ def _as_named(spec: JobSpec) -> JobSpec:
 
 def serve_pool(descriptor: int) -> NoReturn:
     """Hold the pool that the caller asks for, until the caller has gone."""
-    link = socket.socket(fileno=descriptor)
-    # ssh and other children must not hold the link open: its end tells the caller that this process
-    # is gone.
-    link.set_inheritable(False)
-    request = receive(link)
-    if request is None:
-        os._exit(0)
+    link, request = begun_by_caller(descriptor)
     # From here on messages come from several threads.
     caller = Caller(link)
     from hvlaunch.outside.pools import pools_directory  # noqa: PLC0415 (as above)

@@ -30,6 +30,7 @@ __all__ = [
     "StdinPump",
     "ThreadFailures",
     "failures_as_events",
+    "leave_terminal",
     "loud",
     "signals_as_events",
 ]
@@ -332,6 +333,17 @@ def _echoes(fd: int) -> bool:
         return False
 
 
+def leave_terminal() -> None:
+    """Take this process out of its terminal's session, and its standard streams from the terminal."""
+    # A leader of a process group can't make a session; without its descriptors the terminal is gone all the same.
+    with suppress(OSError):
+        os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(null, descriptor)
+    os.close(null)
+
+
 class Detachment:
     """Detaches this process from its terminal, session, stdin, stdout and stderr, once. For the driver's loop."""
 
@@ -364,13 +376,7 @@ class Detachment:
         self._is_done = True
         self._directory.is_detached = True
         self._printer.go_headless()
-        # A leader of a process group can't make a session; without its descriptors the terminal is gone all the same.
-        with suppress(OSError):
-            os.setsid()
-        null = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(null, descriptor)
-        os.close(null)
+        leave_terminal()
         if threading.current_thread() is threading.main_thread():
             # Not SIG_IGN: processes started by the driver would inherit that.
             signal.signal(signal.SIGHUP, lambda *_: None)

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, List, Optional, Sequence
 
-__all__ = ["CannotStart", "WorkerProcess", "enter", "find", "spawn", "start"]
+__all__ = ["CannotStart", "WorkerProcess", "enter", "find", "spawn", "start", "start_of"]
 
 _STREAMS = ("stdout", "stderr", "result")
 """Descriptors 1, 2 and 3 of a worker; only a worker that calls a function has the last."""
@@ -140,3 +140,18 @@ def find(name: str, path: str) -> str:
     if denied is not None:
         raise CannotStart(_NOT_EXECUTABLE, "%s: permission denied" % denied)
     raise CannotStart(_NOT_FOUND, "%s: command not found (PATH=%s)" % (name, path))
+
+
+def start_of(path: str, size: int) -> str:
+    """Return the first `size` bytes of a worker's file as text; empty if the file can't be read."""
+    try:
+        # Without O_NONBLOCK, a FIFO that the worker put there would block the agent.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        return ""
+    try:
+        return os.read(fd, size).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)

@@ -6,6 +6,7 @@ import errno
 import os
 
 from hvlaunch.agent.quick import has_own_proc, in_time
+from hvlaunch.agent.workers import start_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,24 +140,12 @@ def _program(argv: Sequence[str]) -> str:
             return operand[:_LONGEST_PROGRAM]
         if word == "-m":
             path = operand.replace(".", "/")
-            return _start_of(path + ".py") or _start_of(path + "/__main__.py")
+            return start_of(path + ".py", _LONGEST_PROGRAM) or start_of(
+                path + "/__main__.py", _LONGEST_PROGRAM
+            )
         if word.endswith(".py"):
-            return _start_of(word)
+            return start_of(word, _LONGEST_PROGRAM)
     return ""
-
-
-def _start_of(path: str) -> str:
-    try:
-        # A FIFO as the program would block an ordinary open for ever.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except (OSError, ValueError):
-        return ""
-    try:
-        return os.read(fd, _LONGEST_PROGRAM).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
 
 
 def _imports(text: str) -> Iterator[str]:

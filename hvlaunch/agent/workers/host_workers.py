@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Step = Tuple[int, float]
 
-__all__ = ["HostWorkers", "OomWatch", "WorkerOutput", "WorkerSlot", "exit_of"]
+__all__ = ["HostWorkers", "WorkerOutput", "WorkerSlot", "exit_of"]
 
 _ERROR_FILE_LIMIT = 1 << 18
 _F_GETPIPE_SZ = 1032  # fcntl(2); the module has the name since Python 3.10
@@ -130,7 +130,9 @@ class WorkerOutput:
         # The end waits for no credit: other workers' ends may depend on it, and the driver's reader may be stuck.
         if not slot.is_reported and slot.end is not None:
             slot.is_reported = True
-            error = "" if slot.end["code"] == 0 else _error_text(slot.worker.error_file)
+            error = (
+                "" if slot.end["code"] == 0 else process.start_of(slot.worker.error_file, _ERROR_FILE_LIMIT)
+            )
             self._pass_on({"type": "exited", **slot.about, **slot.end}, error.encode())
 
     def _pass_on(self, header: Dict[str, Any], body: bytes) -> None:
@@ -239,7 +241,7 @@ class HostWorkers:
         self._scratch = scratch
         self._slots: List[WorkerSlot] = []
         self.output = WorkerOutput(self._slots, channel, selector, window, scratch, spill)
-        self._oom = OomWatch()
+        self._oom = _OomWatch()
         self.suspension: Optional[float] = None
         """Seconds of suspension (SIGSTOP) before a report to the driver; None: no report."""
         self.reaped_other: Callable[[int, int], None] = lambda _pid, _status: None
@@ -549,21 +551,6 @@ def _master_port(env: Dict[str, str]) -> Optional[int]:
     return int(port) if port.isdigit() else None
 
 
-def _error_text(path: str) -> str:
-    """Return the text of a worker's TORCHELASTIC_ERROR_FILE, at most 256 KiB; empty without such a file."""
-    try:
-        # Without O_NONBLOCK, a FIFO that the worker put there would block the agent.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, _ERROR_FILE_LIMIT).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
-
-
 def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
     """Return the facts of an `exited` frame, from a wait status and ru_maxrss."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
@@ -571,7 +558,7 @@ def exit_of(status: int, max_rss_kib: int) -> Dict[str, Any]:
     return {"code": code, "signal": number, "max_rss": max_rss_kib * 1024, "at": time.monotonic()}
 
 
-class OomWatch:
+class _OomWatch:
     """Watches the counter of the kernel's out-of-memory killer."""
 
     def __init__(self) -> None:

@@ -109,6 +109,7 @@ def _hold(
     root: Path, name: str, spec: JobSpec, idle_timeout: float, tell: Callable[[str], None] | None
 ) -> int:
     """Run the pool's process; `tell` reports the pool's start to the process that waits for it."""
+    from hvlaunch.driver.process import leave_terminal  # noqa: PLC0415 (errors come first)
     from hvlaunch.pool import hold_pool, printed_status  # noqa: PLC0415 (errors come first)
 
     def on_ready(problems: list[Problem]) -> None:
@@ -117,7 +118,10 @@ def _hold(
         if tell is None:
             print_answer(f"{name}\n")
             return
-        _leave_terminal()
+        # The pool must not end with its terminal.
+        leave_terminal()
+        # A working directory on a mounted file system would keep it busy.
+        os.chdir("/")
         tell(name)
 
     try:
@@ -138,18 +142,6 @@ def _hold(
 
 def _show(problems: Sequence[Problem]) -> None:
     complain("\n".join(describe(HostsFailed(problems).problem)).replace("hvlaunch: ", ""))
-
-
-def _leave_terminal() -> None:
-    with suppress(OSError):
-        # The pool must not end with its terminal.
-        os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(null, descriptor)
-    os.close(null)
-    # A working directory on a mounted file system would keep it busy.
-    os.chdir("/")
 
 
 def _down(argv: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -37,7 +37,7 @@ def test_late_result_is_replaced_by_the_default(
         stuck(module)
     monkeypatch.setattr(diagnosis, "_PATIENCE", SECONDS)
     released = threading.Event()
-    monkeypatch.setattr(diagnosis, "_start_of", lambda _: released.wait(PATIENCE) and "import torch")
+    monkeypatch.setattr(diagnosis, "start_of", lambda *_: released.wait(PATIENCE) and "import torch")
     assert diagnosis.library_of(["python", "train.py"]) is None  # as on a file system that hangs
     released.set()
     assert diagnosis.programs_of(os.getpgrp()) == []
