@@ -37,7 +37,6 @@ __all__ = [
     "host_set",
     "hostfile_line",
     "integer",
-    "is_address",
     "is_user",
     "lsf_slots",
     "merge",
@@ -213,7 +212,7 @@ def is_user(text: str) -> bool:
     return _USER.fullmatch(text) is not None
 
 
-def is_address(text: str) -> bool:
+def _is_address(text: str) -> bool:
     """Return whether `text` can be a host's name, an IPv4 address or a bare IPv6 address, and not an option of ssh."""
     return _NAME.fullmatch(text) is not None or _is_ipv6(text)
 
@@ -454,7 +453,7 @@ def _read_value(field: str, text: str) -> str | int:
         raise ValueError("not a user name")
     if field == "address":
         bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-        if not is_address(bare):
+        if not _is_address(bare):
             raise ValueError("not an address or a host name")
         return bare
     if field == "identity":
@@ -631,7 +630,7 @@ def _hosts(slots: Iterable[tuple[str, int]]) -> tuple[Host, ...]:
 def _named(slots: Iterable[tuple[str, int]]) -> Iterator[Host]:
     for name, count in slots:
         # Names end up on ssh's command line, and must not look like options.
-        if not is_address(name):
+        if not _is_address(name):
             raise BadUsage(
                 f"{name[:_SHOWN]!r}, which the scheduler names, is not the name of a host", hint=_HINT
             )

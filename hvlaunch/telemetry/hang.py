@@ -16,7 +16,7 @@ from hvlaunch.hosts.parse import fold_ranks
 from hvlaunch.telemetry.sample import HostSample, WorkerSample
 from hvlaunch.telemetry.stack import Frame, ProcessStack, main_of, where
 
-__all__ = ["Doing", "How", "Judge", "Verdict", "doing", "is_collective", "steps_apart", "verdict"]
+__all__ = ["Doing", "How", "Judge", "Verdict", "doing", "steps_apart", "verdict"]
 
 
 How = Literal["collective", "waits", "computes", "works", "stopped", "unseen", "ended"]
@@ -61,7 +61,7 @@ class Verdict:
     """One paragraph about these ranks and the waiting ranks."""
 
 
-def is_collective(frames: Sequence[Frame]) -> bool:
+def _is_collective(frames: Sequence[Frame]) -> bool:
     """True if a thread with these frames waits for other ranks."""
     # Only calls below the innermost user frame count: user code may run inside a library's training loop.
     last_own = max((number for number, frame in enumerate(frames) if frame.is_own), default=-1)
@@ -89,7 +89,7 @@ def doing(stacks: Sequence[ProcessStack], state: str, *, is_busy: bool) -> Doing
     inside = tuple(other for other in dict.fromkeys(others) if other != place)[:_PLACES_INSIDE]
     if state == "T":
         return Doing("stopped", place, inside)
-    if is_collective(frames):
+    if _is_collective(frames):
         return Doing("collective", place, inside)
     return Doing("computes" if is_busy else "waits", place, inside)
 
@@ -453,7 +453,7 @@ class Judge:
         if rank.sample.waits_in is not None:
             return "read" in rank.sample.waits_in
         main = main_of(stacks_by_rank[number]) if stacks_by_rank.get(number) else None
-        return main is None or not main.threads or not is_collective(main.threads[0].frames)
+        return main is None or not main.threads or not _is_collective(main.threads[0].frames)
 
     def _computes(
         self,
@@ -473,7 +473,7 @@ class Judge:
         busiest = _busiest(current, rank.sample)
         if not busiest.is_python or not busiest.threads:
             return True  # a compiler, or any other program
-        if is_collective(busiest.threads[0].frames):
+        if _is_collective(busiest.threads[0].frames):
             return False
         if number not in native_by_rank:
             return not busiest.threads[0].frames[-1].is_own
@@ -483,7 +483,7 @@ class Judge:
         if _waits_for_gpu(native):
             return number in behind
         frames = native.threads[0].frames
-        return not is_collective(frames) and (not frames or not frames[-1].is_own)
+        return not _is_collective(frames) and (not frames or not frames[-1].is_own)
 
 
 def _waits_for_gpu(stack: ProcessStack) -> bool:
@@ -523,7 +523,7 @@ def _place(stacks: Sequence[ProcessStack]) -> _Place:
 def _deepest(stacks: Sequence[ProcessStack], native: Sequence[ProcessStack]) -> Sequence[ProcessStack]:
     """Native stacks if they show that the computation is a collective; else the plain stacks."""
     main = main_of(native) if native else None
-    if main is not None and main.threads and is_collective(main.threads[0].frames):
+    if main is not None and main.threads and _is_collective(main.threads[0].frames):
         return native
     return stacks
 

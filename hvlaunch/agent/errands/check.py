@@ -42,7 +42,6 @@ __all__ = [
     "read_gpus",
     "read_machine",
     "read_network",
-    "read_software",
     "run",
 ]
 
@@ -226,7 +225,7 @@ _SOFTWARE = record(
 )
 
 
-def read_software(arguments: Dict[str, Any]) -> Dict[str, Any]:
+def _read_software(arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Return the part."""
     part: Dict[str, Any] = dict.fromkeys(("executable", "missing", "python", "torch", "cuda", "nccl"))
     part["driver"] = driver_version()
@@ -595,7 +594,7 @@ def _without_password(url: str) -> str:
 
 _PARTS: Mapping[str, Any] = {
     "machine": (read_machine, _MACHINE),
-    "software": (read_software, _SOFTWARE),
+    "software": (_read_software, _SOFTWARE),
     "gpus": (read_gpus, _GPUS),
     "files": (read_files, _FILES),
     "network": (read_network, _NETWORK),

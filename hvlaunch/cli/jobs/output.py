@@ -47,7 +47,7 @@ from hvlaunch.outside import (
 )
 from hvlaunch.outside.control import ControlClient, DriverGone, state_of
 
-__all__ = ["OutputView", "Ranks", "Viewed", "attach", "await_output", "described", "is_shown", "logs"]
+__all__ = ["Ranks", "Viewed", "attach", "await_output", "described", "is_shown", "logs"]
 
 Ranks = tuple[range, ...] | None
 """None shows every rank."""
@@ -101,7 +101,7 @@ def _is_over(job: KnownJob) -> bool:
     return has_ended(job) or not has_driver(job.directory)
 
 
-class OutputView:
+class _OutputView:
     """Prints a job's output to this process's stdout and stderr."""
 
     def __init__(self, reader: StoreReader, ranks: Ranks) -> None:
@@ -192,7 +192,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     code = (
         _print_json(items, options.ranks)
         if options.json
-        else _print_text(job, items, OutputView(reader, options.ranks))
+        else _print_text(job, items, _OutputView(reader, options.ranks))
     )
     if code == 0 and options.follow and not has_ended(job):
         hint = f"to continue it, if its workers still live: hvlaunch attach {job.id}"
@@ -200,7 +200,7 @@ def logs(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
     return code
 
 
-def _print_text(job: KnownJob, items: Iterator[Stored], view: OutputView) -> int:
+def _print_text(job: KnownJob, items: Iterator[Stored], view: _OutputView) -> int:
     for item in items:
         view.await_room()
         view.show(item)
@@ -267,7 +267,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
         successors.start(lambda: None)
     await_output(job)
     reader = StoreReader(job.directory, viewed.position)
-    view = OutputView(reader, options.ranks)
+    view = _OutputView(reader, options.ranks)
     _say_state(job, view)
     items = _read(job, reader, view, viewed, successors)
     if viewed.position is None:
@@ -295,7 +295,7 @@ def attach(jobs: Sequence[KnownJob], options: argparse.Namespace) -> int:
 
 
 def _read(
-    job: KnownJob, reader: StoreReader, view: OutputView, viewed: "Viewed", successors: "_Successors"
+    job: KnownJob, reader: StoreReader, view: _OutputView, viewed: "Viewed", successors: "_Successors"
 ) -> Iterator[Stored]:
     """Yield stored output until the job ends; start a successor if the driver is gone. Raises DriverGone."""
     while True:
@@ -317,7 +317,7 @@ def _read(
 
 
 def _newest(
-    job: KnownJob, reader: StoreReader, view: OutputView, items: Iterator[Stored]
+    job: KnownJob, reader: StoreReader, view: _OutputView, items: Iterator[Stored]
 ) -> Iterator[Stored]:
     """Yield `items`, beginning with the last lines stored now."""
     reader.seek_newest(_SEGMENTS)
@@ -400,7 +400,7 @@ class Viewed:
             self.position = position
 
 
-def _say_state(job: KnownJob, view: OutputView) -> None:
+def _say_state(job: KnownJob, view: _OutputView) -> None:
     """Print the job's state, possibly late: a busy driver answers late."""
 
     def ask() -> None:

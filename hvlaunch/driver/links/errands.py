@@ -39,7 +39,6 @@ __all__ = [
     "ErrandFailed",
     "HostErrands",
     "Limits",
-    "errand_names",
     "errand_program",
     "lines_of",
     "write_line",
@@ -321,7 +320,7 @@ class HostErrands:
         on_end: Callable[[Errand], None] = lambda _errand: None,
     ) -> Errand:
         """Begin an errand. Raises ErrandFailed if it can't be sent: on_end is not called then."""
-        if name not in errand_names():
+        if name not in _errand_names():
             raise ErrandFailed(name, "unknown", "there is no errand of this name", host=self._host)
         if not _module(name).ARGUMENTS(arguments):
             raise ErrandFailed(name, "arguments", "its arguments do not fit its schema", host=self._host)
@@ -402,7 +401,7 @@ _PACKAGE = "hvlaunch.agent"
 _IMPORT = re.compile(rf"^( *)from ({re.escape(_PACKAGE)}[\w.]*) import \(?([\w, ]+|[\w,\s]+\))", re.MULTILINE)
 
 
-def errand_names() -> list[str]:
+def _errand_names() -> list[str]:
     """List the errands: the files in hvlaunch/agent/errands/, and the packages in it."""
     files = {file for folder in errands.__path__ for file in Path(folder).glob("*.py")}
     packages = {file.parent for folder in errands.__path__ for file in Path(folder).glob("*/__init__.py")}

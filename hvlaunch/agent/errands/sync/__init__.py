@@ -46,7 +46,6 @@ __all__ = [
     "RESULT",
     "Copy",
     "check_room",
-    "copies_of",
     "has_room",
     "receive_all",
     "receive_manifest",
@@ -99,7 +98,7 @@ def run(arguments: Dict[str, Any], stream: ErrandStream) -> Dict[str, Any]:
 def _parts_of(project: str) -> List[str]:
     """Return the directories of a project for removal, each by itself."""
     incoming = os.path.join(project, "incoming")
-    return [*copies_of(project), *([incoming] if os.path.isdir(incoming) else [])]
+    return [*_copies_of(project), *([incoming] if os.path.isdir(incoming) else [])]
 
 
 def _fixed_place(place: str) -> str:
@@ -147,7 +146,7 @@ class _Project:
         return {"directory": copy.tree, "received": self._received}
 
     def _find(self) -> List[Copy]:
-        copies = [Copy(directory) for directory in copies_of(self.directory)]
+        copies = [Copy(directory) for directory in _copies_of(self.directory)]
         for copy in copies:
             # Another user may have made them while the cache was open to all.
             check_own(copy.directory)
@@ -356,7 +355,7 @@ def _receive_parts(stream: ErrandStream, peer: Optional[Dict[str, Any]], writer:
             raise ValueError("a part of a file was damaged on its way")
 
 
-def copies_of(project: str) -> List[str]:
+def _copies_of(project: str) -> List[str]:
     """Return the directories of a project's copies."""
     names = sorted((name for name in os.listdir(project) if name.isdigit()), key=int)
     return [os.path.join(project, name) for name in names]
@@ -629,10 +628,6 @@ def _is_ours(path: str, entry: List[Any]) -> bool:
     if entry[0] == "l":
         return _leads(path, entry)
     return entry[0] == "?" or os.path.isdir(path)
-
-
-def _is_directory(path: str, _entry: List[Any]) -> bool:
-    return os.path.isdir(path)
 
 
 def _leads(path: str, entry: List[Any]) -> bool:

@@ -44,7 +44,6 @@ __all__ = [
     "SlurmStep",
     "exported",
     "job_variables",
-    "patterns_of",
     "run_step",
     "scontrol",
     "step_of",
@@ -174,7 +173,7 @@ class BatchRun:
 
     def _open_output(self, node: str) -> None:
         default = "slurm-%A_%a.out" if self._options.array else "slurm-%j.out"
-        values = patterns_of(self._job, node)
+        values = _patterns_of(self._job, node)
         output, error = (
             None if name is None else str(Path(self._cwd, expanded(name, values)))
             for name in (self._options.output or default, self._options.error)
@@ -422,7 +421,7 @@ def job_variables(
     return variables
 
 
-def patterns_of(job: Mapping[str, str], node: str) -> dict[str, str]:
+def _patterns_of(job: Mapping[str, str], node: str) -> dict[str, str]:
     """Return the values of the letters in patterns of output files."""
     return {
         "j": job["SLURM_JOB_ID"],

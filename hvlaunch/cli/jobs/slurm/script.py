@@ -35,7 +35,6 @@ __all__ = [
     "allocation",
     "batch_options",
     "expanded",
-    "known_option",
     "read_number",
     "read_options",
     "read_script",
@@ -209,7 +208,7 @@ def _takes_value(program: str) -> Mapping[str, bool]:
     return takes_value | {short: takes_value[name] for short, name in SHORT.items() if name in takes_value}
 
 
-def known_option(word: str) -> bool:
+def _known_option(word: str) -> bool:
     """Return whether sbatch has an option of this name; `-H` are the hosts."""
     name = word.partition("=")[0]
     if name.startswith("--"):
@@ -431,8 +430,8 @@ def submission_of(argv: Sequence[str], environ: Mapping[str, str]) -> Submission
         if left[0] == "--":
             left = left[1:]
             break
-        if known_option(left[0]):
-            options, others = read_options(left, is_ours=known_option)
+        if _known_option(left[0]):
+            options, others = read_options(left, is_ours=_known_option)
             given += options
             left = [*others]
             continue
