@@ -1,8 +1,8 @@
 """The driver's orders for commits, with errands of this test: a host that hangs delays no other."""
 
 import json
-import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,16 +16,13 @@ from hvlaunch.driver.observing.observing import _Kept
 from hvlaunch.job import ElasticOptions
 from hvlaunch.rendezvous.messages import KEPT
 from hvlaunch.rendezvous.serving import RendezvousServer
+from tests.testhosts import places
 
 LONG = 30.0
 COMMIT = ["default.0", 0, 5, 1, 10, 100]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+wait_until = partial(places.wait_until, what="the copies get on", timeout=LONG)
 
 
 class Host:

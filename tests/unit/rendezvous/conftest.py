@@ -1,8 +1,7 @@
 """A server on each event loop, raw sockets to it, and a client."""
 
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from hvlaunch.rendezvous.client import Client
 from hvlaunch.rendezvous.serving import RendezvousServer
 from hvlaunch.rendezvous.serving.traffic import HttpLimits, TrafficLimits
 from hvlaunch.rendezvous.store import StoreLimits
+from tests.testhosts.places import wait_until
 from tests.unit.rendezvous.scripted import Scripted
 from tests.unit.rendezvous.wire import TOKEN, Wire
 
@@ -86,13 +86,7 @@ def wire(server, connect):
 
 @pytest.fixture
 def until():
-    def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never held"
-            time.sleep(0.002)
-
-    return wait_until
+    return partial(wait_until, what="the server is as expected", timeout=20.0)
 
 
 @pytest.fixture

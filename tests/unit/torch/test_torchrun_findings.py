@@ -4,7 +4,6 @@ If torch's half of a test fails, torch has fixed the fault, and docs/reference/t
 """
 
 import threading
-import time
 from datetime import timedelta
 from inspect import signature
 
@@ -26,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hvlaunch.rendezvous.client import Client
 from hvlaunch.torch.torchrun.state import JobState, decode, encode, ended, left
+from tests.testhosts.places import wait_until
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 
 
@@ -56,14 +56,6 @@ def torchs():
         handler._stop_heartbeats()
 
 
-def until(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not (answer := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return answer
-
-
 def store_of(info) -> TCPStore:
     where = info.bootstrap_store_info
     return TCPStore(where.master_addr, where.master_port, is_master=False, wait_for_workers=False)
@@ -89,7 +81,7 @@ class TestOneMasterAddress:
     def addresses(self, nodes, old, new):
         nodes.round(old)
         coming = nodes.begin(new)
-        until(old.num_nodes_waiting)
+        wait_until(old.num_nodes_waiting, "a node waits", PATIENCE)
         found = nodes.begin(old).result(PATIENCE), coming.result(PATIENCE)
         assert {info.world_size for info in found} == {2}
         return {info.bootstrap_store_info.master_addr for info in found}
@@ -115,14 +107,14 @@ class TestLostNode:
             assert survivor.num_nodes_waiting() == 0
             return len(survivor._state_holder.state.participants) == 1
 
-        until(waiting)
+        wait_until(waiting, "a node waits", PATIENCE)
         assert survivor.num_nodes_waiting() == 0
 
     def test_ours(self, nodes):
         survivor, lost = nodes.make(), nodes.make("127.0.0.2")
         nodes.round(survivor, lost)
         lost._keeper._stopped.set()
-        until(survivor.num_nodes_waiting)
+        wait_until(survivor.num_nodes_waiting, "a node waits", PATIENCE)
         assert survivor.next_rendezvous().world_size == 1
 
 
@@ -137,7 +129,7 @@ class TestLostStore:
         node._stop_heartbeats()
         del server
         with pytest.raises(RendezvousConnectionError):
-            until(node.num_nodes_waiting)
+            wait_until(node.num_nodes_waiting, "a node waits", PATIENCE)
 
     def test_ours(self):
         with serve() as server:
@@ -202,7 +194,7 @@ class TestSpare:
                 return decode(value)
 
             def finish() -> None:
-                until(lambda: now().waiting)
+                wait_until(lambda: now().waiting, "a node waits", PATIENCE)
                 client.put("torchrun.job", "state", encode(left(ended(now(), "done", busy), [busy])))
 
             finisher = threading.Thread(target=finish)
@@ -211,7 +203,7 @@ class TestSpare:
                 self.launch("hvlaunch", endpoint, token_file=str(tmp_path / "token"))
             finisher.join()
         assert end.value.code == 0
-        until(lambda: server.stats().keys == 0)
+        wait_until(lambda: server.stats().keys == 0, "no key is left", PATIENCE)
 
 
 class TestOneWorkersCrash:
@@ -225,7 +217,7 @@ class TestOneWorkersCrash:
         crashed, other = nodes.make(), nodes.make("127.0.0.2")
         nodes.round(crashed, other)
         again = nodes.begin(crashed)
-        until(other.num_nodes_waiting)
+        wait_until(other.num_nodes_waiting, "a node waits", PATIENCE)
         assert {nodes.begin(other).result(PATIENCE).rank, again.result(PATIENCE).rank} == {0, 1}
 
 

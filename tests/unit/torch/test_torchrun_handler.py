@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import time
 from contextlib import closing
 from datetime import timedelta
 
@@ -20,6 +19,7 @@ from torch.distributed.elastic.utils.store import barrier
 from hvlaunch.rendezvous.serving.certificate import Certificate
 from hvlaunch.torch.torchrun import RoundOver, RoundStore, TorchrunSettings
 from hvlaunch.torch.torchrun.state import JobState, NodePlace, encode
+from tests.testhosts.places import wait_until
 from tests.unit.torch.torchrun_nodes import PATIENCE, TOKEN, Nodes, serve
 
 
@@ -28,15 +28,12 @@ class ShutDown:
         self.close = handler.shutdown
 
 
-def until(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def called_back(*handlers) -> None:
-    until(lambda: all(handler.num_nodes_waiting() for handler in handlers))
+    wait_until(
+        lambda: all(handler.num_nodes_waiting() for handler in handlers),
+        "each handler is called back",
+        PATIENCE,
+    )
 
 
 def test_the_nodes_of_a_round_agree_on_ranks_and_store(nodes):
@@ -143,10 +140,10 @@ def worker_and_spare(nodes):
     """A node in a round that has room for one, and the future of another that waits."""
     handlers = nodes.make(most=1), nodes.make("127.0.0.2", most=1)
     futures = [nodes.begin(handler) for handler in handlers]
-    until(lambda: any(future.done() for future in futures))
+    wait_until(lambda: any(future.done() for future in futures), "a handler has its place", PATIENCE)
     first = 0 if futures[0].done() else 1
     worker, spare = handlers[first], futures[1 - first]
-    until(lambda: len(worker._keeper.state.nodes) == 2)
+    wait_until(lambda: len(worker._keeper.state.nodes) == 2, "both nodes are known", PATIENCE)
     assert worker.num_nodes_waiting() == 0
     return worker, spare
 
@@ -185,7 +182,7 @@ def test_a_finished_job_calls_no_node_back(nodes):
     one, two = nodes.make(), nodes.make("127.0.0.2")
     stores = [info.store for info in nodes.round(one, two)]
     assert one.shutdown()
-    until(two.is_closed)
+    wait_until(two.is_closed, "the rendezvous is closed", PATIENCE)
     assert two.num_nodes_waiting() == 0
     stores[1].set("still", "works")
     assert stores[1].get("still") == b"works"
@@ -213,7 +210,7 @@ def test_nothing_is_left_on_the_server_and_the_run_id_is_free_again(nodes, serve
         nodes.round(*pair)
         for node in pair:
             assert node.shutdown()
-        until(lambda: server.stats().keys == 0)
+        wait_until(lambda: server.stats().keys == 0, "no key is left", PATIENCE)
 
 
 def test_jobs_with_other_run_ids_do_not_meet(nodes):
@@ -256,9 +253,13 @@ def test_a_spare_does_not_wait_for_a_rendezvous_that_is_lost():
     with serve() as server:
         nodes = Nodes(server.port)
         futures = [nodes.begin(nodes.make(f"127.0.0.{n}", most=1, read_timeout=0.3)) for n in (1, 2)]
-        until(lambda: any(future.done() for future in futures))
+        wait_until(lambda: any(future.done() for future in futures), "a handler has its place", PATIENCE)
         (spare,) = [future for future in futures if not future.done()]
-        until(lambda: all(len(getattr(node._keeper.state, "nodes", ())) == 2 for node in nodes._made))
+        wait_until(
+            lambda: all(len(getattr(node._keeper.state, "nodes", ())) == 2 for node in nodes._made),
+            "both nodes are known",
+            PATIENCE,
+        )
     with pytest.raises(RendezvousConnectionError, match=r"could not be reached for 0\.3 s"):
         spare.result(PATIENCE)
     nodes.close()
