@@ -68,7 +68,7 @@ UNIT_TESTS := $(filter-out $(WITH_HOSTS),$(UNIT_TESTS)) $(addprefix --ignore=,$(
 else
 .NOTPARALLEL:
 endif
-.PHONY: help demo test lint compiled-tests unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house dev options-page pictures docs docs-version lock release-check clean pythons system-packages
+.PHONY: help demo test lint compiled-tests unit-tests host-tests ecosystem-tests testhosts-tests gpu-tests torch-versions torch-tests timing-tests format house lower-limits dev options-page pictures docs docs-version lock release-check clean pythons system-packages
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -133,7 +133,10 @@ torch-tests: $(VENV)/.extras-test $(VENV)/.wheel
 timing-tests: $(VENV)/.extras-dev $(VENV)/.wheel ## the tests that measure how soon something happens: alone, one by one
 	$(BIN)/pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)
 
-house: $(VENV)/.extras-dev ## print the figures of the code (size, language, imports), and lower their limits where they fell
+house: $(VENV)/.extras-dev ## print the figures of the code (size, language, imports) and their limits
+	$(BIN)/python -m tests.house
+
+lower-limits: $(VENV)/.extras-dev ## write figures of the code that fell as their new limits
 	$(BIN)/python -m tests.house --lower
 
 pythons: $(VENV)/.extras-dev ## fetch other Pythons, which hosts may have and the agent is tested on
