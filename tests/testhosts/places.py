@@ -38,16 +38,17 @@ Subsystem sftp internal-sftp
 def wait_until(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
     """Ask for `condition` until it is true, and return what it said.
 
-    Raises TimeoutError with `what` (a description: "the host answers") after `timeout` seconds. A question that starts a process,
-    or asks a browser, is asked so rarely that it takes no more than a quarter of a processor.
+    Raises TimeoutError with `what` (a description: "the host answers") after `timeout` seconds. A question that reads all processes
+    of some hosts, or asks a browser, is asked so rarely that it takes no more than a seventh of a processor.
     """
-    begun = time.monotonic()
+    first = begun = time.monotonic()
     deadline = begun + timeout
     while not (answer := condition()):
         now = time.monotonic()
         if now > deadline:
             raise TimeoutError(f"not within {timeout:g} s: {what} (last answer: {answer!r})")
-        time.sleep(min(0.1, max(0.005, 3 * (now - begun))))
+        # The longer it takes, the less a moment matters.
+        time.sleep(min(0.25, max(0.005, 6 * (now - begun), (now - first) / 50)))
         begun = time.monotonic()
     return answer
 

@@ -6,16 +6,13 @@ import time
 import traceback
 from typing import Any
 
-import torch
-
 from hvlaunch.rendezvous import Client
 from hvlaunch.rendezvous.messages import ASKS, PLACES, ROUNDS, Ask, Grant, Notice, decode, encode
 from hvlaunch.rendezvous.serving import RendezvousServer
-from tests.unit.torch.ranks import all_forked
+from tests.unit.torch.ranks import LONG, all_forked, begin_fork
 
 __all__ = ["LONG", "PlayedJob", "mark", "me"]
 
-LONG = 90.0
 TOKEN = "t0ken"
 
 
@@ -37,7 +34,7 @@ class PlayedJob:
         self.seated: list[int] = []
 
     def _work(self, train, number: int) -> None:
-        torch.set_num_threads(1)
+        begin_fork()
         os.environ.update(
             HVLAUNCH_ELASTIC="1",
             HVLAUNCH_WORKER=f"h/{number}/0",

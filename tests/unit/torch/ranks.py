@@ -1,5 +1,6 @@
 """Ranks of a job as forks of the test's process, which has torch imported already; and their rendezvous."""
 
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -17,13 +18,22 @@ from hvlaunch.torch import current
 from hvlaunch.torch.current import World
 from hvlaunch.torch.place import Place
 
-__all__ = ["all_forked", "in_forks", "in_worlds"]
+__all__ = ["LONG", "all_forked", "begin_fork", "in_forks", "in_worlds"]
 
 LONG = 90.0
 
 
+def begin_fork() -> None:
+    """Prepare a fork to be a rank: with one thread, and with its stacks in the test's output if it hangs."""
+    torch.set_num_threads(1)  # OpenMP's other threads are the parent's, and don't live here
+    faulthandler.dump_traceback_later(LONG + 10, file=2)
+
+
 def all_forked(workers: Iterable[BaseProcess]) -> None:
     """Start them. They must not collect the parent's garbage: the destructor of a Gloo group waits for threads that a fork lacks."""
+    # torch imports it with the first optimizer, for a second: once here and not in each fork.
+    import torch._dynamo  # noqa: F401
+
     gc.freeze()
     for worker in workers:
         worker.start()
@@ -37,7 +47,7 @@ def in_forks(ranks: Iterable[int], call: Callable[[int], Any]) -> list[Any]:
     over = context.Event()
 
     def work(rank: int) -> None:
-        torch.set_num_threads(1)  # OpenMP's other threads are the parent's, and don't live here
+        begin_fork()
         told: tuple[int, Any, str | None]
         try:
             told = (rank, call(rank), None)
