@@ -319,9 +319,9 @@ class _Reader:
                 yield directory.mtime / 1e9
 
     def _wait_for_quiet(self, times: Iterable[float]) -> None:
-        # Time stamps of another machine's clock may be in the future; ignore them.
+        # Time stamps are of the file server's clock, which may be ahead of ours by a moment. Those of a clock that is wrong say nothing.
         age = self._clock() - max(times, default=0.0)
-        if 0 <= age < _QUIET:
+        if -_QUIET < age < _QUIET:
             time.sleep(_QUIET - age)
 
     def _changed(self, statuses: Mapping[str, Stat]) -> list[str]:

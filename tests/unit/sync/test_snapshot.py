@@ -325,6 +325,16 @@ def test_of_two_files_that_change_together_no_snapshot_has_one_alone(root, cache
     assert [pair for pair in pairs if pair[0] != pair[1] and pair[0] not in slow] == []
 
 
+@pytest.mark.parametrize(("ahead", "waits"), [(0.05, True), (3600.0, False)])
+def test_the_file_servers_clock_may_be_ahead_by_a_moment(root, cache, monkeypatch, ahead, waits):
+    (root / "a").write_text("new")
+    changed = (root / "a").stat().st_ctime
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    take_snapshot(str(root), cache, GB, lambda: changed - ahead).close()
+    assert pauses == ([pytest.approx(module._QUIET + ahead)] if waits else [])
+
+
 def test_a_tree_that_never_stands_still_is_an_error(root, cache, monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
     # On a busy machine the writer may stand still for longer than the tenth of a second that counts as quiet.
