@@ -25,6 +25,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 for name in ("OMP_NUM_THREADS", "NO_COLOR"):
     os.environ.pop(name, None)
 
+# torch's store looks up the name of each of its connections, also on this machine. If the answer is lost, the C library
+# waits 5 seconds and asks again: tests of a second have taken a minute.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+
 # The same examples each time, however long they take on a busy machine. To look for others: --hypothesis-profile=default.
 settings.register_profile(
     "same everywhere", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
