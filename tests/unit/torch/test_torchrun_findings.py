@@ -45,7 +45,8 @@ def torchs():
             least,
             most,
             address,
-            RendezvousTimeout(last_call=timedelta(seconds=1)),
+            # A node that waits asks once a second, and has to come before this ends.
+            RendezvousTimeout(last_call=timedelta(seconds=4)),
             keep_alive_interval=1,
         )
         made.append(handler)
