@@ -340,6 +340,8 @@ def one_turn(place: Field, measure: Measure, contender: Contender, faults: int) 
 
 
 def show(title: str, contenders: Sequence[Contender], notes: Sequence[str]) -> None:
+    if not contenders:
+        return
     print(heading(title))
     print(table(["", "seconds", "trained again"], [one.row() for one in contenders]))
     print("", *notes, sep="\n", flush=True)
@@ -382,7 +384,11 @@ def main() -> int:
         place = Field(hosts, Path(folder))
 
         def chosen(contenders: Sequence[Contender]) -> list[Contender]:
-            return [one for one in contenders if options.only in one.name]
+            taking_part = [one for one in contenders if options.only in one.name]
+            if not taking_part:
+                names = ", ".join(one.name for one in contenders)
+                print(f"no contender has {options.only!r} in its name; there are: {names}", flush=True)
+            return taking_part
 
         if "killed" in options.parts:
             contenders, imports = chosen(killed(place)), []
@@ -390,7 +396,7 @@ def main() -> int:
                 imports.append(place.imports())
                 one_turn(place, kill_workers, contender, options.faults)
             title = "A worker is killed (kill -9); 2 hosts with 2 each"
-            show(title, contenders, about_killed(contenders, imports))
+            show(title, contenders, about_killed(contenders, imports) if contenders else [])
         if GOODPUT in options.parts:
             contenders = chosen(killed(place))
             for contender in contenders:
