@@ -319,7 +319,7 @@ class _Reader:
                 yield directory.mtime / 1e9
 
     def _wait_for_quiet(self, times: Iterable[float]) -> None:
-        # Time stamps are of the file server's clock, which may be ahead of ours by a moment. Those of a clock that is wrong say nothing.
+        # The file server's clock, which makes the time stamps, may be a moment ahead of ours. A stamp far in the future says nothing.
         age = self._clock() - max(times, default=0.0)
         if -_QUIET < age < _QUIET:
             time.sleep(_QUIET - age)

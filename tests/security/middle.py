@@ -32,7 +32,7 @@ class Connection:
         if self.how == "repeat" and side == "change":
             return data + data
         if side in self.how:
-            # Early in what has come: all before it is whole, and with each new connection a job would get on by as much.
+            # A changed byte further behind lets whole messages pass, and over several connections a whole job.
             data[min(max(0, self.spared - passed) + _BEHIND_HEAD, len(data) - 1)] ^= 1
         return data
 

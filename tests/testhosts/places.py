@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], T | None], what: str, timeout: float = 60
     """Ask for `condition` until it is true, and return what it said.
 
     Raises TimeoutError with `what` (a description: "the host answers") after `timeout` seconds. A question that reads all processes
-    of some hosts, or asks a browser, is asked so rarely that it takes no more than a seventh of a processor.
+    of some hosts, or asks a browser, takes about a seventh of a processor, and no question is asked less often than four times a second.
     """
     first = begun = time.monotonic()
     deadline = begun + timeout

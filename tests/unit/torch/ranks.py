@@ -31,7 +31,7 @@ def begin_fork() -> None:
 
 def all_forked(workers: Iterable[BaseProcess]) -> None:
     """Start them. They must not collect the parent's garbage: the destructor of a Gloo group waits for threads that a fork lacks."""
-    # torch imports it with the first optimizer, for a second: once here and not in each fork.
+    # torch imports this module with the first optimizer, in a second: once here and not in each fork.
     import torch._dynamo  # noqa: F401
 
     gc.freeze()

@@ -108,7 +108,7 @@ class TestLostNode:
             assert survivor.num_nodes_waiting() == 0
             return len(survivor._state_holder.state.participants) == 1
 
-        wait_until(waiting, "a node waits", PATIENCE)
+        wait_until(waiting, "the lost node is out of the round", PATIENCE)
         assert survivor.num_nodes_waiting() == 0
 
     def test_ours(self, nodes):
